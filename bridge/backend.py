@@ -1,4 +1,6 @@
-"""Backends: what trains a plan, the native engine or a stack's own, each behind the same small interface."""
+"""Backends: the engines that train a plan, either the native engine or the engine of a stack, all
+with one small interface.
+"""
 
 from __future__ import annotations
 
@@ -31,28 +33,28 @@ if TYPE_CHECKING:
     """
 
 MICRO = 4
-"""Sequences in a microbatch if neither the config nor the caller sets their number."""
+"""Default number of sequences in a microbatch, used if neither the config nor the caller sets it.
+"""
 
 
 @dataclass(frozen=True)
 class Workload:
     """The model and data of a run, the same on every backend.
 
-    By default the model is the native GPT of that shape, with the first weights that `seed` draws
-    (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the stack's own that
-    computes the same. With a `model` it is the model that a plan describes
-    (`bridge.engine.models.dense.Dense`), of that same shape.
+    By default the model is the native GPT with the sizes in `architecture` and the first weights
+    that `seed` draws (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the
+    stack's own with the same weights and outputs. If `model` is set and `folder` is not, the model
+    is `bridge.engine.models.dense.Dense`, built from `model`, the model section of a plan.
 
-    With a `folder` it is the Hugging Face model that the config.json there describes.
-    `architecture` then only gives the size of the vocabulary and the length of the samples. `model`
-    is what a plan says of that model, for stacks that bring one of their own, and `first` holds its
-    weights under the native names.
+    If `folder` is set, the model is the Hugging Face model of the config.json in this folder.
+    `architecture` then only gives the size of the vocabulary and the length of the samples. Stacks
+    that build a model of their own build it from `model`, and `first` holds the weights of the
+    Hugging Face model under the native names.
 
-    `micro` is used if the config leaves the microbatch open. `rows` are the samples if they are
-    given; dropout is then off.
-    `groups` are those of the script's optimizer, in the form of the file that `move` writes
-    (`bridge.state.groups`), if the config does not have them; stacks that make their own groups
-    ignore them.
+    `micro` is the number of sequences in a microbatch if the config leaves it open. `rows` are the
+    samples; if they are given, dropout is off. `groups` are the parameter groups of the script's
+    optimizer, in the form of the file that `move` writes (`bridge.state.groups`). They are used if
+    the config does not state its groups; stacks that make their own groups ignore them.
     """
 
     architecture: Architecture
@@ -114,10 +116,10 @@ class Trainer(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every parameter of the native GPT by its global name, whole, on the CPU in fp32.
+        """Return every parameter of the native GPT by its global name: whole tensors on the CPU in
+        fp32, with the optimizer's values (the masters, if there are any).
 
-        They are the values that the optimizer keeps: the masters, if there are any. Rank 0 gets all
-        of them; other ranks may get fewer.
+        Rank 0 gets all parameters; other ranks may get fewer.
         """
         ...
 
@@ -129,7 +131,7 @@ class Trainer(Protocol):
         ...
 
     def close(self) -> None:
-        """End the run, and close what it set up in this process, such as groups; the default
+        """End the run and close what it opened in this process, such as process groups. The default
         process group stays open.
         """
         ...
@@ -146,34 +148,38 @@ class Backend(ABC):
     """The dialect's name, or "native"."""
     title: ClassVar[str]
     optional: ClassVar[tuple[Mapping[str, Any], ...]] = ()
-    """Settings that switch off a part of the training script (None: unset). `verify` tries them
-    when numbers differ.
+    """Settings that switch off a part of the training script; None stands for unset. If numbers
+    differ, `verify` repeats the run with these settings to find the cause.
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
     """Modules that `open` imports."""
     least: ClassVar[int] = 1
-    """The least number of ranks that it needs."""
+    """The least number of ranks that the engine needs."""
     inside: Backend | None = None
-    """The native engine behind the stack's own interface, for the scripts of its users."""
+    """The native engine with the stack's own interface, for scripts that were written for the
+    stack.
+    """
 
     @property
     @abstractmethod
     def release(self) -> str | None:
-        """The release that would run; None if it is not installed."""
+        """The installed release of the stack; None if the stack is not installed."""
 
     def load(self) -> None:
-        """Import what `open` needs, so that processes forked from this one need not."""
+        """Import the modules that `open` uses, so that processes forked from this one need not
+        import them.
+        """
         for module in self.modules:
             import_module(module)
 
     @abstractmethod
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """The reasons why this engine cannot run `plan` on `world` ranks with the numbers that the
-        plan means.
+        """Return the reasons why this engine cannot run `plan` on `world` ranks with the numbers
+        that the plan means.
 
-        Each reads `path: found VALUE; REASON` and is about one field; empty if the engine can run
-        the plan. A stack that is not installed is no such reason.
+        Each reason reads `path: found VALUE; REASON` and is about one field. The result is empty if
+        the engine can run the plan, even if the stack is not installed.
         """
 
     @abstractmethod
@@ -188,10 +194,10 @@ class Backend(ABC):
         """
 
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
-        """Set up the run of the script `written`, which `Dialect.program` made for `config`, as
-        `open` does for a config.
+        """Like `open`, but set up a run of the training script `written` instead of a config.
+        `Dialect.program` generated this script for `config`.
         """
-        raise BridgeError(f"{self.name}: runs no script of its own")
+        raise BridgeError(f"{self.name}: this engine runs no training scripts")
 
     def taken(self, hub: Hub) -> Hub:
         """`hub` as this engine would load it on this machine; `hub` itself if loading changes no
@@ -200,20 +206,20 @@ class Backend(ABC):
         return hub
 
     def following(self, config: Config) -> Backend:
-        """The engine for runs that resume from checkpoints of `config`. Such a run may train a
-        smaller model.
+        """Return the engine for runs that resume from checkpoints of `config`. A stack may return
+        an engine that trains a smaller model.
         """
         return self
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """`config`, which is one of the stack's own, with the plan fields `changes` changed and
-        everything else as it was written.
+        """Return `config`, a config of this stack, with the values of the plan fields in `changes`.
+        Everything else stays as it was written.
         """
         return edited(config, changes, world)
 
     def meaning(self, config: Config) -> Plan:
-        """The meaning of a config of the stack's own, together with that of the training script in
-        `open`.
+        """Return the plan that a config of this stack means, when it runs with the training script
+        that `open` uses.
         """
         return lift(config)
 
@@ -225,15 +231,15 @@ LAYOUT = (
     ),
     *("zero.stage", "schedule.name", "schedule.virtual"),
 )
-"""Fields that place a model on ranks. They change no numbers, but whoever sets one asks for that
-placement.
+"""Plan fields that place a model on ranks. They change no numbers, but a user who sets one of these
+fields expects this placement.
 """
 
 
 def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Iterator[str]:
-    """A line with the reason for each field of `plan` that a config of `dialect` does not keep, if
-    numbers or the placement depend on it. If the stack refuses the plan, the lines are those of the
-    refusal.
+    """Yield one line for each field of `plan` that a config of `dialect` cannot express, if the
+    field changes numbers or the placement. The line states the reason. If the stack refuses the
+    whole plan, yield the lines of this refusal.
     """
     try:
         target = lower(plan, dialect, version, world)
@@ -254,8 +260,9 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
 
 
 def _as_good(path: str, value: Any, kept: Any, plan: Plan) -> bool:
-    """Whether `kept` runs as `value` would: it is the same, shards more, or is unset for a value
-    that asks for nothing.
+    """Return whether a plan with `kept` at `path` runs as one with `value` does: the two are equal,
+    or `kept` is a higher ZeRO level, or `kept` is unset and `value` is a default such as 0 or
+    "none".
     """
     if path == "zero.stage" and kept is not None:
         # A higher level shards more of the state and computes the same numbers.

@@ -9,8 +9,8 @@ from bridge.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Triangle:
-    """Sequences per microbatch, microbatches per step, sequences per step, and data ranks; None:
-    not known.
+    """Sequences per microbatch, microbatches per step, sequences per step, and data ranks. A number
+    that is not known is None.
     """
 
     micro: int | None
@@ -31,9 +31,9 @@ class Triangle:
 def solve(
     micro: int | None, accumulation: int | None, global_: int | None, data: int | None
 ) -> Triangle:
-    """Fill in the one side that the others determine; raise `ConfigError` if they contradict each other or do not divide.
-
-    With fewer than three of the four sides known, the rest stays None.
+    """Compute the one number that the others determine. Raise `ConfigError` if the numbers
+    contradict each other or do not divide. If fewer than three of the four numbers are known, the
+    rest stays None.
     """
     sides = Triangle(micro, accumulation, global_, data)
     if global_ is None:

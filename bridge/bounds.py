@@ -1,5 +1,5 @@
-"""Values that no run can use: bounds that a stack's own parser does not check, as data beside its
-releases.
+"""Bounds of values that no run can use, as data for each stack. The stack's own parser does not
+check these bounds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bridge.rules import Effect
 
 @cache
 def _table(package: str) -> tuple[tuple[str, str, float], ...]:
-    """Rows of a package's `bounds.json`: the bound in words, its path and its number; no rows if
-    there is no such file.
+    """Return the rows of a package's `bounds.json`, each with the bound in words, the path and the
+    bound as a number. Return no rows if there is no such file.
     """
     rows: Mapping[str, list[str]] = {}
     if (spec := find_spec(package)) is not None and spec.submodule_search_locations:
@@ -37,8 +37,8 @@ def _table(package: str) -> tuple[tuple[str, str, float], ...]:
 def beyond(
     given: Mapping[str, Any], package: str, origins: Mapping[str, Origin]
 ) -> Iterator[Finding]:
-    """A finding for each given number beyond a bound of `package`, even if the stack's parser
-    accepts that number.
+    """Yield a finding for each given number beyond a bound of `package`, even if the stack's parser
+    accepts this number.
     """
     for words, path, limit in _table(package):
         value = _at(given, path)
@@ -54,7 +54,9 @@ def beyond(
 
 
 def _at(given: Mapping[str, Any], path: str) -> Any:
-    """The value at a path, also inside a section that the schema takes as one free mapping."""
+    """Return the value of `given` at a path. The value may also be inside a section that the schema
+    takes as one free mapping.
+    """
     if path in given:
         return given[path]
     section, _, name = path.rpartition(".")

@@ -1,4 +1,6 @@
-"""Carry-over: what a translation could not express, kept in a sidecar beside the file so that the way back restores it."""
+"""Carry-over: settings that a translation could not express, stored in a sidecar next to the file,
+so that the way back restores them.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +21,21 @@ from bridge.files import Original, check_nested
 from bridge.secrets import Secrets, left
 
 FORMAT = 1
-AGAIN = "delete it, or convert again"
+AGAIN = "delete this file, or convert again"
 
 
 @dataclass(frozen=True)
 class Carry:
-    """The source as its user wrote it, and the meaning of the target when it was written.
+    """A carry-over: the source as the user wrote it (`given`), and the meaning of the target when
+    the target was written (`meant`).
 
-    `original` is the text that the source was read from, if its dialect can write into it. On the
-    way back a group of fields is restored as it was if the target still means the same by it. An
-    edit of the target since then wins.
+    `original` is the text that the source was read from, if its dialect can write changes into this
+    text. On the way back, a group of fields gets its old settings if the target still means the
+    same by these fields. If the target was edited since, the edit wins.
 
-    `secrets` are never written to a sidecar: it holds marks in their place, and `source` names the
-    file that has them. If `secrets` is None, the sidecar holds all given values. `files` are the
-    digests of the other files that were written, by name.
+    A sidecar holds marks in place of `secrets`, and `source` names the file that has the secrets.
+    If `secrets` is None, the sidecar holds all given values. `files` are the digests of the other
+    files that were written, by name.
     """
 
     dialect: str
@@ -49,7 +52,7 @@ class Carry:
 
     @classmethod
     def of(cls, source: Config, target: Config, meant: Mapping[str, Any]) -> Carry:
-        """The carry-over of `source` for `target`, which means `meant`."""
+        """Return the carry-over of `source`, for a target that means the plan values `meant`."""
         return cls(
             source.dialect.name,
             source.version,
@@ -100,8 +103,8 @@ TUPLE = "tuple"
 
 
 def _encoded(value: Any) -> Any:
-    """`value` with each tuple as {"tuple": [...]}: JSON has no tuples, and the way back must
-    restore each value exactly.
+    """Return `value` with {"tuple": [...]} in place of each tuple. JSON has no tuples, and the way
+    back must restore each value exactly.
     """
     if isinstance(value, Mapping):
         return {key: _encoded(inner) for key, inner in value.items()}
@@ -129,7 +132,9 @@ def beside(path: Path) -> Path:
 
 
 def find(path: Path) -> Carry | None:
-    """The carry-over beside the file at `path`, or None; `SourceError` if it is damaged."""
+    """Read the sidecar of the file at `path`, or return None if there is none. Raises `SourceError`
+    if the sidecar is damaged.
+    """
     from bridge.files import read_text
 
     place = beside(path)
@@ -162,7 +167,9 @@ class _Record(Section):
 
 
 def parse(text: str, where: str) -> Carry:
-    """A carry-over from the text of a sidecar; `SourceError` if the text is not one."""
+    """Return the carry-over in the text of a sidecar. Raises `SourceError` if the text is no
+    sidecar.
+    """
     try:
         record = validate(_Record, _mapping(text, where))
         given, meant = _settings("given", record.given), _settings("meant", record.meant)
@@ -191,8 +198,8 @@ def parse(text: str, where: str) -> Carry:
 
 
 def _settings(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoded settings in a part of a sidecar; `ValueError` if they decode to a tuple instead
-    of a mapping.
+    """Decode the settings in `part` of a sidecar. Raises `ValueError` if the result is not a
+    mapping.
     """
     found = _decoded(values)
     if not isinstance(found, dict):
@@ -215,8 +222,8 @@ def _mapping(text: str, where: str) -> dict[str, Any]:
 
 
 def revealed(carry: Carry, secrets: Secrets) -> Carry:
-    """`carry` with `secrets` in place of their marks; a setting whose secret is not known is left
-    out.
+    """Return `carry` with the values of `secrets` in place of their marks. A setting whose secret
+    is not known is left out.
     """
     original = carry.original
     if original is not None:
@@ -235,7 +242,7 @@ def revealed(carry: Carry, secrets: Secrets) -> Carry:
 
 
 def marks(carry: Carry) -> tuple[str, ...]:
-    """The marks in `carry` that stand for secrets."""
+    """Return the marks in `carry` that stand for secrets."""
     kept = [
         dict(carry.given),
         *([carry.original.text, dict(carry.original.outside)] if carry.original else []),
@@ -249,8 +256,8 @@ def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
 
 
 def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
-    """Source paths that could overrule an edit if they were restored: the rule of an edited field
-    sees them, and they carry that field.
+    """Return the source paths that could overrule an edit if they were restored: the rule of an
+    edited field sees these paths, and they carry the edited field.
     """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))

@@ -1,4 +1,6 @@
-"""Checks: what a stack refuses, stops at, ignores or gets wrong, one row for each statement of its source."""
+"""Checks: rows of a table, one for each place at which a stack's source refuses or ignores a
+setting, stops, or gets a setting wrong.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,15 @@ from bridge.rules import Context, Effect
 
 Condition = Callable[[Any], object]
 WORDS = 5
-"""Number of words of a message that form the name in its rule's id."""
+"""Number of words at the beginning of a check's message that form its name, the last part of its
+id.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The input of a check: effective values by path, the given values, and the release with the
-    world size in ranks.
+    number of ranks.
     """
 
     values: Mapping[str, Any]
@@ -39,13 +43,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """One statement of a stack, in the releases [since, until).
+    """One rule by which a stack refuses, ignores or misuses a setting, in the releases [since,
+    until).
 
-    `path` is the setting that it is about, and `when` decides whether it holds for the values.
-    `message`, a format string over the values, tells what is wrong and what to do; `effect` is what
-    happens to the run. `place` is the function of the stack's source that the check stands for. A
-    check is skipped if a value that it `needs` is None. If a check that is `last` holds, the checks
-    after it are skipped, as the stack would not get that far.
+    `path` is the setting, and `when` decides from the values whether the check holds. `message`, a
+    format string over the values, says what is wrong and what to do; `effect` is the effect on the
+    run. `place` is the function in the stack's source that the check is taken from. A check is
+    skipped if a value in `needs` is None. If a check with `last` holds, the checks after it are
+    skipped, because the stack stops there.
     """
 
     path: str
@@ -61,8 +66,8 @@ class Check:
 
     @property
     def rule(self) -> str:
-        """The id of the rule, which never changes: a row whose words change gets a `name` that
-        keeps the id.
+        """The id of the rule, which never changes. If the message of a check changes, `name` holds
+        the old id.
         """
         # Values in braces are no part of the id: they are names of fields, and releases rename
         # those.
@@ -71,7 +76,7 @@ class Check:
 
     @property
     def window(self) -> str:
-        """The releases that it holds for, in words; empty for all releases."""
+        """The releases in which the check applies, in words; empty for all releases."""
         ends = (("since", self.since), ("before", self.until))
         return ", ".join(f"{word} {end}" for word, end in ends if end)
 
@@ -82,7 +87,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A condition on one setting, in words."""
+    """A condition on one setting. `words` states the condition in a message."""
 
     path: str
     holds: Callable[[Any], object]
@@ -123,7 +128,7 @@ def excludes(
     advice: str = "keep one of them",
     **window: Any,
 ) -> Check:
-    """A check that holds if both `first` and `other` do."""
+    """Return a check that holds if the terms `first` and `other` both hold."""
     one, beside = _term(first), _term(other)
     found = one.words.removeprefix(one.path)
     message = f"found{found} with {beside.words}; {advice}"
@@ -133,7 +138,7 @@ def excludes(
 
 
 def needs(first: Term | str, other: Term | str, place: str, advice: str, **window: Any) -> Check:
-    """A check that holds if `first` does and `other` does not."""
+    """Return a check that holds if the term `first` holds and the term `other` does not."""
     one, beside = _term(first), _term(other)
     found = one.words.removeprefix(one.path)
     # A value of the missing setting says nothing here: either it has none, or the reader only needs
@@ -151,7 +156,9 @@ def needs(first: Term | str, other: Term | str, place: str, advice: str, **windo
 
 
 def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
-    """A check that holds if `path` is no multiple of `divisor`; skipped if one of them is None."""
+    """Return a check that holds if the value at `path` is no multiple of the value at `divisor`.
+    The check is skipped if one of the two is None.
+    """
     message = f"found {{{path}}}; expected a multiple of {divisor} ({{{divisor}}})"
     return Check(
         path,
@@ -165,7 +172,9 @@ def multiple_of(path: str, divisor: str, place: str, **window: Any) -> Check:
 
 
 def positive(path: str, place: str, **window: Any) -> Check:
-    """A check that holds if `path` is 0 or less; skipped if it is None."""
+    """Return a check that holds if the value at `path` is 0 or less. The check is skipped if the
+    value is None.
+    """
     message = f"found {{{path}}}; expected a positive number"
     return Check(
         path, lambda seen: seen[path] <= 0, message, Effect.STOPS, place, needs=(path,), **window
@@ -173,7 +182,7 @@ def positive(path: str, place: str, **window: Any) -> Check:
 
 
 def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Check:
-    """A check that holds if `path` has none of the allowed values."""
+    """Return a check that holds if the value at `path` is none of the allowed values."""
     words = [str(value) for value in allowed if value is not None]
     listed = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
     return Check(
@@ -224,12 +233,12 @@ class Checks:
 
 
 Remark = tuple[str, str, Effect]
-"""A path, the message about it, and its effect."""
+"""A remark made by code: the path of a setting, a message about it, and the effect on the run."""
 
 
 def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """A finding for each remark. Code makes these remarks because they depend on any number of
-    settings, which no row of a table can express.
+    """Yield a finding for each remark. A remark comes from code, because it depends on any number
+    of settings, which a row of a table cannot express.
     """
     for path, message, effect in found:
         yield remark(path, message, effect, seen, origins)

@@ -1,4 +1,6 @@
-"""Choosing an engine for a plan, and saying why: which field each of the others cannot run."""
+"""The choice of an engine for a plan, with the reason: the fields that each other engine cannot
+run.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Choice:
-    """The engine that was chosen, and for each other engine the reasons why it cannot run the plan
-    (empty: it can).
+    """The engine that was chosen, and for every other engine the reasons why it cannot run the
+    plan. An empty tuple of reasons means that this engine could run the plan too.
     """
 
     backend: Backend
@@ -25,7 +27,7 @@ class Choice:
     def __str__(self) -> str:
         lines = [f"{self.backend.name}: runs every field of this plan"]
         for name, problems in self.refusals.items():
-            lines += [f"{name}: {problem}" for problem in problems or ("could run it as well",)]
+            lines += [f"{name}: {problem}" for problem in problems or ("could run this plan as well",)]
         return "\n".join(lines)
 
 

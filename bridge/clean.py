@@ -7,13 +7,13 @@ from __future__ import annotations
 import re
 
 KEPT = {"line": " ", "block": " \n\t"}
-"""Characters that are kept besides printable ones: in a single line, and in a text of several
+"""Characters that are allowed besides printable ones: in a single line, and in a text of several
 lines.
 """
 
 OVERLONG = re.compile(r"(\S{60})\S{340,}?([:;,.)]?)(?!\S)")
-"""Pattern of a word longer than any name, path or number: 60 characters that are kept, and at least
-340 more that are cut.
+"""Pattern of a word of at least 400 characters, longer than any name, path or number. The first 60
+characters are kept, and the rest is cut.
 """
 
 
@@ -27,19 +27,19 @@ def clean(text: str, kept: str = KEPT["line"]) -> str:
 
 
 def clean_block(text: str) -> str:
-    """`text` as `clean` returns it, except that line breaks and tabs are kept: for texts of our own
-    with several lines.
+    """Return `text` as `clean` does, but leave line breaks and tabs: for texts of our own with
+    several lines.
     """
     return clean(text, KEPT["block"])
 
 
 def escaped(letter: str) -> str:
-    """A character as Python escapes it; a printable ASCII character is returned as it is."""
+    """Return a character as Python escapes it. A printable ASCII character stays as it is."""
     return letter.encode("unicode_escape").decode("ascii")
 
 
 def brief(text: str) -> str:
-    """`text` with words of more than 400 characters cut; secrets must be hidden first, as a secret
-    that is cut would not be found.
+    """Return `text` with each word of more than 400 characters cut. Secrets must be hidden before
+    this call, as a secret that is cut would not be found.
     """
     return OVERLONG.sub(r"\1…\2", text)

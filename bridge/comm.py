@@ -36,7 +36,7 @@ Said = TypeVar("Said")
 
 
 def _done() -> None:
-    """The wait of a collective with nothing to wait for."""
+    """Return at once: the wait function of a collective that moves nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Group:
 
 
 PATIENCE = timedelta(seconds=5)
-"""Time for which a process that ends waits for each unfinished collective."""
+"""Time for which an exiting process waits for each unfinished collective."""
 
 
 SILENT, GIVEN_UP = "STAGEBRIDGE_SILENCE", "STAGEBRIDGE_TIMEOUT"
@@ -104,11 +104,11 @@ def patient(silence: float | None, timeout: float | None) -> None:
 
 
 _UNDER_WAY: set[dist.Work] = set()
-"""Collectives that nobody has waited for yet."""
+"""Collectives whose end no caller has waited for yet."""
 
 _HANDLES: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
-"""Torch's groups by ranks and purpose. They are held only here, so that leaving ends them before
-the interpreter ends.
+"""Torch's process groups by ranks and purpose. No other reference to them exists, so that leaving
+destroys them before the interpreter ends.
 """
 
 
@@ -126,7 +126,7 @@ class Ledger:
         self.totals[name] += Traffic(1, tensor.numel() * tensor.element_size())
 
     def note(self, event: str) -> None:
-        """Record `event` if anyone is listening."""
+        """Add `event` to the recorded events, if events are being recorded."""
         if self.events is not None:
             self.events.append(event)
 
@@ -158,7 +158,9 @@ class Comm:
             self._groups[axes] = self._make(mesh.groups(*axes))
 
     def _make(self, groups: Sequence[tuple[int, ...]], purpose: str = "") -> Group:
-        """Make all `groups`. Returns the one with this rank, or a group of this rank alone."""
+        """Make the torch groups of all `groups`. Return the group that contains this rank, or a
+        group of this rank alone.
+        """
         mine = next((ranks for ranks in groups if self.rank in ranks), (self.rank,))
         # Groups without this rank are made too: torch's new_group has to be called by all ranks, in
         # the same order.
@@ -167,9 +169,9 @@ class Comm:
         return Group(mine, mine.index(self.rank), purpose)
 
     def part(self, axis: str, indices: Sequence[int], *others: str) -> Group:
-        """The ranks of this rank's group along `axis` and `others` whose index along `axis` is
-        among `indices`. If this rank's own index is not among them, the group is this rank alone.
-        All ranks must call this.
+        """Return the group of those ranks of this rank's group along `axis` and `others` whose
+        index along `axis` is in `indices`. If this rank's own index is not in `indices`, return a
+        group of this rank alone. All ranks must call this.
         """
         groups, place = self.mesh.groups(axis, *others), self.mesh.coordinate
         return self._make(
@@ -177,18 +179,18 @@ class Comm:
         )
 
     def again(self, axis: str, purpose: str) -> Group:
-        """Another group along `axis`, whose messages do not wait for those of the first. All ranks
-        must call this.
+        """Return another group of the same ranks along `axis`, whose messages do not wait for the
+        messages of the first group. All ranks must call this.
         """
         return self._make(self.mesh.groups(axis), purpose)
 
     def group(self, axis: str) -> Group:
-        """This rank's group along `axis`."""
+        """Return the group of this rank along `axis`."""
         return self._groups[(axis,)]
 
     def along(self, axes: tuple[str, ...]) -> Group:
-        """The ranks that differ from this one only along `axes`. In the first call, all ranks of
-        the world must take part.
+        """Return the group of ranks that differ from this rank only along `axes`. At the first
+        call, all ranks of the world must take part.
         """
         if axes not in self._groups:
             self._groups[axes] = self._make(self.mesh.groups(*axes))
@@ -315,10 +317,11 @@ class Comm:
 def connect(
     rank: int, world: int, address: str, backend: str, timeout: float | None = None
 ) -> None:
-    """Join the process group at `address` (host:port), unless this process has joined one.
-    `timeout` is in seconds (default: `TIMEOUT`).
+    """Join the process group at `address` (host:port), unless this process has joined a process
+    group already.
 
-    The process leaves the group when it ends. `leave` waits for the other ranks first.
+    `timeout` is in seconds (default: `TIMEOUT`). The process leaves the group when it ends. `leave`
+    waits for the other ranks first.
     """
     if world == 1:
         return
@@ -379,8 +382,8 @@ def joined() -> tuple[int, int] | None:
 
 
 def everyones(value: Said) -> list[Said]:
-    """The `value` of each rank of the process group, in order of ranks. It is pickled, so this is
-    for tests and reports.
+    """Return the `value` of each rank of the process group, in order of ranks. Values are pickled,
+    so use this only for tests and reports.
     """
     found: list[Any] = [None] * dist.get_world_size() if joined() else [value]
     if joined():
@@ -390,11 +393,11 @@ def everyones(value: Said) -> list[Said]:
 
 
 def together(patience: float) -> bool:
-    """Whether all ranks call this within `patience` seconds of each other. With 0, a rank only
-    records its call and does not wait.
+    """Return whether all ranks call this function within `patience` seconds. With `patience` 0, a
+    rank only records its call and does not wait.
 
-    This asks the store and runs no collective, so it works while other ranks wait for this rank in
-    a collective.
+    The calls are counted in the store and no collective runs, so this works while other ranks wait
+    for this rank in a collective.
     """
     if not joined():
         return True
@@ -410,12 +413,12 @@ def together(patience: float) -> bool:
 
 
 _MEETINGS = count()
-"""Counter of the calls of `together`, the same on all ranks."""
+"""Number of the next call of `together`; every rank counts the same calls."""
 
 
 @contextmanager
 def told(name: str) -> Iterator[None]:
-    """Context of an operation of all ranks that does not go through `Comm`. If a rank is gone, the
+    """Context of an operation of all ranks that does not go through `Comm`. If a rank is lost, the
     error names the operation and the ranks.
     """
     here = joined() or (0, 1)
@@ -428,8 +431,8 @@ def told(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Board:
-    """Notes that ranks leave for each other in the store through which they met, without
-    collectives. `turn` is the prefix of the notes of one meeting.
+    """Text messages that ranks leave for each other in the store of the process group, without
+    collectives. `turn` is the key prefix of one meeting of all ranks.
     """
 
     store: dist.distributed_c10d.Store
@@ -438,12 +441,12 @@ class Board:
     turn: str
 
     def post(self, name: str, text: str) -> None:
-        """Write the note `name`, for other ranks to read."""
+        """Write the message `name` of this rank, for other ranks to read."""
         self.store.set(f"{self.turn}/{name}", text)
 
     def read(self, name: str, rank: int) -> str:
-        """Wait for the note of `rank` and return it. A warning names the rank after each `SILENCE`
-        seconds. After `TIMEOUT` seconds, `LostRank` is raised.
+        """Wait for the message `name` of rank `rank` and return it. After each `SILENCE` seconds a
+        warning names the rank. After `TIMEOUT` seconds, raise `LostRank`.
         """
         key, waited = f"{self.turn}/{name}", 0.0
         while not self._there(key, min(SILENCE, TIMEOUT)):
@@ -472,12 +475,12 @@ class Board:
 
 
 _TURNS = count()
-"""Counter of boards, the same on all ranks."""
+"""Number of the next board; every rank counts the same boards."""
 
 
 def board() -> Board | None:
-    """A board for one meeting of all ranks, or None for a single rank. All ranks must ask for
-    boards in the same order.
+    """Return a board for one meeting of all ranks, or None if there is a single rank. All ranks
+    must create their boards in the same order.
     """
     here = joined()
     if here is None or here[1] == 1:
@@ -486,18 +489,22 @@ def board() -> Board | None:
 
 
 def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
-    """Make torch's group of `ranks` unless there is one. All ranks of the world must take part."""
+    """Make torch's process group of `ranks`, unless it exists. All ranks of the world must take
+    part.
+    """
     if len(ranks) == 1 or (ranks, purpose) in _HANDLES:
         return
     handle = (
         dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
     )
-    assert handle is not None, "the process group exists before its parts do"
+    assert handle is not None, "the process group must exist before its subgroups"
     _HANDLES[ranks, purpose] = handle
 
 
 def _add_up(wait: Wait, parts: Tensor, total: Tensor) -> None:
-    """Wait for `parts` (ranks, size of `total`), and put their sum into `total`."""
+    """Wait for `parts`, which has one slice of the size of `total` for each rank, and write the sum
+    of the slices into `total`.
+    """
     wait()
     torch.sum(parts.view(-1, *total.shape), 0, out=total)
 
@@ -517,9 +524,9 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
 
 @dataclass
 class Presence:
-    """The state of this process, which other ranks can read: the step and the action, the
-    collective that it waits in and the ranks that it waits for, the collective before that, and the
-    time of the last change.
+    """The state of this process, for other ranks to read: the step and the action, the collective
+    that the process waits in and the ranks that it waits for, the collective before, and the time
+    of the last change.
     """
 
     step: int = 0
@@ -530,16 +537,16 @@ class Presence:
     since: float = field(default_factory=time.monotonic)
 
     def enter(self, name: str, peers: Sequence[int]) -> None:
-        """Record that the process begins to wait."""
+        """Record that the process begins to wait for `peers` in the collective `name`."""
         self.since, self.peers, self.waits = time.monotonic(), peers, name
 
     def leave(self, name: str) -> None:
-        """Record that the process waits no longer."""
+        """Record that the process has left the collective `name`."""
         self.since, self.waits, self.last = time.monotonic(), "", name
 
     def told(self, tick: int) -> str:
-        """The state as JSON, for other ranks. `tick` counts the reports: a rank that shows the same
-        tick twice is silent.
+        """Return the state as JSON, for other ranks. `tick` counts the reports: a rank whose `tick`
+        does not change is silent.
         """
         last = f"step {self.step}, {self.action}" + (f", after {self.last}" if self.last else "")
         return json.dumps(
@@ -552,8 +559,8 @@ HERE = Presence()
 
 
 class Watcher(Thread):
-    """A thread that tells other ranks the state of this one, and names the ranks that keep it
-    waiting for `SILENCE` seconds.
+    """A thread that reports the state of this rank to other ranks, and names the ranks for which
+    this rank has waited for `SILENCE` seconds.
     """
 
     def __init__(
@@ -565,7 +572,7 @@ class Watcher(Thread):
         self._named = 0.0
 
     def run(self) -> None:
-        """Look at the other ranks four times in `SILENCE` seconds, until the process ends or the
+        """Check the other ranks four times in `SILENCE` seconds, until the process ends or the
         store is gone.
         """
         tick = 0
@@ -618,8 +625,8 @@ _WATCHERS: list[Watcher] = []
 
 
 def _watch(rank: int) -> None:
-    """Start this process's watcher, with a connection of its own to the store if torch can clone
-    it.
+    """Start the watcher of this process, with its own connection to the store if torch can clone
+    the store.
     """
     # Over a shared connection it could wait behind a `get` of the process, which blocks until the
     # key is there.
@@ -636,7 +643,7 @@ def _watch(rank: int) -> None:
 
 
 class LostRank(BridgeError, RuntimeError):
-    """Another rank no longer answers."""
+    """Raised when another rank no longer answers."""
 
 
 LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
@@ -645,8 +652,8 @@ LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
 
 @contextmanager
 def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
-    """Context of the operation `name` with `peers`: if they no longer answer, raise a `LostRank`
-    that names them.
+    """Context of the operation `name` with the ranks `peers`. If these ranks no longer answer,
+    raise a `LostRank` with their numbers.
     """
     try:
         yield

@@ -44,7 +44,7 @@ Size = Annotated[int, BeforeValidator(_whole), Ge(0)]
 Real = float
 """A finite real number; strict schemas refuse booleans for it."""
 UpToThree = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_whole)]
-"""One of the levels 0 to 3 of ZeRO. `True` is refused, though it equals 1 in Python."""
+"""A ZeRO level from 0 to 3. `True` is refused, though it equals 1 in Python."""
 
 
 class Section(BaseModel):

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a reader found in a source, before its meaning is worked out.
+    """The result of reading a source, before its meaning is worked out.
 
     `given` holds typed values by schema path, exactly those that the user wrote. `entry` names the
-    entry point of the stack that takes such a source; it decides which defaults and derivations
+    entry point of the stack that takes such a source, and decides which defaults and derivations
     apply. `world_size` is None if the source does not set it. `gaps` are sentences about values
-    that the source leaves open; errors include them, as an open value may be the cause of another
-    problem.
+    that the source leaves open. Errors include these sentences, because an open value may be the
+    cause of another problem.
     """
 
     given: Values
@@ -66,13 +66,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Written:
-    """A config in its stack's own form: the text of the file, and what the stack keeps outside it.
+    """A config in its stack's own form: the text of the file, and the settings that belong outside
+    the file.
 
-    `code` is the part that belongs into the training script, as data; `snippet` is the same as
+    `code` has the settings that belong into the training script, as data; `snippet` has them as
     Python. `environment` holds the variables that the run needs, and `launch` the command. `file`
     is the name of the file in snippet, environment and command. If `arguments` is true, the file
-    holds arguments, which follow the command. `beside` are further texts by the suffix of their
-    files.
+    holds arguments, which follow the command. `beside` has the texts of further files by their
+    suffix.
     """
 
     dialect: str
@@ -106,13 +107,13 @@ class Written:
 class Saves:
     """How a run of a config keeps its checkpoints.
 
-    `format` is the checkpoints' format; the sharding `level`, the number of data `ranks` and the
-    `dtype` of the weights are None if the format does not depend on them. `samples` is true if the
-    schedule counts samples instead of steps. `schedule` is the state of the scheduler that the
-    run's script makes from a plan. `instead` are settings that the config needs to resume (None:
-    unset), and `findings` the effects of these settings. `client` is the state that the run's own
-    script would have saved, used if the checkpoint has none, and `config` the config that this
-    script would have saved.
+    `format` is the format of the checkpoints. The sharding `level`, the number of data `ranks` and
+    the `dtype` of the weights are None if the format does not depend on them. `samples` is true if
+    the learning-rate schedule counts samples instead of steps. `schedule` is the state of the
+    scheduler that the run's script makes from a plan. `instead` are settings that the config needs
+    to resume (None: unset), and `findings` the effects of these settings. `client` is the state
+    that the run's own script would have saved, used if the checkpoint has no such state, and
+    `config` is the config that this script would have saved.
     """
 
     format: str
@@ -129,8 +130,8 @@ class Saves:
 
 @dataclass(frozen=True)
 class Program:
-    """A config together with the script that starts it, and findings for what only the user can
-    add.
+    """A config together with the script that starts it, and a finding for each setting that only
+    the user can add.
     """
 
     written: Written
@@ -154,7 +155,7 @@ class Config:
 
     @cached_property
     def context(self) -> Context:
-        """Release and world size, as rules see them."""
+        """The release and the world size, in the form that rules use."""
         return Context(self.version, self.world_size)
 
     @cached_property
@@ -175,10 +176,10 @@ class Config:
 
     @cached_property
     def missing(self) -> tuple[Finding, ...]:
-        """A finding for each setting that the stack needs to start and the config lacks.
+        """One finding for each setting that the stack needs to start and that the config lacks.
 
-        If the config is only a part of a launch, other parts may set them. Then none of these
-        findings stops the run, and `findings` leave them out.
+        If the config is only a part of a launch, other parts may set these settings. Then none of
+        the findings stops the run, and `findings` leave them out.
         """
         return tuple(self.dialect.missing(self))
 
@@ -205,41 +206,44 @@ class Dialect(ABC):
     title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
     rewrites: ClassVar[tuple[str, ...]] = ()
-    """Formats in which a config can be written back into its old text, so that comments stay."""
+    """Formats that can be rewritten: changes go into the old text of a file, so that comments stay.
+    """
     model: ClassVar[bool] = True
-    """Whether its config defines the model. If not, the training script does, and model fields are
-    not lost on the way to such a config.
+    """Whether a config of this stack defines the model. If not, the training script defines the
+    model, and a translation to such a config loses no model fields.
     """
     coded: ClassVar[bool] = False
-    """Whether a part of a config belongs into the training script and is kept in a file
-    beside it.
+    """Whether some settings belong into the training script. They are written to a second file,
+    next to the config.
     """
     about: ClassVar[str] = ""
-    """The one section of a plan that its config is about; empty for all of them."""
+    """The one section of a plan that configs of this stack are about; empty if they are about all
+    sections.
+    """
     config_type: ClassVar[type[Config]] = Config
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """Checkpoint formats that its engine can resume from, each with the settings needed
-    for that.
+    """Checkpoint formats from which the stack can resume, each with the settings that the config
+    then needs.
     """
     native_parameters: ClassVar[str | None] = None
-    """Name of the parameter naming if the native engine trains the model that its
-    config describes.
+    """Name of the convention that names the parameters when the native engine trains the model in a
+    config. None if configs of the stack describe no model for the native engine.
     """
     scheduled: ClassVar[tuple[str, ...]] = ()
-    """Optimizer settings that its scheduler sets in each step from the config, so that those in a
-    checkpoint have no effect.
+    """Optimizer settings that the stack's scheduler sets in every step from the config. The values
+    in a checkpoint have no effect.
     """
     grouping: ClassVar[bool] = False
-    """Whether scripts of its users build the optimizer's groups themselves, of any parameters; else
-    the stack makes its own.
+    """Whether training scripts build the optimizer's parameter groups themselves, from any
+    parameters. If false, the stack builds the groups.
     """
     scoped: ClassVar[bool] = True
-    """Whether its optimizer, after it resumes from a checkpoint, still spares the parameters that
-    the config takes out of weight decay.
+    """Whether a run that resumes from a checkpoint still leaves biases and norms out of weight decay
+    if the config says so.
     """
     spared: ClassVar[tuple[str, ...]] = ()
-    """Arguments of `--code` for a fact that only the training script shows: biases and norms are in
-    a group without weight decay.
+    """Arguments of `--code` that state a fact which only the training script shows: biases and
+    norms are in a parameter group without weight decay.
     """
     by_place: ClassVar[bool] = False
     """Whether its checkpoints identify parameters by their index in the optimizer's groups. Each
@@ -279,14 +283,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def render(self, config: Config, format: str | None = None) -> Written:
-        """The text of the config as a file of its stack, and the parts that belong
-        beside the file.
+        """Return the text of the config as a file of its stack, and the settings that belong into
+        other files.
         """
 
     def program(
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """`written`, whose file has a name, with the script that starts it.
+        """Add the script that starts the config to `written`, whose file has a name.
 
         `model` is the config of the model itself, or None if it is not known.
         """
@@ -296,8 +300,8 @@ class Dialect(ABC):
         )
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
-        """Fields of the plan's model that are written into the script of `program`, because the
-        model's own config has no key for them.
+        """Return the model fields of the plan that are written into the script of `program`,
+        because the config of the model has no key for them.
         """
         return frozenset()
 
@@ -310,27 +314,31 @@ class Dialect(ABC):
         )
 
     def parameters(self, config: Config) -> str | None:
-        """The parameter naming of a run of `config`; None: the naming of the model in its script.
+        """Return the name of the convention by which a run of `config` names parameters. None
+        stands for the names in the model of the training script.
         """
         return None
 
     def grouped(self, file: str) -> Mapping[str, Any]:
-        """Settings that tell the config's script to build the optimizer's groups from `file`."""
+        """Return the settings that make the training script build the optimizer's parameter groups
+        from `file`.
+        """
         return {}
 
     def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """`written` with the settings that make its run resume from the checkpoint in `folder`, with
-        the optimizer's groups of the file `groups`.
+        """Add to `written` the settings that make the run resume from the checkpoint in `folder`,
+        with the optimizer's parameter groups from the file `groups`.
         """
         return written
 
     def natively(
         self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """`written` with the command by which the native engine runs it on `world` ranks. The run
-        resumes from the checkpoint in `folder`, with the optimizer's groups of the file `groups`.
-        It trains the model of the folder `model`; "file" stands for the model that the config
-        states.
+        """Add to `written` the command by which the native engine runs it on `world` ranks.
+
+        The run resumes from the checkpoint in `folder`, with the optimizer's parameter groups from
+        the file `groups`. It trains the model of the folder `model`; "file" stands for the model
+        that the config states.
         """
         told = [
             word
@@ -352,23 +360,28 @@ class Dialect(ABC):
         return ()
 
     def recognises(self, data: Any) -> int:
-        """How sure the dialect is that parsed `data` (mapping or list) is its own; 0: it is not."""
+        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of its
+        stack; 0 means that it is not.
+        """
         return 0
 
     def mistaken(self, data: Any) -> str:
-        """A sentence that says what kind of file `data` is and which file to name instead, if such
-        data is often mistaken for a config of the stack; else empty.
+        """Return a sentence that says what kind of file `data` is and which file to name instead,
+        if users often mistake such files for a config of the stack. Otherwise return an empty
+        string.
         """
         return ""
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether a source for the entry point `entry` can set `path` to `value` in
-        that release.
+        """Return whether release `version` has the setting `path` and lets the entry point `entry`
+        set it to `value`.
         """
         return True
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """The default of every path that a release has; None: it has none, or derives the value."""
+        """Return the defaults of a release by path. The default is None if the setting has none, or
+        if the release derives the value.
+        """
         known = fields(self.schema).items()
         return {
             path: leaf.default
@@ -381,7 +394,9 @@ class Dialect(ABC):
         return kind(fields(self.schema)[path].annotation)
 
     def spellings(self, path: str) -> tuple[str, ...]:
-        """Spellings of the field at `path` in sources, if they differ from its path."""
+        """Return the spellings of the field at `path` in source files. The result is empty if files
+        spell the field as its path.
+        """
         return ()
 
     def section(self, path: str) -> str:
@@ -395,8 +410,8 @@ class Dialect(ABC):
 
     @property
     def checks(self) -> Iterable[Check]:
-        """Checks for all that the stack refuses, ignores or gets wrong, in the order of its source,
-        of all releases together.
+        """All checks of the stack, for settings that it refuses, ignores or gets wrong. The order
+        is that of the stack's source, and the checks of all releases are included.
         """
         return ()
 
@@ -431,17 +446,19 @@ class Dialect(ABC):
         return beyond(config.given, f"{type(self).__module__}.releases", config.origins)
 
     def missing(self, config: Config) -> Iterable[Finding]:
-        """A finding for each setting that the stack needs to start and `config` lacks."""
+        """Yield a finding for each setting that the stack needs to start and that `config` lacks.
+        """
         return ()
 
     def whole(self, config: Config) -> bool:
-        """Whether `config` holds all settings with which the stack is started, and not only a part
-        of them.
+        """Return whether `config` holds all settings of a launch. If false, it holds only a part of
+        them.
         """
         return False
 
     def names_run(self, config: Config) -> bool:
-        """Whether `config` names its model and its data, so that `stacks.opener` can run it."""
+        """Return whether `config` names a model and a data set, so that `stacks.opener` can run it.
+        """
         return False
 
     def to_object(self, config: Config) -> Any:
@@ -514,7 +531,9 @@ class Dialect(ABC):
     def _refusal(
         self, first: ConfigError, part: Reading, version: str, world_size: int | None
     ) -> ConfigError:
-        """`first` together with the other problems in the `part` that could be read."""
+        """Return an error with the problems of `first` and all further problems of `part`, the
+        settings that could be read.
+        """
 
         def judge(given: Values, world: int | None) -> None:
             self._checked(replace(part, given=given, world_size=world), version, world)
@@ -565,11 +584,11 @@ class Dialect(ABC):
         return written
 
     def rewritten(self, config: Config, original: Original, was: str, path: Path) -> Written | None:
-        """`config` written into the text `original`, which was read for release `was`; lines that
+        """Write `config` into the text `original`, which was read for release `was`. Lines that
         need no change stay as they are.
 
-        None if the suffix of `path` stands for another format, or if the dialect always writes this
-        format anew.
+        Returns None if the suffix of `path` stands for another format, or if the dialect always
+        writes this format anew.
         """
         format = self.format_of(path)
         if format is None or format not in self.rewrites or original.document.format != format:
@@ -579,15 +598,16 @@ class Dialect(ABC):
         )
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """The text of `original`, read for release `was`, changed so that it means `config`.
+        """Return the text of `original`, read for release `was`, with the changes after which it
+        means `config`.
 
-        It is called for formats in `rewrites` only.
+        Only called for formats in `rewrites`.
         """
         raise TranslationError(f"{self.name}: writes every file anew")
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
-        """The texts of all files for `path`: the config, and beside it the part for the training
-        script.
+        """Return the texts of all files for `path`: the config, and the file with the settings for
+        the training script.
         """
         written = written.named(path.name)
         texts = {path: written.text}
@@ -599,7 +619,9 @@ class Dialect(ABC):
         return texts
 
     def format_of(self, path: str | Path | None) -> str | None:
-        """The format that the suffix of `path` stands for; None: the dialect's usual one."""
+        """Return the format that the suffix of `path` stands for; None stands for the dialect's
+        usual format.
+        """
         return None
 
     def config(
@@ -654,13 +676,13 @@ class PackagedDialect(Dialect):
 
     suffixes: ClassVar[Mapping[str, str]] = {}
     alike: ClassVar[tuple[str, ...]] = ()
-    """Formats that contain the usual format, so that a text in the usual format is valid in them
+    """Formats of which the usual format is a subset: a text in the usual format is valid in them
     too.
     """
 
     @cached_property
     def schema(self) -> type[Section]:
-        """All settings that can be given in any release, typed."""
+        """All settings of the schema, typed, of all releases together."""
         found: type[Section] = self._part("schema").SCHEMA
         return found
 
@@ -711,8 +733,8 @@ class PackagedDialect(Dialect):
         return tuple(found)
 
     def format_of(self, path: str | Path | None) -> str | None:
-        """The format that `suffixes` has for the suffix of `path`; None if there is no entry or no
-        path.
+        """Return the format of the suffix of `path` in `suffixes`. Return None without a path, or
+        if the suffix is not in `suffixes`.
         """
         return self.suffixes.get(Path(path).suffix.lower()) if path is not None else None
 
@@ -728,7 +750,7 @@ class PackagedDialect(Dialect):
         return import_module(f"{type(self).__module__}.{name}")
 
     def _has(self, part: str, name: str, default: Any) -> Any:
-        """The value `name` of its module `part`, or `default` if there is no such
+        """Return the value `name` of the dialect's module `part`, or `default` if there is no such
         module or name.
         """
         # `find_spec` tells a module that is missing from one whose own import fails: that error
@@ -740,8 +762,9 @@ class PackagedDialect(Dialect):
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:
-    """`problem`, preceded by the number of the line that sets the setting which it begins with, if
-    that line is known, and by its file if that is another than the one that was read.
+    """Return `problem` with the number of the line in front that sets the setting at the beginning
+    of the problem, if this line is known. The name of the file is added if it is not the file that
+    was read.
     """
     origin = origins.get(problem.partition(":")[0])
     if not (origin and origin.line):
@@ -750,7 +773,9 @@ def located(problem: str, origins: Mapping[str, Origin]) -> str:
 
 
 def code_beside(path: Path) -> Path:
-    """The file with the code part of the config at `path`."""
+    """Return the path of the file with the settings that belong into the training script, for the
+    config at `path`.
+    """
     return path.with_suffix(".code.json")
 
 

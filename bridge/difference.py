@@ -16,11 +16,11 @@ from bridge.rules import Effect, How
 from bridge.translation import unheld
 
 RULE = "difference"
-"""The beginning of the id of every difference; the name of the field follows."""
+"""Prefix of the id of every finding on a difference; the name of the field follows."""
 SCRIPTED = ("model.", "run.")
-"""Beginnings of fields that are set by the training script if a stack's config has no model."""
+"""Prefixes of plan fields that the training script sets if the stack's config defines no model."""
 LONG = 40
-"""The most characters of a value that a difference shows."""
+"""Maximum number of characters that a difference shows of a value."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:
-    """A finding if the numbers of ranks differ and no plan field shows it."""
+    """Yield a finding if the two configs have different numbers of ranks and no plan field shows
+    it.
+    """
     one, other = pair.one.world_size, pair.other.world_size
     if one and other and one != other and "parallel.data" not in pair.strayed:
         message = "the number of ranks differs; the batch of a step is the same"
@@ -92,8 +94,8 @@ def _settings(pair: Pair) -> Iterator[Finding]:
 
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
-    """The effect of a different setting on the run: the effect of losing it, in the config where
-    this is worse.
+    """Return the effect that a different setting has on the run. This is the effect of losing the
+    setting, in the config in which the loss is worse.
     """
     if ours and not lost:
         return Effect.NONE
@@ -114,7 +116,9 @@ def _said(value: Any) -> str:
 
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
-    """A finding for each plan field that differs and that no finding on a setting covers."""
+    """Yield a finding for each plan field that differs and is not in `told`, the plan fields that
+    findings on settings report.
+    """
     for ours in sorted(pair.strayed.difference(told)):
         rule = plan_claims(pair.one.dialect)[ours]
         effects = (
@@ -135,8 +139,9 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
 
 
 def _apart(pair: Pair) -> Iterator[Finding]:
-    """Differences between configs of two stacks: plan fields under the names that both stacks give
-    them, then the settings of each stack that no plan field stands for.
+    """Yield the differences between configs of two stacks. First come plan fields, with the names
+    that the two stacks have for them, then the settings of each stack that no plan field stands
+    for.
     """
     # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
@@ -156,8 +161,8 @@ def _apart(pair: Pair) -> Iterator[Finding]:
 
 
 def _named(config: Config, ours: str) -> str:
-    """The setting of `config` for a plan field, preferably one that was given; the plan field
-    itself if there is no setting for it.
+    """Return the setting of `config` that stands for a plan field, preferably a given one. Return
+    the plan field if there is no such setting.
     """
     rule = plan_claims(config.dialect).get(ours)
     if rule is None or not (paths := rule.carriers(ours)):
@@ -192,7 +197,7 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         elsewhere = not ours.startswith(dialect.about)
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
-            return Effect.NONE, f"{dialect.title} leaves it to the training script"
+            return Effect.NONE, f"{dialect.title} leaves this to the training script"
     effects, why = list[Effect](), ""
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)

@@ -76,8 +76,8 @@ class Drift:
 
     @cached_property
     def edits(self) -> Mapping[str, tuple[Any, Any]]:
-        """Settings that the migrated file changes, each with the given value before and after
-        (None: not given).
+        """Settings that the migrated file changes, each with the given values before and after the
+        migration. None stands for a setting that is not given.
         """
         old, new = self.before.given, self.migrated.given if self.migrated else self.before.given
         return {
@@ -135,8 +135,8 @@ def _attempt(read: Callable[[], Config]) -> tuple[Config | None, Iterable[str]]:
 
 
 def _left(before: Config, migrated: Config) -> Iterator[Change]:
-    """Changes that the migrated file does not undo; fields that it sets in other words are not
-    among them.
+    """Yield the changes between releases that remain in the migrated file. Fields that the migrated
+    file sets through other settings do not count.
     """
     renamed = {change.path for change in _renamed(before, migrated.version)}
     aim = Aim(before)
@@ -155,8 +155,8 @@ def _left(before: Config, migrated: Config) -> Iterator[Change]:
 
 
 def _merged(changes: Iterable[Change]) -> Iterator[Change]:
-    """One change for each path, of the first kind found, with the message of the refusal if there
-    is one.
+    """Return one change for each path, the first one found. If one of the changes of a path is a
+    refusal, the result has the message of this refusal.
     """
     found: dict[str, Change] = {}
     for change in changes:
@@ -201,8 +201,9 @@ def _renamed(before: Config, version: str) -> Iterator[Change]:
 
 
 def _path_of(problem: str, config: Config) -> str:
-    """The setting that a problem is about: a given one if the problem begins with its path or its
-    spelling in the file, else one that the schema has, else the first word.
+    """Return the setting that a problem is about. This is a given setting if the problem begins
+    with its path or with its spelling in the file; otherwise a setting of the schema, or the first
+    word.
     """
     # A file, a line and an option may stand before the name, each with a colon.
     heads = problem.split(": ")[:4]
@@ -229,7 +230,7 @@ def _gone(before: Config, after: Config) -> Iterator[Change]:
 
 
 def _came(before: Config, after: Config) -> Iterator[Change]:
-    """Changes for settings that only the second release reads from the file."""
+    """Yield a change for each setting of the file that only the second release knows."""
     for path, value in after.given.items():
         if path not in before.given and not has(before, path, value):
             message = f"{before.version} does not have this setting and ignores it"
@@ -248,8 +249,8 @@ def _values(before: Config, after: Config) -> Iterator[Change]:
 
 
 def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Change]:
-    """Changes for settings that keep their value and change their meaning, and for plan fields that
-    change although no setting does.
+    """Yield a change for each setting that keeps its value and changes its meaning, and for each
+    plan field that changes although no setting does.
     """
     rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
     for ours in aim.strayed(after):
@@ -269,8 +270,8 @@ def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Ch
 
 
 def _alone(one: Config, other: Config) -> dict[str, Any]:
-    """Settings that only the release of `one` has and that its file does not set, with their
-    effective values.
+    """Return the settings that only the release of `one` has and that the file does not set, with
+    their effective values.
     """
     said = {
         path: value

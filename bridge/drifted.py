@@ -80,7 +80,7 @@ def _migrated(drift: Drift, console: Console) -> None:
     if drift.left:
         console.print(
             _changes(
-                f"What no file can set in {drift.version}",
+                f"Settings that no file can express in {drift.version}",
                 drift.left,
                 drift.before.version,
                 drift.version,

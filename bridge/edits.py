@@ -1,4 +1,4 @@
-"""Edits: a config with some of its meaning changed, and everything else as it was written."""
+"""Edits: changing a part of a config's meaning, while everything else stays as it was written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bridge.translation import lift, seen_by
 
 
 def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = None) -> Config:
-    """`config` on `world_size` ranks with the plan fields in `changes` changed (None: unset), as
-    settings of its stack.
+    """Return `config` for `world_size` ranks with the plan fields in `changes` changed, by changing
+    settings of its stack. None stands for unset.
 
     Settings that stand for none of these fields stay as they were written, even if our own table
     would write them differently. Raises `BridgeError` if the stack refuses the result.
@@ -41,8 +41,7 @@ def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = 
 
 
 def without(config: Config, settings: Mapping[str, Any]) -> Config:
-    """`config` with its own settings changed to those in `settings` (None: unset).
-
+    """Return `config` with the settings of its stack in `settings` changed. None stands for unset.
     Raises `BridgeError` if the stack refuses the result.
     """
     # A None that the user wrote stays: it is a value, and only those in `settings` mean "unset".

@@ -1,4 +1,6 @@
-"""Names of a stack's own with the native engine behind them, which is loaded when a script first asks for one."""
+"""Classes and functions that a stack's users import, implemented by the native engine, which is
+loaded when a script first asks for one.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,22 @@ from bridge.errors import BridgeError
 
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a stack: its `title`, the package that has them, and what stands `before` a name in messages."""
+    """The classes and functions that a stack's users import: `title` of the stack, `runtime` with
+    the package that implements them, and `before`, a prefix for names in messages.
+    """
 
     title: str
     runtime: str
     before: str = ""
 
     def load(self, module: str, names: Mapping[str, str], name: str) -> Any:
-        """What `module` has under `name`, from the module of the runtime that `names` tells.
+        """Return the object `name` of `module`, loaded from the runtime's module `names[name]`.
 
-        Raises `AttributeError` for any other name, and `BridgeError` if a library is missing.
+        Raises `AttributeError` if `names` lacks `name`, and `BridgeError` if a library is missing.
         """
         if name not in names:
             raise AttributeError(
-                f"module {module!r} has no attribute {name!r}; of {self.title}'s own it has {', '.join(names)}"
+                f"module {module!r} has no attribute {name!r}; it provides these names of {self.title}: {', '.join(names)}"
             )
         for library in ("torch", "transformers"):
             if find_spec(library) is None:

@@ -5,6 +5,8 @@ one message.
 from __future__ import annotations
 
 import difflib
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -13,13 +15,13 @@ from bridge import limits
 
 
 class BridgeError(Exception):
-    """Root of everything raised on purpose.
+    """Base class of all errors that are raised on purpose.
 
-    `problems` holds one line each: where, what was found, what was expected, what to do. `words`
-    are arguments that supply what is missing when they are added to the refused command; words in
-    capitals among them stand for values that only the user knows. `part` is what could be read of a
-    source, or None. `as_object` is true if the command was to print a JSON object, so that the
-    error is printed as one too.
+    `problems` holds one line for each problem: where, what was found, what was expected, what to
+    do. `words` are arguments that complete the refused command; words in capitals stand for values
+    that only the user knows. `part` is the part of a source that could be read, or None.
+    `as_object` is true if the command was to print a JSON object; then the error is printed as a
+    JSON object too.
     """
 
     words: tuple[str, ...] = ()
@@ -61,7 +63,7 @@ class VersionError(BridgeError):
 
 
 class TranslationError(BridgeError):
-    """A config cannot be expressed in the other dialect."""
+    """Raised if a config cannot be expressed in the other dialect."""
 
 
 FEW = 5
@@ -71,8 +73,8 @@ file.
 
 
 def few(problems: Sequence[str], what: str) -> list[str]:
-    """The first `FEW` of `problems`, and a line with the number of further ones; `what` is their
-    plural noun.
+    """Return the first `FEW` of `problems`, and a line with the number of the remaining ones.
+    `what` is a noun in the plural for the problems.
     """
     more = len(problems) - FEW
     return [
@@ -92,5 +94,15 @@ def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
     if len(name) > limits.NAME or before > limits.PROBLEMS:
         return ""
     spelled = {word.lower(): word for word in known}
-    match = difflib.get_close_matches(name.lower(), list(spelled), n=1, cutoff=0.7)
-    return f"; did you mean {spelled[match[0]]}?" if match else ""
+    close = difflib.get_close_matches(name.lower(), list(spelled), n=3, cutoff=0.7)
+    meant = next((word for word in close if _alike(name.lower(), word)), None)
+    return f"; did you mean {spelled[meant]}?" if meant else ""
+
+
+def _alike(name: str, word: str) -> bool:
+    """Return whether two names are close where they differ. The parts that both have prove nothing:
+    `--enable-` alone makes `--enable-msc` close to `--enable-gpt-oss`.
+    """
+    one, other = (Counter(re.split(r"[-_.]", each)) for each in (name, word))
+    left, right = "".join((one - other).elements()), "".join((other - one).elements())
+    return not (left and right) or difflib.SequenceMatcher(None, left, right).ratio() >= 0.6

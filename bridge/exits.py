@@ -24,7 +24,8 @@ MEANING = {
 
 
 def table(*, clean: str = "", findings: str = "", error: str = "", unproved: str = "") -> str:
-    """The codes of one command for its help, each in the given words or in those of `MEANING`.
+    """Return the exit codes of one command, for its help. Each code is described by the given text,
+    or by its text in `MEANING`.
 
     `findings="-"` leaves out the code for findings. Only `verify` and `trace diff` prove something
     and pass `unproved`.

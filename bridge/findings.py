@@ -1,4 +1,5 @@
-"""Findings: what a reader or a translation has to say about one field, with its effect on the run."""
+"""Findings: remarks of a reader or a translation about one field, each with the effect on the run.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ if TYPE_CHECKING:
 
 
 UNKNOWN = "release/unknown"
-"""The rule of the finding that a release is not known; reports print it before all others."""
+"""The rule id of the finding that a release is not known. Reports print this finding before all
+others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The place where a value was written: a line of a file (from 1), and the option or key as it
-    is spelled there. `file` is set if that is another file than the one that was given.
+    is spelled in the file. `file` is empty if this is the file that the user gave.
     """
 
     line: int | None = None
@@ -36,11 +39,11 @@ class Origin:
 class Finding:
     """One remark about one field.
 
-    `given` is true if the user set the field. `how` is what became of the value, or None for a
-    remark on reading. `before` and `after` are the stack's own values if a value changed; `change`
-    is the same in words, if units or rounding need them. `rule` is the id of the check that made
-    the finding. `cause` is the reason that several findings share; reports for people print it once for
-    all of them.
+    `given` is true if the user set the field. `how` is the fate of the value in a translation, or
+    None for a remark on reading. `before` and `after` are the values in the stack's own form if a
+    value changed. `change` describes the change in words, if units or rounding make this necessary.
+    `rule` is the id of the check that made the finding. `cause` is the reason that several findings
+    share; reports for people print it once for all of them.
     """
 
     path: str
@@ -57,8 +60,8 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """The id of its rule, which never changes; without a rule it is made of the field and
-        `how`.
+        """The id of the finding's rule, which never changes. Without a rule, the id is made of the
+        field and `how`.
         """
         return self.rule or f"{self.path}/{self.how or 'remark'}"
 
@@ -79,8 +82,8 @@ def assumed(script: Script) -> Iterator[Finding]:
 
 
 def twice(document: Document | None) -> Iterator[Finding]:
-    """A finding for each key that is written twice in one mapping. Parsers use the last; two values
-    that differ change the run.
+    """Yield a finding for each key that is written twice in one mapping. Parsers use the last
+    value, so two different values change the run.
     """
     for found in document.duplicates if document else ():
         first, last = found.lines

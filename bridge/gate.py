@@ -19,7 +19,7 @@ from bridge.rules import Effect
 from bridge.secrets import hide
 
 REFUSED = "refused"
-"""The rule of records on a file that cannot be read, or that its stack refuses."""
+"""The rule id of records for files that cannot be read or that their stack refuses."""
 LEVELS: Mapping[Effect, str] = {
     Effect.STOPS: "error",
     Effect.NUMBERS: "warning",
@@ -90,11 +90,13 @@ def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of findings that take effect. The rule of such a finding fits `select`, or
-    `select` is empty; it does not fit `ignore`; and the finding is not `known`.
+    """The choice of findings that count. A finding counts if its rule matches a pattern in
+    `select`, or `select` is empty; if no pattern in `ignore` matches its rule; and if `known` does
+    not list it.
 
-    A rule fits a pattern if it equals it, begins with it and a slash, or matches its `*`. `known`
-    holds the file, rule and path of findings.
+    A pattern matches a rule if the two are equal, if the rule begins with the pattern and a slash,
+    or if the pattern has a `*` that fits. `known` holds the file, rule and path of each finding of
+    the baseline.
     """
 
     select: Sequence[str] = ()
@@ -102,18 +104,18 @@ class Choice:
     known: frozenset[tuple[str, str, str]] = frozenset()
 
     def takes(self, finding: Finding, file: str) -> bool:
-        """Whether a finding takes effect."""
+        """Return whether a finding counts, by `select`, `ignore` and `known`."""
         chosen = not self.select or any(fits(finding.id, pattern) for pattern in self.select)
         left = any(fits(finding.id, pattern) for pattern in self.ignore)
         return chosen and not left and (_place(file), finding.id, finding.path) not in self.known
 
     def of(self, findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
-        """The findings on a file that take effect."""
+        """Return the findings on a file that count."""
         return tuple(finding for finding in findings if self.takes(finding, file))
 
 
 def fits(rule: str, pattern: str) -> bool:
-    """Whether the id of a rule fits a pattern."""
+    """Return whether the id of a rule matches a pattern."""
     return (
         rule == pattern or rule.startswith(pattern.rstrip("/") + "/") or fnmatchcase(rule, pattern)
     )
@@ -127,7 +129,9 @@ def _place(file: str) -> str:
 
 
 def baseline(records: Iterable[Record]) -> str:
-    """The text of a baseline file with these findings. Errors are left out: a file that is refused always fails."""
+    """Return the text of a baseline file with the findings of `records`. Errors are left out,
+    because a file that is refused always fails.
+    """
     # By file, rule and setting, not by line: lines move with every edit above them.
     rows = sorted(
         {(_place(one.file), one.rule, one.path) for one in records if one.rule != REFUSED}
@@ -137,8 +141,8 @@ def baseline(records: Iterable[Record]) -> str:
 
 
 def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
-    """File, rule and path of each finding in a baseline file. Raises `BridgeError` if the text is
-    not a baseline.
+    """Return file, rule and path of each finding in a baseline file. Raises `BridgeError` if the
+    text is not a baseline.
     """
     try:
         data = json.loads(text)
@@ -238,7 +242,9 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """`[tool.stagebridge]` of a pyproject.toml. An option of the command line wins; lists of both are joined."""
+    """`[tool.stagebridge]` of a pyproject.toml. An option of the command line overrides the value
+    here; lists of both are joined.
+    """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

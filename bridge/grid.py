@@ -34,7 +34,8 @@ class Hung:
     rest: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield its lines; a word that is wider than a line continues on the next."""
+        """Yield the lines of the text. A word that is wider than a line continues on the next line.
+        """
         indent = self.first
         for line in wrapped(self.text, console, options.max_width - max(self.first, self.rest)):
             yield blanks(indent) + line
@@ -58,7 +59,7 @@ def marked(markup: str) -> Text:
 
 
 def wrapped(text: Text, console: Console, width: int) -> list[Text]:
-    """`text` wrapped into lines of at most `width` columns, without blanks at their ends."""
+    """Wrap `text` into lines of at most `width` columns, without blanks at line ends."""
     lines = list(text.wrap(console, max(8, width), overflow="fold"))
     for line in lines:
         line.rstrip()
@@ -93,8 +94,8 @@ class Grid:
             yield Hung(marked(self.caption), 1, 1)
 
     def _widths(self, width: int) -> list[int] | None:
-        """Widths of the columns; None if a word does not fit into one, or a column of sentences
-        would be too narrow.
+        """Return the widths of the columns. Return None if a word does not fit into its column, or
+        if a column of sentences would be too narrow.
         """
         from rich.cells import cell_len
         from rich.text import Text

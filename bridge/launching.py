@@ -13,27 +13,29 @@ PER_NODE = 8
 
 
 class Shell(str):
-    """A word that the shell expands and that is therefore not quoted."""
+    """A word that the shell expands, so it is not quoted."""
 
     __slots__ = ()
 
 
 HEAD = Shell('"$MASTER_ADDR:29500"')
-"""The address at which the ranks of several nodes meet. The same command runs on each node; the
-variable holds the address of one of them.
+"""The rendezvous address of the ranks of several nodes. All nodes run the same command; the
+variable holds the address of one node.
 """
 
 
 def nodes(ranks: int) -> tuple[int, int]:
-    """The number of nodes and of ranks on each: the most, up to `PER_NODE`, with which all nodes
-    have equally many.
+    """Return the number of nodes and the number of ranks on each node. All nodes have equally many
+    ranks: the largest number that is possible up to `PER_NODE`.
     """
     each = max(number for number in range(1, PER_NODE + 1) if ranks % number == 0)
     return ranks // each, each
 
 
 def torchrun(ranks: int | None, *command: str) -> tuple[str, ...]:
-    """`command` behind torchrun, on `ranks` ranks; None leaves their number to torchrun."""
+    """Return the command that runs `command` with torchrun on `ranks` ranks. None leaves the number
+    of ranks to torchrun.
+    """
     if ranks is None:
         return ("torchrun", *command)
     count, each = nodes(ranks)
@@ -49,8 +51,8 @@ COMMENT = re.compile(r"(^|[ \t])#.*$", re.MULTILINE)
 
 
 def fed(command: Sequence[str], file: str, text: str) -> tuple[str, ...]:
-    """`command` followed by the arguments in a file, which xargs reads; empty if xargs would read
-    other arguments than a shell.
+    """Return `command` followed by the arguments in a file, which xargs reads. Return an empty
+    command if xargs would read other arguments than a shell.
     """
     # xargs splits and quotes as a shell does, but it knows no comments. Those are cut by a sed with
     # the same pattern as COMMENT, which is right only if the words are the same either way: a #
@@ -65,8 +67,8 @@ def fed(command: Sequence[str], file: str, text: str) -> tuple[str, ...]:
 
 
 def _words(text: str, comments: bool) -> list[str] | None:
-    """The words of a text as a shell splits it; `comments`: without its comments. None if a quote
-    is not closed.
+    """Split a text into words as a shell does. With `comments`, comments are left out. Return None
+    if a quote is not closed.
     """
     try:
         return shlex.split(text, comments)

@@ -32,8 +32,8 @@ _BOUNDS: Mapping[type, tuple[str, str]] = {
 
 
 class Leaves:
-    """The leaves of `schema`, to check values against; `words` describes annotations that the
-    schema defines itself.
+    """The leaves of `schema`, for checks of single values. `words` has a description of each
+    annotation that the schema defines itself.
     """
 
     def __init__(self, schema: type[Section], words: Mapping[Any, str] | None = None) -> None:
@@ -46,8 +46,8 @@ class Leaves:
         return TypeAdapter(fields(self.schema)[path].annotation, config=_STRICT)
 
     def typed(self, path: str, value: Any) -> Any:
-        """`value` as the schema types it, without coercion; raises `ValueError` with what was found
-        and expected.
+        """Return `value` as the schema types it, without coercion. Raises `ValueError` with the
+        value that was found and the values that are expected.
         """
         # First of all: Python refuses to print integers of thousands of digits, and no stack takes
         # them.
@@ -64,7 +64,7 @@ class Leaves:
 
     @cache  # noqa: B019
     def expected(self, path: str) -> str:
-        """The values that are expected at `path`, in words."""
+        """Return the values that the schema accepts at `path`, in words."""
         return self._said(fields(self.schema)[path].annotation)
 
     def _said(self, annotation: Any, bounds: tuple[Any, ...] = ()) -> str:

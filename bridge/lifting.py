@@ -16,17 +16,19 @@ from bridge.plan import Plan
 from bridge.rules import Context, Rule
 
 ROWS = "model.embedding.padded_vocab"
-"""The plan field for the rows of the embedding table: the vocabulary after the stack has padded it.
+"""The plan field for the number of rows of the embedding table: the vocabulary size after padding
+by the stack.
 """
 
 
 class Meaning(dict[str, Any]):
-    """Values of a plan as a config sets them; `plain` holds what they mean in the run."""
+    """Values of a plan as a config sets them. `plain` holds the values that take effect in the run.
+    """
 
     @cached_property
     def plain(self) -> dict[str, Any]:
-        """The values without those that have no effect, and with the meaning of fields that are
-        open.
+        """The values that take effect: values without an effect are left out, and open fields have
+        the values that they mean.
         """
         return plain(self)
 
@@ -58,7 +60,8 @@ def meaning_of(config: Config) -> Meaning:
 
 
 def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
-    """A problem for each field above its limit: loops over so many layers or ranks would not end.
+    """Yield a problem for each field above its limit: loops over so many layers or ranks would not
+    end.
     """
     for path, most in limits.PLAN.items():
         value = ours.get(path)
@@ -81,8 +84,8 @@ def written_by(
     world_size: int | None,
     had: Iterable[str] = (),
 ) -> dict[str, Any]:
-    """The settings that the table of `dialect` writes for the values of a plan; None: the table
-    leaves the setting open.
+    """Return the settings that the table of `dialect` writes for the values of a plan. None means
+    that the table leaves the setting open.
 
     If a rule can choose between several settings, it prefers one in `had`, the settings of the
     config before.
@@ -98,7 +101,9 @@ def written_by(
 def seen_by(
     ours: Mapping[str, Any], dialect: Dialect, world_size: int | None
 ) -> Iterator[tuple[Rule, dict[str, Any]]]:
-    """The rules of `dialect` that write settings, each with the plan values that it sees."""
+    """Yield the rules of `dialect` that write settings, each with the plan values that the rule
+    sees.
+    """
     solved = _solved(ours, world_size)
     yield from (
         (rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs
@@ -108,8 +113,8 @@ def seen_by(
 def settable(
     given: Mapping[str, Any], dialect: Dialect, version: str, entry: str
 ) -> dict[str, Any]:
-    """The settings that the release knows. The others keep the defaults of the release, and are
-    reported as lost if these differ.
+    """Return the settings that the release knows. A setting that it does not know has the release's
+    default, and is reported as lost if this default is another value.
     """
     said = {path: value for path, value in given.items() if value is not None}
     return {
@@ -132,7 +137,9 @@ def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
 
 
 def world_of(ours: Mapping[str, Any]) -> int | None:
-    """Number of ranks in the mesh of a plan; None if the number of data ranks is open."""
+    """Return the number of ranks in the mesh of a plan, or None if the number of data ranks is
+    open.
+    """
     data: int | None = ours.get("parallel.data")
     return data * _model_ranks(ours) if data else None
 
@@ -145,24 +152,24 @@ def _model_ranks(ours: Mapping[str, Any]) -> int:
 
 @cache
 def claims(dialect: Dialect) -> Mapping[str, Rule]:
-    """The rule that claims each path of `dialect`'s schema."""
+    """Return the rule of `dialect` that claims each path of the schema."""
     return {path: rule for rule in dialect.rules for path in rule.theirs}
 
 
 @cache
 def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
-    """The rule of `dialect` that claims each path of a Plan."""
+    """Return the rule of `dialect` that claims each path of a Plan."""
     return {path: rule for rule in dialect.rules for path in rule.ours}
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Paths whose values differ, or that have a value on one side only."""
+    """Return the paths whose values differ, or that have a value on one side only."""
     changed = {path for path, value in before.items() if after.get(path) != value}
     return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
 
 
 def unlike(meant: Meaning, kept: Meaning) -> set[str]:
-    """Plan fields whose meaning differs."""
+    """Return the plan fields whose meaning differs."""
     changed = differing(meant.plain, kept.plain)
     # Tables with equally many rows are the same tensors, however many of the rows stand for words.
     return changed if ROWS in changed else changed - {"model.vocab"}

@@ -9,7 +9,9 @@ FILE = 16 * 2**20
 TEXT = 2**19
 """Most characters in a config, whatever its format."""
 SIDECAR = 8 * TEXT
-"""Most characters in a sidecar, which holds the text of a config, its values and their meaning."""
+"""Most characters in a sidecar, which holds the text of a config, the values of its settings and
+the meaning of these values.
+"""
 VALUES = 20_000
 """Most values in a config, with YAML aliases expanded; also most words of a command line."""
 DEPTH = 100
@@ -33,7 +35,7 @@ FILES = 16_384
 COUNT = 2**31
 """Largest number of sequences or microbatches, and largest size of a model's dimension."""
 ACTIONS = 200_000
-"""Most forward and backward passes in a step, over all stages and microbatches."""
+"""Most forward and backward passes in a step, summed over all stages and microbatches."""
 PLAN = {
     "model.layers": LAYERS,
     **dict.fromkeys(
@@ -51,8 +53,8 @@ PLAN = {
 }
 """The largest values of plan fields that count something."""
 SECONDS = 8.0
-"""Processor seconds after which a command that reads a config gives up. Its start and end take less
-than two more.
+"""Processor seconds after which a command that reads a config gives up. Starting and ending the
+command takes less than two more seconds.
 """
 MEMORY = 2**30
 """Most bytes of memory that such a command may use."""

@@ -18,8 +18,9 @@ HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
 def plain(values: Values) -> dict[str, Any]:
-    """`values` without those that have no effect given the others, and with the meaning of each
-    open field filled in.
+    """Return `values` without those that take no effect, and with the values that open fields mean.
+
+    Whether a value takes effect depends on the other values.
     """
     said = {path: value for path, value in values.items() if value is not None}
     for path in list(said):
@@ -79,7 +80,7 @@ def _as(path: str) -> Callable[[Values], Any]:
 
 
 def _cast(values: Values) -> Any:
-    """The format of products, if it differs from that of the weights that are updated;
+    """Return the format of matrix products if the weights that are updated have another format;
     else None.
     """
     # torch.autocast computes in one format and updates weights in another. A stack that casts by
@@ -126,14 +127,14 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "optimizer.nesterov": lambda values: False if values.get("optimizer.name") in SMOOTH else None,
     "optimizer.amsgrad": _beside("optimizer.name", False),
 }
-"""Functions that derive the meaning of an open field from the other values; None if these do not
-decide it. The field's description states each meaning.
+"""Functions that derive the meaning of an open field from the other values. They return None if the
+other values do not decide it. The description of each field states its meaning when open.
 """
 
 
 def _idle(path: str, value: Any, values: Values) -> bool:
-    """Whether a value has no effect, such as a setting of experts in a model without experts, or a
-    list of blocks that names every block.
+    """Return whether a value has no effect, such as a setting of experts in a model without
+    experts, or a list of blocks that names every block.
     """
     if path.startswith(MOE) and (
         not values.get("model.experts") or (path == "model.moe.layers" and all(value))
@@ -155,13 +156,13 @@ def _idle(path: str, value: Any, values: Values) -> bool:
 
 
 def _constant(values: Values) -> bool:
-    """Whether the loss is scaled by a constant, so that its scale never changes."""
+    """Return whether the loss is scaled by a constant."""
     return bool(values.get(LOSS_SCALE + "static"))
 
 
 def _late(values: Values) -> bool:
-    """Whether the loss scale never doubles: it is constant, or the run ends before the first
-    window.
+    """Return whether the loss scale never doubles: it is constant, or the run ends before the first
+    window does.
     """
     steps, window = values.get("run.steps"), values.get(LOSS_SCALE + "window")
     return _constant(values) or bool(steps and window and steps <= window)
@@ -185,4 +186,4 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     LOSS_SCALE + "late": _late,
     LOSS_SCALE + "final": lambda values: _constant(values) or _above(values),
 }
-"""Fields that may have no effect in a run, each with its condition."""
+"""Fields that have no effect in some runs, each with the condition under which this holds."""

@@ -18,9 +18,9 @@ from bridge.translation import lift, seen_by
 
 
 def migrate(config: Config, version: str) -> Config | None:
-    """A config for `version` whose meaning is as near to that of `config` as the release allows.
+    """Return the config for `version` whose meaning is nearest to the meaning of `config`.
 
-    None if the release accepts no part of `config`.
+    Returns None if the release accepts no part of `config`.
     """
     if version == config.version:
         return config
@@ -36,8 +36,8 @@ def migrate(config: Config, version: str) -> Config | None:
 
 
 def nearest_words(config: Config, start: Config) -> list[Group]:
-    """Groups of settings that the table writes in place of the given settings that `start` had to
-    leave out.
+    """Return the settings, in groups, that the table writes in place of given settings of `config`
+    that `start` had to leave out.
     """
     said = lowered(config, start.version)
     out = reworded(config, start.version).keys() - start.given.keys()
@@ -49,14 +49,16 @@ def nearest_words(config: Config, start: Config) -> list[Group]:
 
 
 def as_read(config: Config) -> Config:
-    """`config` with its values in the form in which its own release reads them."""
+    """Return `config` with each value in the form in which the config's own release reads it."""
     reading = config.dialect.parse(config.text(), config.version, lenient=False)
     read = {path: reading.given.get(path, value) for path, value in config.given.items()}
     return built(config, read, config.version) or config
 
 
 def readable(config: Config, given: Group, version: str) -> Config | None:
-    """A config with as much of `given` as the release accepts; None if it accepts no part."""
+    """Return a config with as many settings of `given` as the release accepts, or None if it
+    accepts none.
+    """
     known = settable(config.dialect, given, version, config.entry)
     if whole := built(config, known, version):
         return whole
@@ -67,7 +69,7 @@ def readable(config: Config, given: Group, version: str) -> Config | None:
 
 
 def built(config: Config, given: Group, version: str) -> Config | None:
-    """`given` as a config of that release; None if the release refuses it."""
+    """Return `given` as a config of that release, or None if the release refuses it."""
     try:
         return config.dialect.config(given, version, config.world_size, config.entry)
     except BridgeError:
@@ -75,9 +77,11 @@ def built(config: Config, given: Group, version: str) -> Config | None:
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """`config` with every group added that its stack accepts, found by halving `groups`.
+    """Return `config` with all groups added that the stack accepts. They are found by halving
+    `groups`.
 
-    Most groups are accepted, so this takes about log2(groups) attempts for each one that is not.
+    The stack accepts most groups, so the search takes about log2(groups) attempts for each refused
+    group.
     """
     given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
     more = built(config, given, config.version) if groups else config
@@ -88,14 +92,16 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
 
 
 def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[str, Any]:
-    """The settings in `given` that a release knows."""
+    """Return the settings in `given` that a release knows."""
     return {
         path: value for path, value in given.items() if dialect.knows(path, value, version, entry)
     }
 
 
 def lowered(config: Config, version: str) -> dict[str, Any]:
-    """The plan of `config` as settings of a release, as far as the release has settings for it."""
+    """Return the plan of `config` as settings of a release. Fields for which the release has no
+    setting are left out.
+    """
     written: dict[str, Any] = {}
     for rule, values in seen_by(lift(config).values(), config.dialect, config.world_size):
         # A rule that cannot write these values for the release leaves its settings out; `strayed`
@@ -123,8 +129,8 @@ def reworded(config: Config, version: str) -> dict[str, Any]:
 
 
 def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
-    """The moves between two releases in the order in which they are made, each with True if it
-    replaces old settings by new ones.
+    """Yield the moves between two releases in the order in which to apply them. Each has True if
+    old settings become new settings, and False for the other direction.
     """
     order = dialect.versions.index
     start, end = order(version), order(to_version)
@@ -142,15 +148,17 @@ def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Mov
 
 
 def has(config: Config, path: str, value: Any) -> bool:
-    """Whether the release of `config` has a setting: it was given, has an effective value, or is
-    known by name.
+    """Return whether the release of `config` has a setting: the setting was given, has an effective
+    value, or is known by name.
     """
     known = config.dialect.knows(path, value, config.version, config.entry)
     return path in config.given or config.effective.get(path) is not None or known
 
 
 def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
-    """Effective values that differ, of settings that both releases have."""
+    """Return the settings that both releases have with different effective values, each with the
+    two values.
+    """
     paths = dict.fromkeys((*one.effective, *other.effective))
     found = {path: (one.effective.get(path), other.effective.get(path)) for path in paths}
     unlike = {path: pair for path, pair in found.items() if pair[0] != pair[1]}
@@ -163,8 +171,8 @@ def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
 
 @dataclass(frozen=True)
 class Aim:
-    """The meaning of `config` as an aim, and the search for a config of another release that means
-    nearly the same.
+    """The meaning of `config`, and the search for a config of another release with nearly this
+    meaning.
     """
 
     config: Config
@@ -180,14 +188,15 @@ class Aim:
         return [path for path in {**self.meant, **kept} if self.meant.get(path) != kept.get(path)]
 
     def distance(self, other: Config) -> tuple[int, int]:
-        """The number of plan fields that differ, then that of settings: a smaller pair
-        is nearer.
+        """Return the number of plan fields that differ and the number of settings that differ. The
+        smaller of two such pairs is nearer to the aim.
         """
         return len(self.strayed(other)), len(differing(self.config, other))
 
     def groups(self, start: Config) -> list[Group]:
-        """Groups of settings that may bring `start` nearer: those that the table writes for each
-        plan field that differs, and each effective value that differs.
+        """Return groups of settings that may bring `start` nearer to the aim: for each plan field
+        that differs, the settings that the table writes, and each setting whose effective value
+        differs.
         """
         said, strayed = lowered(self.config, start.version), self.strayed(start)
         rules = [
@@ -210,8 +219,8 @@ class Aim:
         ]
 
     def nearer(self, config: Config, groups: Sequence[Group]) -> Config:
-        """`config` with every group added that brings it nearer to the aim, found by halving
-        `groups`.
+        """Return `config` with all groups added that bring it nearer to the aim. They are found by
+        halving `groups`.
         """
         given = {
             **config.given,
@@ -226,8 +235,8 @@ class Aim:
         return self.nearer(self.nearer(config, groups[:half]), groups[half:])
 
     def trimmed(self, config: Config, start: Config) -> Config:
-        """`config` with each setting put back to its state in `start` if that does not move it away
-        from the aim.
+        """Return `config` with settings put back to their values in `start`. A setting is put back
+        if this does not move the config away from the aim.
         """
         for path in [path for path in config.given if config.given[path] != start.given.get(path)]:
             kept = {path: start.given[path]} if path in start.given else {}

@@ -46,9 +46,9 @@ class Attention(Section):
     norm: Literal["none", "head", "own", "width"] | None = field(
         None,
         description=(
-            "Norm of queries and keys: none, head (over each head), own (the same, each head with "
-            "weights of its own), or width (over all heads; with latent attention, over the narrow "
-            "vectors)."
+            "Norm of queries and keys: none, head (over each head, with the same weights), own "
+            "(over each head, with separate weights), or width (over all heads; with latent "
+            "attention, over the narrow vectors)."
         ),
     )
     window: Count | None = field(
@@ -58,7 +58,7 @@ class Attention(Section):
         ),
     )
     windowed: tuple[bool, ...] | None = field(
-        None, description="Which blocks have the window; open: all."
+        None, description="Blocks whose attention has the window; open: all."
     )
     softcap: Positive | None = field(
         None, description="Bound c of the logits, which become c tanh(x / c); open: no bound."
@@ -79,15 +79,19 @@ class RotaryScaling(Section):
     kind: Literal["none", "linear", "dynamic", "yarn", "llama3", "longrope"] | None = field(
         None, description="Kind of scaling."
     )
-    factor: Positive | None = field(None, description="New length over the original one.")
+    factor: Positive | None = field(None, description="New length divided by the original length.")
     original: Count | None = field(
         None, description="Number of positions that the model was first trained for."
     )
     low: Positive | None = field(
-        None, description="llama3: factor of the lowest frequency that is not scaled."
+        None,
+        description=(
+            "llama3: number of rotations below which everything is scaled (low_freq_factor)."
+        ),
     )
     high: Positive | None = field(
-        None, description="llama3: factor of the highest frequency that is scaled in full."
+        None,
+        description="llama3: number of rotations above which nothing is scaled (high_freq_factor).",
     )
     fast: Positive | None = field(
         None, description="yarn: number of rotations above which nothing is scaled (beta_fast)."
@@ -125,10 +129,10 @@ class Rotary(Section):
         description="Neighbouring elements rotate together, rather than the two halves of a head.",
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Which blocks rotate queries and keys; open: all."
+        None, description="Blocks that rotate queries and keys; open: all."
     )
     scaling: RotaryScaling = field(
-        RotaryScaling(), description="How rotary positions are scaled to longer sequences."
+        RotaryScaling(), description="Scaling of rotary positions to longer sequences."
     )
 
 
@@ -143,9 +147,11 @@ class FeedForward(Section):
     )
     bias: bool | None = field(None, description="Its projections have biases.")
     clamp: Positive | None = field(
-        None, description="Bound of the values of the gate and of its factor; open: no bound."
+        None, description="Bound of the two results that a gate multiplies; open: no bound."
     )
-    offset: Real | None = field(None, description="Added to the factor of a gate; open: nothing.")
+    offset: Real | None = field(
+        None, description="Added to the result that the gate scales; open: nothing."
+    )
 
 
 class Norm(Section):
@@ -154,18 +160,19 @@ class Norm(Section):
     kind: Literal["layer", "rms"] | None = field(None, description="LayerNorm or RMSNorm.")
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the variance.")
     zero_centred: bool | None = field(
-        None, description="Weights are kept as their distance from one."
+        None, description="Weights are stored as their difference from one."
     )
     bias: bool | None = field(None, description="Norms have biases.")
     place: Literal["before", "after", "both", "post"] | None = field(
         None,
         description=(
-            "Where a block has norms: before each layer, after it (before the residual is added), "
-            "or both; post: after the residual is added, without a norm after the last block."
+            "Position of norms in a block: before each layer, after it (before the residual is "
+            "added), or both; post: after the residual is added, without a norm after the last "
+            "block."
         ),
     )
     parallel: bool | None = field(
-        None, description="Attention and feed-forward layer see the same input, side by side."
+        None, description="Attention and feed-forward layer run in parallel on the same input."
     )
     shared: bool | None = field(
         None,
@@ -177,7 +184,7 @@ class Embedding(Section):
     """Embedding and output layer."""
 
     positions: Literal["none", "rotary", "learned", "alibi"] | None = field(
-        None, description="How positions enter the model."
+        None, description="Kind of position encoding in the model."
     )
     max_positions: Count | None = field(
         None,
@@ -211,7 +218,7 @@ class Embedding(Section):
         None, description="Factor of the output's logits; open: 1."
     )
     residual_scale: Positive | None = field(
-        None, description="Factor of what a block adds to the residual; open: 1."
+        None, description="Factor of a block's output before it is added to the residual; open: 1."
     )
     dropout: Share | None = field(None, description="Dropout of the embedding's output.")
 
@@ -230,7 +237,7 @@ class Moe(Section):
         None, description="The shared experts' output has a learned gate."
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Which blocks have experts; open: all."
+        None, description="Blocks that have experts; open: all."
     )
     score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = field(
         None, description="Function that turns a router's logits into weights."
@@ -271,7 +278,7 @@ class Moe(Section):
         None, description="Training adds the balancing loss; open: if its coefficient is not 0."
     )
     z_loss: Annotated[Real, Ge(0)] | None = field(
-        None, description="Coefficient of the mean of logsumexp(logits)^2."
+        None, description="Coefficient of the router's z-loss, the mean of logsumexp(logits)^2."
     )
     router_bias: bool | None = field(
         None, description="The router has a bias that is learned by gradients."
@@ -279,11 +286,11 @@ class Moe(Section):
     balance_bias: bool | None = field(
         None,
         description=(
-            "A bias that follows the loads is added to the scores for the choice of experts only."
+            "A bias that balances the experts' loads is added to the scores that choose experts."
         ),
     )
     balance_rate: Annotated[Real, Ge(0)] | None = field(
-        None, description="How far a step moves the balancing bias."
+        None, description="Amount by which a step changes the balancing bias."
     )
     capacity: Positive | None = field(
         None,
@@ -333,7 +340,7 @@ class Model(Section):
         description="Number of further tokens that extra blocks predict (multi-token prediction).",
     )
     dropout: Share | None = field(
-        None, description="Dropout of what each layer adds to the residual."
+        None, description="Dropout of each layer's output before it is added to the residual."
     )
     attention: Attention = field(Attention(), description="Attention.")
     rotary: Rotary = field(Rotary(), description="Rotary positions.")

@@ -11,17 +11,19 @@ from typing import Any
 Words = Mapping[str, Any]
 """Given values by path."""
 Reword = Callable[[Words], Words]
-"""Function from all given values to the values that mean the same under the other names; an empty
-result: these values have no counterpart.
+"""Function that takes all given values and returns the values that mean the same under the other
+names. An empty result means that they have no counterpart.
 """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Move:
-    """From release `since` on, settings at `new` paths take the place of those at `old` paths.
+    """A renaming: since release `since`, settings at the `new` paths replace settings at the `old`
+    paths.
 
-    `forward` turns old settings into new ones, and `back` new into old. `note` says what newer
-    releases do with the old settings. `source` names the place in the stack's source.
+    `forward` turns old settings into new ones, and `back` turns new settings into old ones. `note`
+    says what newer releases do with the old settings. `source` names the place in the stack's
+    source.
     """
 
     since: str
@@ -33,8 +35,8 @@ class Move:
     source: str = ""
 
     def applied(self, given: Words, forward: bool) -> dict[str, Any]:
-        """`given` with the newer settings in place of the older ones, or the other way round;
-        unchanged if it has neither.
+        """Return `given` with old settings replaced by new ones, or new by old if `forward` is
+        false. Return it unchanged if it has no such settings.
         """
         here, put = (self.old, self.forward) if forward else (self.new, self.back)
         # The first path is the one that must be given; others only add to it.
@@ -46,7 +48,7 @@ class Move:
 
 
 def renamed(old: str, new: str, since: str, note: str = "", source: str = "") -> Move:
-    """A move for a setting that keeps its value under another name."""
+    """Return a move for a setting that keeps its value under another name."""
     return Move(
         since,
         (old,),
@@ -59,7 +61,7 @@ def renamed(old: str, new: str, since: str, note: str = "", source: str = "") ->
 
 
 def switched(old: str, new: str, value: Any, since: str, note: str = "", source: str = "") -> Move:
-    """A move for a switch that became one value of another setting."""
+    """Return a move for a switch that became one value of another setting."""
 
     def forward(given: Words) -> Words:
         return {new: value} if given[old] is True else {}

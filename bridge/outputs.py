@@ -15,11 +15,11 @@ from bridge.rules import Effect, How
 Level = Literal["error", "warning", "note"]
 Verdict = Literal["same", "in part", "differs", "not run"]
 Number = float | Literal["nan", "inf", "-inf"] | None
-"""A number; as text if it is not finite; None if it is not known."""
+"""A number. A number that is not finite is text, and a number that is not known is None."""
 
 
 class Refused(TypedDict):
-    """An error, or a command used wrongly: one line for each problem."""
+    """The output for an error or for a wrong use of a command, with one line for each problem."""
 
     problems: list[str]
     exit_code: Exit
@@ -50,7 +50,7 @@ class Told(TypedDict):
 
 
 class Field(TypedDict):
-    """A value that was written, and where it comes from."""
+    """A value of the target's file, and the settings or the default that it comes from."""
 
     path: str
     value: Any
@@ -128,7 +128,7 @@ class Compared(TypedDict):
 
 
 class Drifted(TypedDict):
-    """A setting whose effect changes with the release."""
+    """A setting whose effect differs between two releases."""
 
     path: str
     kind: str
@@ -141,7 +141,7 @@ class Drifted(TypedDict):
 
 
 class Edited(TypedDict):
-    """A given value, before and after."""
+    """A setting that the migration changes: the given value before and after."""
 
     path: str
     before: Any
@@ -171,7 +171,7 @@ class Drifting(TypedDict):
 
 
 class Shape(TypedDict):
-    """Sizes of a model; `unknown` names weights whose size is not known, and which are not counted."""
+    """Sizes of a model. `unknown` names weights of unknown size, which are not counted."""
 
     layers: int
     hidden: int
@@ -268,7 +268,9 @@ class Call(TypedDict):
 
 
 class Ranks(TypedDict):
-    """Ranks with equal memory and traffic, and what each of them keeps and sends."""
+    """Ranks with equal memory and equal traffic: the bytes that each of them keeps, and its
+    collectives.
+    """
 
     ranks: list[int]
     pipeline_rank: int
@@ -558,7 +560,7 @@ class Setting(TypedDict):
 
 
 class Diagnosed(TypedDict):
-    """A cause with its evidence, and what to log next."""
+    """A possible cause, the evidence for it, and the tensors to log next."""
 
     where: str
     claim: str
@@ -590,7 +592,7 @@ class Traced(Logged):
 
 
 class Changed(TypedDict):
-    """A size that was made smaller."""
+    """A size of the model that was made smaller for the run."""
 
     before: Any
     after: Any
@@ -665,8 +667,8 @@ class Size(TypedDict):
 
 
 class Further(TypedDict):
-    """A side of a move that resumed from its checkpoint: the step at which it did, and the figures
-    of each further step.
+    """A side of a move that was resumed from a checkpoint: the step at which the run resumed, and
+    the figures of each further step.
     """
 
     side: Literal["source", "target"]
@@ -680,7 +682,7 @@ class Further(TypedDict):
 
 
 class Lengths(TypedDict):
-    """The distance between two runs, or the distance that rounding alone makes."""
+    """The distance between two runs, or the distance that rounding alone causes."""
 
     loss: Number
     norm: Number
@@ -717,7 +719,7 @@ class Moved(TypedDict):
 
 
 class Step(TypedDict):
-    """A step of a training; `train --json` prints one on each line."""
+    """A step of a training run; `train --json` prints one object on each line."""
 
     step: int
     loss: Number

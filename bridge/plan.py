@@ -144,7 +144,9 @@ class Offload(Section):
     optimizer_ratio: Fraction | None = field(
         None, description="Share of the optimizer state that is offloaded."
     )
-    parameters: Device | None = field(None, description="Where parameters live between uses.")
+    parameters: Device | None = field(
+        None, description="Memory that holds parameters between uses."
+    )
     pinned: bool | None = field(
         None,
         description="The host memory for offloaded state is page-locked.",
@@ -158,10 +160,10 @@ class Zero(Section):
         None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
     )
     weight_buffers: Count | None = field(
-        None, description="Number of stages whose weights may be whole at once."
+        None, description="Number of model stages whose unsharded weights may be in memory at once."
     )
     grad_buffers: Count | None = field(
-        None, description="Number of stages whose gradients may be whole at once."
+        None, description="Number of model stages whose unsharded gradients may be in memory at once."
     )
     replicas: Count | None = field(
         None, description="Number of groups that each hold a full set of shards (hybrid sharding)."
@@ -171,7 +173,7 @@ class Zero(Section):
         description="Number of elements reduced in one collective; open: the stack's own choice.",
     )
     gather_bucket: Size | None = field(
-        None, description="Number of elements gathered in one collective; open: that of `bucket`."
+        None, description="Number of elements gathered in one collective; open: `bucket`."
     )
     prescale: bool | None = field(
         None,
@@ -180,14 +182,14 @@ class Zero(Section):
     predivide: Annotated[Real, Gt(0)] | None = field(
         None,
         description=(
-            "Divisor before the sum, with the rest of the division after it; open: the whole "
-            "divisor."
+            "Divisor of gradients before the sum; the rest of the division follows the sum. Open: "
+            "the whole division comes before the sum."
         ),
     )
     overlap: bool | None = field(None, description="Gradient reduction overlaps the backward pass.")
     overlap_gather: bool | None = field(None, description="Weight gathering overlaps compute.")
     average_in_collective: bool | None = field(
-        None, description="The collective takes the mean; no division follows it."
+        None, description="The collective itself computes the mean of gradients."
     )
     double_buffer: bool | None = field(
         None, description="Weights are gathered into two buffers that are used in turn."
@@ -232,8 +234,8 @@ class LossScale(Section):
     late: bool | None = field(
         None,
         description=(
-            "The scale doubles one step without overflow after its window; open: at the window's "
-            "end."
+            "The scale doubles one step after the end of its window, if this step has no overflow; "
+            "open: at the end of the window."
         ),
     )
     final: bool | None = field(
@@ -255,7 +257,7 @@ class Precision(Section):
     )
     communicate: Dtype | None = field(
         None,
-        description="Format in which data ranks exchange and sum gradients; open: that of reduce.",
+        description="Format in which data ranks exchange and sum gradients; open: `reduce`.",
     )
     frozen: Literal["compute", "master"] | None = field(
         None,
@@ -273,10 +275,10 @@ class Precision(Section):
         None, description="Format that torch.autocast runs operations in; open: none."
     )
     residual: Dtype | None = field(
-        None, description="Format of the residual stream; open: that of compute."
+        None, description="Format of the residual stream; open: the format `compute`."
     )
     router: Dtype | None = field(
-        None, description="Format in which the router of experts computes; open: that of compute."
+        None, description="Format in which the router of experts computes; open: `compute`."
     )
     moments: tuple[Dtype, Dtype] | None = field(
         None, description="Formats of the optimizer's first and second moment."
@@ -284,7 +286,7 @@ class Precision(Section):
 
 
 class LearningRate(Section):
-    """Learning-rate schedule, in optimizer steps."""
+    """The learning rate over the optimizer steps."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd"] | None = field(
         None, description="Shape of the learning rate after warmup."
@@ -343,7 +345,7 @@ class Optimizer(Section):
             "adafactor",
         ]
         | None
-    ) = field(None, description="Update rule; adamw decays weights apart from the gradient.")
+    ) = field(None, description="Update rule; adamw decays weights separately from the gradient.")
     lr: Annotated[Real, Ge(0)] | None = field(None, description="Peak learning rate.")
     betas: tuple[Annotated[Real, Ge(0), Lt(1)], Annotated[Real, Ge(0), Lt(1)]] | None = field(
         None, description="Decay factors of the two moments."
@@ -360,7 +362,9 @@ class Optimizer(Section):
             "sqrt(R / C) (unit_rms_norm) or sqrt(max(1, R / C)) (shape_scaling)."
         ),
     )
-    amsgrad: bool | None = field(None, description="The largest second moment so far is used.")
+    amsgrad: bool | None = field(
+        None, description="The update uses the largest second moment so far."
+    )
     bias_correction: bool | None = field(
         None, description="Moments are corrected for their start at zero; open: they are."
     )
@@ -386,7 +390,7 @@ class Optimizer(Section):
 
 
 class Adapters(Section):
-    """Low-rank adapters (LoRA): the weights beside them do not train."""
+    """Low-rank adapters (LoRA). The weights that they are added to do not train."""
 
     rank: Count | None = field(None, description="Width of an adapter; open: no adapters.")
     alpha: Annotated[Real, Gt(0)] | None = field(
@@ -396,7 +400,7 @@ class Adapters(Section):
 
 
 class Run(Section):
-    """The course of the run: its length, its seed, and the intervals of logs, checkpoints and
+    """Length, seed and communication library of the run, and the intervals of logs, checkpoints and
     evaluations in optimizer steps.
     """
 
@@ -457,8 +461,8 @@ class Run(Section):
     eval_steps: Size | None = field(None, description="Number of steps in an evaluation.")
     resumed_schedule: Literal["given", "checkpoint", "same"] | None = field(
         None,
-        description="Source of a resumed run's schedule of learning rate and weight decay;"
-        " same: both must agree.",
+        description="Source of the learning-rate and weight-decay schedules of a resumed run; "
+        "same: config and checkpoint must agree.",
     )
     host_init: bool | None = field(None, description="Initial weights are drawn on the host.")
     project: str | None = field(None, description="Project of Weights & Biases that logs go to.")
@@ -552,7 +556,10 @@ class Plan(Section):
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Plan:
-        """A plan from values by dotted path; None means unset. Raises `ConfigError` with every problem."""
+        """Return the plan with values by dotted path; None means unset.
+
+        Raises `ConfigError` with every problem.
+        """
         return validate(
             cls, nest({path: value for path, value in flat.items() if value is not None})
         )

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 DIALECT, SIGNATURE = "DIALECT", "SIGNATURE"
-"""Names in the `__init__.py` of a dialect: its object, and the settings or flags that only its files have."""
+"""Names that the `__init__.py` of a dialect sets: the dialect object, and the settings or flags by
+which its files are recognised.
+"""
 LARGEST = 2**20
 """Most bytes of an `__init__.py` that are read."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A dialect in a folder. A dialect with an empty signature is used only if the user
+    """A dialect in a folder of the user. If its signature is empty, it is used only if the user
     names it.
     """
 
@@ -28,10 +30,10 @@ class Plugin:
     signature: tuple[str, ...] = ()
 
     def matches(self, data: Any) -> bool:
-        """Whether parsed `data` has one entry of the signature.
+        """Return whether parsed `data` has at least one entry of the signature.
 
-        An entry is a dotted setting of a mapping, or a flag in a list of words or in the launches
-        of a script.
+        An entry is a dotted setting of a mapping, or a flag in a list of words or in a launch
+        command of a script.
         """
         if isinstance(data, Mapping):
             return any(_has(data, mark.split(".")) for mark in self.signature)
@@ -53,8 +55,8 @@ def _has(data: Any, parts: Sequence[str]) -> bool:
 def found(
     folders: tuple[str, ...], taken: tuple[str, ...]
 ) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
-    """The dialects in `folders`, the first one of each name, and a line for each folder that was
-    left out, with the reason.
+    """Return the dialects in `folders`, the first one of each name, and a line with the reason for
+    each folder that was left out.
 
     `taken` are the names of our own dialects.
     """
@@ -79,7 +81,7 @@ def found(
 
 
 def _read(place: Path) -> Plugin | str:
-    """The dialect that the folder declares, or the reason why it declares none."""
+    """Return the dialect that the folder declares, or the reason why the folder declares none."""
     if not place.name.isidentifier():
         return "its name is not a valid name of a Python module"
     try:

@@ -1,5 +1,5 @@
-"""Reports for people: a verdict in one line, then one row for each cause, with settings as the file
-and the target spell them.
+"""Reports for people: a verdict in one line, then one row for each cause. Settings are spelled as
+in the file and in the target.
 """
 
 from __future__ import annotations
@@ -36,17 +36,15 @@ AS_WRITTEN = {
 # A check has no second config to compare with, so its verdict is about the file as it is written.
 WRITTEN = "different numbers than written"
 FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
-"""Text for the fate of a value that was not dropped and that has no single counterpart in the
-target.
-"""
+"""Words for a value that arrived in the target, but not as the same value of one setting."""
 MANY = 6
-"""Most settings of one cause that are listed one per line; if there are more, defaults of a stack
-are joined in one paragraph.
+"""Maximum number of settings of one cause that are listed one per line. If there are more, and a
+stack's defaults are the cause, they are joined in one paragraph.
 """
 NEAR = 3
-"""Most settings of the target that are listed for one setting of the source."""
+"""Maximum number of target settings that are listed for one source setting."""
 LONG = 160
-"""Most characters of a value that are shown."""
+"""Maximum number of characters of a value that are shown."""
 
 
 @dataclass
@@ -59,7 +57,7 @@ class Cause:
 
 
 def causes(findings: Iterable[Finding]) -> list[Cause]:
-    """Findings grouped by reason and effect, the worst effect first, then in the order of the file.
+    """Group findings by reason and effect, the worst effect first, then in the order of the file.
 
     A repeated finding appears once. A value that only changed its unit or rounding comes after
     values that are lost or changed their meaning.
@@ -95,8 +93,9 @@ def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
 def verdict(
     findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers"
 ) -> str:
-    """The verdict in one line: the text in `same` if the run is the same, else the number of causes
-    that stop or change it; and the number of settings that are still to be added.
+    """Return the verdict in one line. If the run is the same, this is the text in `same`; otherwise
+    it is the number of causes that stop or change the run. The number of settings that are still to
+    be added follows.
     """
     found = list(_once(findings))
     told = causes(finding for finding in found if finding.how is not How.MISSING)
@@ -146,9 +145,11 @@ def text(
     files: Sequence[Path] = (),
     findings: Sequence[Finding] | None = None,
 ) -> None:
-    """Print a translation: the verdict, the causes, and the parts beside the file; `files` are
-    those that were written. Only `findings` are printed and decide the verdict; None: all findings
-    of the translation.
+    """Print a translation: the verdict, the causes, and the parts outside the target's file.
+    `files` are the files that were written.
+
+    Only `findings` are printed and decide the verdict; None stands for all findings of the
+    translation.
     """
     source, target = result.source, result.config
     told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
@@ -203,7 +204,7 @@ def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View
 
 
 def unshown(told: Iterable[Finding], view: View) -> int:
-    """How many findings have no effect on the run and are not shown."""
+    """Return the number of findings that are not shown because they have no effect on the run."""
     rows = (one for one in _once(told) if one.how is not How.MISSING)
     return sum(one.effect is Effect.NONE and not view.shows(one.effect) for one in rows)
 
@@ -279,7 +280,8 @@ def _causes(
 
 
 def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -> Iterator[Hung]:
-    """The lines of a cause: its settings, each with the change of its value, and the reason."""
+    """Yield the lines for a cause: its settings, each with the change of the value, and the reason.
+    """
     from rich.markup import escape
 
     heads = []
@@ -304,8 +306,8 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
 
 
 def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
-    """Settings one per line: the label stands before the first, and the others are indented by its
-    width.
+    """Yield one line for each setting. The label is in front of the first setting, and the other
+    lines are indented by the width of the label.
     """
     for place, head in enumerate(heads):
         if place == 0:
@@ -315,8 +317,8 @@ def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
 
 
 def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
-    """The change of a value as `before -> after`, with the settings of the target that carry it, if
-    there are few.
+    """Return the change of a value as `before -> after`, with the target settings that have the new
+    value, if they are few.
     """
     if finding.change or finding.how is None:
         return finding.change
@@ -339,8 +341,8 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
 
 
 def _place(finding: Finding) -> str:
-    """The place where the setting was written; a spelling that only repeats its path is
-    left out.
+    """Return the place where the setting was written. A spelling that only repeats the setting's
+    path is left out.
     """
     return _at(finding.origin, finding.path)
 
@@ -353,8 +355,8 @@ def _at(origin: Origin | None, path: str) -> str:
 
 
 def _missing(findings: Iterable[Finding], console: Console) -> None:
-    """Print the settings that are still to be added, one row for each reason. Every view shows
-    them.
+    """Print the settings that are still to be added, one row for each reason. Every report shows
+    these settings.
     """
     from rich.markup import escape
 
@@ -441,8 +443,7 @@ def _outside(result: Result, console: Console, code: Path | None) -> None:
 def _footer(
     findings: Iterable[Finding], console: Console, view: View, result: Result | None = None
 ) -> None:
-    """Print the number of findings and settings that are not shown, and the options that show them.
-    """
+    """Print the number of findings and settings that are hidden, and the options that show them."""
     harmless = [
         finding
         for finding in _once(findings)

@@ -1,5 +1,5 @@
-"""Files of `convert --script` beside a config: the script that starts the run, and the config of
-its model.
+"""Files that `convert --script` writes next to a config: the script that starts the run, and the
+config of its model.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from bridge.translation import Result, translate
 
 
 def scripted(result: Result, output: Path | None) -> Result:
-    """`result` with the script that starts it. Its `findings` include the losses of the model's
-    config, and its `lacking` the settings that are missing.
+    """Add the script that starts the run to `result`. The new `findings` include the losses of the
+    model's config, and `lacking` has a finding for each missing setting.
     """
     if output is None or result.put is None:
-        raise BridgeError("--script: needs -o OUT; the script is written beside it")
+        raise BridgeError("--script: needs -o OUT; the script is written next to OUT")
     model, findings = described(result)
     program = result.config.dialect.program(result.put, result.config, result.plan.values(), model)
     return replace(result, put=program.written, findings=findings, lacking=program.lacking)
 
 
 def described(result: Result) -> tuple[Config | None, tuple[Finding, ...]]:
-    """The model's own config, and the findings of the whole translation.
+    """Return the model's own config, and the findings of the whole translation.
 
-    The config is None if the target's config contains the model, or if the source lacks a part of
+    The config is None if the target's config defines the model, or if the source lacks a part of
     the model.
     """
     if result.config.dialect.model:
@@ -59,6 +59,6 @@ def about_models() -> Dialect:
 
 
 def _told(dialect: Dialect, finding: Finding) -> bool:
-    """Whether a finding is about the model."""
+    """Return whether a finding is about the model."""
     rule = claims(dialect).get(finding.path)
     return finding.path.startswith("model") or (rule is not None and rule.about_model)

@@ -1,4 +1,6 @@
-"""What a reader of nested configs collects on its way: values, their origins, findings, and problems with their lines."""
+"""The reader of nested configs. It collects values, the lines where they were written, findings and
+problems.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from bridge.rules import Effect
 
 @dataclass
 class Reader:
-    """Walks a config for a release; collects values by path, spellings, findings and problems."""
+    """Walks through a config for a release, and collects values by path, spellings, findings and
+    problems.
+    """
 
     release: Release
     lenient: bool
@@ -31,21 +35,23 @@ class Reader:
     file: str = ""
 
     def line(self, written: str) -> int | None:
-        """The line of the key as written, if the source has lines."""
+        """Return the line of the key `written`, if the source has line numbers."""
         return self.document.line(*written.split(".")) if self.document else None
 
     def written(self, path: str) -> bool:
-        """Whether the source has the key; if not, its line would be that of its section."""
+        """Return whether the source has the key at `path`. A key that it does not have gets no line
+        number.
+        """
         return True
 
     def problem(self, written: str, message: str) -> None:
-        """Note an error at `written`."""
+        """Record the problem `message` with the key `written`, with its line."""
         line = self.line(written)
         file = f"{self.file}: " if self.file else ""
         self.problems.append(f"{file}{f'line {line}: ' if line else ''}{written}: {message}")
 
     def finding(self, path: str, message: str, effect: Effect) -> None:
-        """Note a remark. A remark with effect NONE is no loss."""
+        """Record a finding. With effect NONE, the finding counts as a remark and not as a loss."""
         origin = Origin(self.line(path) if self.written(path) else None, path, self.file)
         self.findings.append(
             Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin)
@@ -53,7 +59,7 @@ class Reader:
 
 
 def mapping(document: Document, expected: str) -> Mapping[str, Any]:
-    """The data of a document; `SourceError` if it is no mapping."""
+    """Return the data of a document. Raises `SourceError` if the data is no mapping."""
     if not isinstance(document.data, Mapping):
         raise SourceError(
             f"{document.name}: found {shown(document.data)}, expected {expected}"
@@ -62,7 +68,9 @@ def mapping(document: Document, expected: str) -> Mapping[str, Any]:
 
 
 def flaw(value: Any, holder: str = "no file can") -> str:
-    """The problem with a free-form value that JSON has no form for; empty if there is none."""
+    """Return the problem with a free-form value that JSON cannot express, or an empty string if
+    there is none.
+    """
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,4 +1,6 @@
-"""Reference: all facts about a field and about a pair of dialects, for pages and commands."""
+"""Reference: all facts about a field, and all facts about a pair of dialects, for pages and
+commands.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from bridge.rules import Context, Effect, How, Rule
 from bridge.translation import claims, plan_claims
 
 DEPENDS = "depends on the values"
-"""Text for the effect of losing a field, if its rule derives the effect from the values."""
+"""Text in place of the effect of losing a field, if this effect depends on the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,13 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The fate of a field in another dialect, in the newest releases of both.
+    """The result of translating one field to another dialect, in the newest releases of both
+    dialects.
 
-    `paths` are the fields that stand for it there. `how` holds for all values: `approximate` means
-    that some values do not survive. `lost` are the plan paths that no field stands for, `fixed`
-    those that the other stack always sets to one value. `reasons` tell what may be lost and why.
+    `paths` are the fields of the other dialect that receive the value. `how` holds for all values:
+    `approximate` means that some values do not survive. `lost` are the plan paths that no field of
+    the other dialect stands for. `fixed` are the plan paths that the other stack always sets to one
+    value, each with this value. `reasons` state what may be lost and why.
     """
 
     dialect: str
@@ -55,10 +59,10 @@ class Arrival:
 class Entry:
     """One field of a dialect.
 
-    `kind` are the values that it accepts, in words, and `spans` its releases and defaults. `plan`
-    are the plan paths that it stands for. `effect` is that of losing it, None if that depends on
-    the values. `note`, `lossy` and `source` are those of its rule. `checks` are the stack's checks
-    of it.
+    `kind` describes the values that the field accepts, and `spans` has its releases and defaults.
+    `plan` are the plan paths that the field stands for. `effect` is the effect of losing the field;
+    None if it depends on the values. `note`, `lossy` and `source` come from the field's rule.
+    `checks` are the stack's checks of the field.
     """
 
     dialect: str
@@ -80,13 +84,13 @@ class Entry:
 
     @property
     def numbers(self) -> bool:
-        """Whether losing it changes the numbers of some run."""
+        """Whether losing the field changes the numbers of some run."""
         return self.effect is None or self.effect.reaches(Effect.NUMBERS)
 
 
 def entry(dialect: Dialect, path: str, others: Sequence[Dialect] = ()) -> Entry:
-    """All facts about the field at `path`; `ConfigError` with the nearest names if there is no such
-    field.
+    """Return all facts about the field at `path`. Raises `ConfigError` with the nearest names if
+    there is no such field.
     """
     leaf = fields(dialect.schema).get(path)
     if leaf is None:
@@ -139,8 +143,8 @@ def _effect(rule: Rule) -> Effect | None:
 
 @cache
 def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
-    """Plan paths that each field stands for, in the rule that claims it and in rules that only see
-    it.
+    """Return the plan paths that each field stands for, in the rule that claims the field and in
+    rules that only see it.
     """
     found: dict[str, list[str]] = {}
     for ours, rule in plan_claims(dialect).items():
@@ -154,8 +158,8 @@ def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
 
 @cache
 def spans(dialect: Dialect, path: str) -> tuple[Span, ...]:
-    """The releases that have a field, oldest first; those that follow each other with one default
-    make one span.
+    """Return the releases that have a field, oldest first. Consecutive releases with one default
+    form one span.
     """
     found: list[Span] = []
     last = None
@@ -189,7 +193,7 @@ def current(dialect: Dialect) -> frozenset[str]:
 
 
 def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
-    """The fate of the field at `path` of `source` in `target`."""
+    """Return the result of translating the field at `path` of `source` to `target`."""
     meant = meanings(source).get(path, ())
     there = {ours: carriers(target, ours) for ours in meant}
     found = tuple(dict.fromkeys(name for names in there.values() for name in names))
@@ -212,7 +216,7 @@ def arrival(source: Dialect, path: str, target: Dialect) -> Arrival:
 
 
 def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
-    """Fields of the newest release that stand for a plan path."""
+    """Return the fields of the newest release that stand for a plan path."""
     return tuple(
         path for path in plan_claims(dialect)[ours].carriers(ours) if path in current(dialect)
     )
@@ -220,8 +224,8 @@ def carriers(dialect: Dialect, ours: str) -> tuple[str, ...]:
 
 @cache
 def always(dialect: Dialect) -> Mapping[str, Any]:
-    """Plan paths for which a stack has no setting because it always uses one value, each with that
-    value.
+    """Return the plan paths that a stack always sets to one value, each with this value. The stack
+    has no settings for these paths.
     """
     # Such a rule claims no setting, so it reads its value from nothing.
     context = Context(dialect.newest)
@@ -245,7 +249,9 @@ def _how(source: Dialect, path: str, found: tuple[str, ...], limited: bool) -> H
 
 
 def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
-    """The reasons why some values do not survive, on the way into the plan or out of it."""
+    """Return the reasons why some values do not survive, in reading the source or in writing the
+    target.
+    """
     meant = meanings(source)[path]
     mine = [plan_claims(source)[ours] for ours in meant]
     # A reader loses something if its rule blurs values, or if one field stands for several plan
@@ -257,8 +263,8 @@ def _limits(source: Dialect, path: str, target: Dialect) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One field of a pair's source: its fate, and the effect of losing it (None: depends on the
-    values). `kept` is true if a plan path stands for it.
+    """One field of the source in a pair of dialects: the result of translating it, and the effect
+    of losing it (None: depends on the values). `kept` is true if a plan path stands for the field.
     """
 
     path: str
@@ -275,8 +281,8 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A field of the target that no field of the source stands for, so that the target's default
-    takes effect.
+    """A field of the target that no field of the source stands for. The target's default takes
+    effect.
     """
 
     path: str
@@ -287,11 +293,12 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The translation from one dialect to another, in their newest releases.
+    """The translation from one dialect to another, in the newest releases of both dialects.
 
-    `passages` has each field of the source; those without `kept` are the source stack's own and are
-    lost in any target. `openings` are fields of the target that the source leaves open. `own` is
-    the number of target fields that no other stack can set: they keep the target's defaults.
+    `passages` has each field of the source. Fields whose passage is not `kept` exist only in the
+    source's stack, and every translation loses them. `openings` are fields of the target that the
+    source leaves open. `own` is the number of target fields that no other stack can set; they have
+    the target's defaults.
     """
 
     source: Dialect
@@ -302,12 +309,13 @@ class Pair:
 
     @property
     def meant(self) -> tuple[Passage, ...]:
-        """The passages of fields that a plan path stands for."""
+        """The passages of all fields that a plan path stands for."""
         return tuple(passage for passage in self.passages if passage.kept)
 
     def fare(self, how: How) -> tuple[Effect | None, ...]:
-        """The effects of losing each field with the fate `how`. Fields with the fate `defaulted`
-        are fields of the target, all others are fields of the source.
+        """Return the effects of losing each field whose translation has the result `how`. If `how`
+        is `defaulted`, the fields are fields of the target; otherwise they are fields of the
+        source.
         """
         if how is How.DEFAULTED:
             return tuple(opening.effect for opening in self.openings)

@@ -1,4 +1,5 @@
-"""Refusals: every problem of a source in one error, including those that the first ones hide."""
+"""Refusals: one error with every problem of a source, including problems that the first ones hide.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +25,17 @@ SHARED = tuple(
         ("pp|stages?|layers?", "pipeline|virtual"),
     )
 )
-"""Patterns of words about the split of ranks and samples, and about the split of layers. Two
-problems that match the same pattern may depend on each other: one may exist only because a setting
-that the other is about was left out.
+"""Patterns of words, one pattern for the split of ranks and samples, and one for the split of
+layers. Of two problems that match the same pattern, one may exist only because the other's setting
+was left out.
 """
 SELECTORS = ("_target_", "type", "model_type", "strategy")
-"""Settings that decide the meaning of all others in their section."""
+"""Names of settings that decide what the other settings of their section mean."""
 NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
 """Pattern of a problem with an unknown name that resembles no known one."""
 WORLD = "world_size"
-"""Name of the number of ranks that was given beside a source; problems may be about it as if it
-were a setting.
+"""Name that problems use for the number of ranks given by the user. It is treated like the name of
+a setting.
 """
 
 
@@ -44,11 +45,11 @@ def every(
     world: int | None,
     judge: Callable[[Values, int | None], object],
 ) -> tuple[str, ...]:
-    """Problems of a source: the `first` ones, and those that `judge` finds when the settings that
-    these are about are left out.
+    """Return all problems of a source: those in `first`, and further problems that `judge` finds
+    after the settings with problems are removed.
 
     `given` are the settings that could be read, for `world` ranks. A problem that mentions a
-    setting which was left out is not reported: it may exist only because of that.
+    removed setting is not reported, because it may exist only because of the removal.
     """
     problems, found, left = list(dict.fromkeys(first)), list(first), {WORLD: world, **given}
     # Settings that a misspelled name stands for are missing from `given` for the same reason.
@@ -89,9 +90,9 @@ def every(
 
 
 def _hides(problem: str, given: Values) -> bool:
-    """Whether the problem leaves a section without the setting that decides what it is.
+    """Return whether the problem removes the setting that decides what its section means.
 
-    A misspelled one that the reader kept as what it was meant to be decides.
+    A misspelled setting whose correct name was read removes nothing.
     """
     subject = _subject(problem)
     section, _, name = subject.rpartition(".")
@@ -101,30 +102,32 @@ def _hides(problem: str, given: Values) -> bool:
 
 
 def hangs(one: str, other: str) -> bool:
-    """Whether two problems, or names of settings, are about the same split, so that one may depend
-    on the other.
+    """Return whether two problems, or two names of settings, are about the same split, so that one
+    may depend on the other.
     """
     return any(shared.search(one) and shared.search(other) for shared in SHARED)
 
 
 def _subject(problem: str) -> str:
-    """The setting that a problem begins with; empty if it begins with none."""
+    """Return the setting that a problem begins with, or an empty string if it begins with none."""
     name = WORD.sub("", PLACE.sub("", problem).partition(":")[0])
     return _plain(name) if name and not re.search(r"\s", name) else ""
 
 
 def _plain(text: str) -> str:
-    """A flag as the name of the setting: `--micro-batch` becomes `micro_batch`."""
+    """Return the name of the setting for a flag: `--micro-batch` becomes `micro_batch`."""
     return text.lstrip("-").replace("-", "_")
 
 
 def _mentioned(problems: Sequence[str], given: Iterable[str]) -> set[str]:
-    """The given settings that problems mention anywhere."""
+    """Return the given settings that problems mention."""
     return {path for path in given if any(_speaks(problem, (path,)) for problem in problems)}
 
 
 def _speaks(problem: str, names: Iterable[str]) -> bool:
-    """Whether a problem mentions one of these settings, by its path or by the last part of it."""
+    """Return whether a problem mentions one of the settings `names`, by its path or by the last
+    part of its path.
+    """
     text = problem.replace("-", "_")
     words = {word for name in names for word in (name, name.rpartition(".")[2])}
     # Not inside a longer word or path: `stage` is not mentioned in `zero.stage` or `stages`.

@@ -1,5 +1,5 @@
-"""Releases of a stack, in order, and windows of them: half open, and without a bound if an end is
-empty.
+"""Releases of a stack, in order, and windows of releases. A window begins with `since`, ends before
+`until`, and has no bound on a side that is empty.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from bridge.errors import VersionError, nearest
 
 
 class Windowed(Protocol):
-    """A row that stands for the releases in [since, until); an empty end is open."""
+    """A row of a table that applies to the releases in [since, until). An empty `since` or `until`
+    is no bound.
+    """
 
     @property
     def since(self) -> str:
-        """The first release that has it."""
+        """The first release to which the row applies."""
 
     @property
     def until(self) -> str:
-        """The first release that no longer has it."""
+        """The first release to which the row no longer applies."""
 
 
 Row = TypeVar("Row", bound=Windowed)
@@ -49,23 +51,26 @@ class Releases:
         return {version: place for place, version in enumerate(self.known)}
 
     def place(self, version: str) -> int:
-        """The index of `version` among the known releases; `VersionError` with its neighbours if it
-        is not known.
+        """Return the index of `version` among the known releases. Raises `VersionError`, with the
+        nearest known releases, if it is not known.
         """
         if version not in self._places:
             raise VersionError(f"{self.stack}: {unknown_release(version, self.known)}")
         return self._places[version]
 
     def since(self, version: str, start: str) -> bool:
-        """Whether `version` is `start` or a later release; true for an empty `start`."""
+        """Return whether `version` is `start` or a later release. The result is true for an empty
+        `start`.
+        """
         return not start or self.place(version) >= self.place(start)
 
     def within(self, version: str, since: str = "", until: str = "") -> bool:
-        """Whether `version` is in [since, until); an empty end is open."""
+        """Return whether `version` is in [since, until). An empty `since` or `until` is no bound.
+        """
         return self.since(version, since) and not (until and self.since(version, until))
 
     def having(self, version: str, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """The rows whose window has `version`, in their order."""
+        """Return the rows that apply to `version`, in their order."""
         return tuple(row for row in rows if self.within(version, row.since, row.until))
 
     def near(self, version: str) -> str:
@@ -85,8 +90,8 @@ class Releases:
 
     @cached_property
     def newest(self) -> str:
-        """The newest release that is not a prerelease; the newest of all if there are only
-        prereleases.
+        """The newest release that is not a prerelease. If there are only prereleases, this is the
+        newest prerelease.
         """
         return next(
             (name for name in reversed(self.known) if not Version(name).is_prerelease),
@@ -94,13 +99,14 @@ class Releases:
         )
 
     def last(self, until: str) -> str:
-        """The last release before `until`; the newest known one if `until` is empty."""
+        """Return the last release before `until`, or the newest known release if `until` is empty.
+        """
         return self.known[self.place(until) - 1] if until else self.known[-1]
 
 
 @dataclass(frozen=True)
 class Release:
-    """One of the known releases of a stack; `VersionError` if it is not known."""
+    """One of the known releases of a stack. Raises `VersionError` if the release is not known."""
 
     version: str
     among: ClassVar[Releases]
@@ -113,22 +119,24 @@ class Release:
         return self.among.since(self.version, start)
 
     def within(self, since: str = "", until: str = "") -> bool:
-        """Whether this release is in [since, until); an empty end is open."""
+        """Return whether this release is in [since, until). An empty `since` or `until` is no
+        bound.
+        """
         return self.among.within(self.version, since, until)
 
     def having(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """The rows whose window has this release, in their order."""
+        """Return the rows that apply to this release, in their order."""
         return self.among.having(self.version, rows)
 
     def names(self, rows: Mapping[str, Windowed]) -> frozenset[str]:
-        """The names of the rows whose window has this release."""
+        """Return the names of the rows that apply to this release."""
         return frozenset(
             name for name, row in rows.items() if self.within(row.since, row.until)
         )
 
 
 def unknown_release(version: str, known: Sequence[str]) -> str:
-    """The message for a release that is not `known`, with those nearest to it."""
+    """Return the message for a release that is not `known`, with the nearest known releases."""
     named = version if len(version) <= limits.NAME else f"{version[: limits.NAME]}…"
     return f"unknown release {named}; {_neighbours(named, known)}"
 

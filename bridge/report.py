@@ -43,7 +43,9 @@ def all_of(config: Config) -> tuple[Finding, ...]:
 def as_json(
     result: Result, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
 ) -> outputs.Converted:
-    """A translation as the JSON object of docs/json.md, which is stable. `findings`: those that take effect; None: all."""
+    """Return a translation as the stable JSON object that docs/json.md describes. `findings` are
+    the findings to include; None stands for all findings.
+    """
     written, told = result.written, remarks_of(result) if findings is None else findings
     return {
         "source": _side(result.source),
@@ -76,7 +78,9 @@ def as_json(
 def check_json(
     config: Config, threshold: Effect = Effect.NUMBERS, findings: Sequence[Finding] | None = None
 ) -> outputs.Checked:
-    """A check as one JSON object. `findings`: those that take effect; None: all."""
+    """Return a check as one JSON object. `findings` are the findings to include; None stands for
+    all findings.
+    """
     told = all_of(config) if findings is None else findings
     return {
         "source": _side(config),

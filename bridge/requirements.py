@@ -1,4 +1,4 @@
-"""Settings that a stack needs to start, and those of them that a config lacks."""
+"""Settings that a stack needs to start, and the search for the settings that a config lacks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Given = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A requirement: one of `paths` has to be set, unless `unless` holds for the given values.
+    """A requirement: one of `paths` must be set, unless `unless` is true for the given values.
     Reports propose to add the first path.
 
     `words` say what stops without the setting, and `place` names the place in the stack's source.
-    `sized` is true if numbers depend on the setting: a fragment of a launch without it then means
-    different numbers, else the same numbers.
+    `sized` is true if numbers depend on the setting. If only a fragment of a launch is known and it
+    lacks such a setting, the effect is different numbers; otherwise there is no effect.
     """
 
     paths: tuple[str, ...]
@@ -30,13 +30,13 @@ class Need:
     example: str = ""
 
     def met(self, given: Given) -> bool:
-        """Whether one of the paths is set, or none is needed."""
+        """Return whether one of the paths is set, or `unless` makes the setting unnecessary."""
         return any(said(given, path) for path in self.paths) or bool(self.unless(given))
 
 
 def said(given: Given, path: str) -> bool:
-    """Whether a setting, or one below it, is given; also inside a section that is kept as one
-    mapping.
+    """Return whether a setting, or a setting below it, is given. It may also be inside a section
+    that the schema keeps as one mapping.
     """
     if given.get(path) is not None or any(name.startswith(path + ".") for name in given):
         return True
@@ -49,10 +49,10 @@ def said(given: Given, path: str) -> bool:
 def missing(
     given: Given, needs: Iterable[Need], whole: bool, spelled: Callable[[str], str] = str
 ) -> Iterator[Finding]:
-    """A finding for each need that is not met.
+    """Yield a finding for each requirement that is not met.
 
-    A `whole` launch stops without the setting. A fragment of a launch does not, as other files may
-    set it.
+    A `whole` launch stops without the setting. A fragment of a launch does not stop, because other
+    files may set it.
     """
     for need in needs:
         if not need.met(given):

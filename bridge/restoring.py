@@ -1,5 +1,5 @@
-"""The way back: a config made from its sidecar and from the edits since. Settings that no edit
-concerns are restored as they were.
+"""The way back: a config made from its sidecar and from later edits. Settings that no edit concerns
+are restored as they were.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from bridge.sections import moved, worth, written
 Given = Mapping[str, Any]
 Unit = tuple[str, ...]
 ROUNDS = 2
-"""Number of rounds in which fields with a wrong meaning are written again and the result is
-checked.
-"""
+"""Number of rounds in which settings of fields with a wrong meaning are written again."""
 
 
 def sound(carry: Carry, dialect: Dialect) -> Given:
-    """The settings of a sidecar, without values whose type is wrong for their setting."""
+    """Return the settings of a sidecar whose values have the right type."""
     return (
         carry.given
         if _valid(dialect, carry.given)
@@ -46,23 +44,25 @@ def _valid(dialect: Dialect, given: Given) -> bool:
 
 @dataclass(frozen=True)
 class _Attempt:
-    """Given values as a config, and the plan fields whose meaning in it is wrong."""
+    """A candidate for the restored config: the values, the config, and the plan fields whose
+    meaning in this config is wrong.
+    """
 
     values: Given
     config: Config
     wrong: frozenset[str]
     score: tuple[int, int, int]
-    """Numbers of lost edits, of other fields that are wrong, and of settings that were not put
-    back; compared in this order.
+    """Three numbers, compared in this order: lost edits, other fields with a wrong meaning, and
+    settings that were not put back.
     """
 
 
 class Way:
-    """The meaning that a config must have on the way back, and the search for settings that express
-    it and keep as many of the user's as possible.
+    """The search for the restored config. `goal` is the meaning that this config must have. The
+    search keeps as many of the user's settings as possible.
 
-    Several candidates are tried, as groups that are put back may contradict groups that are
-    written, and as a stack may be unable to express everything.
+    Several candidates are tried. Settings that are put back may contradict settings that are
+    written, and a stack may be unable to express the whole meaning.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Way:
 
     @cached_property
     def kept(self) -> Given:
-        """The settings of the sidecar that the stack still has."""
+        """The settings of the sidecar for which the stack still has a rule."""
         return {
             path: value for path, value in self.carry.given.items() if path in claims(self.dialect)
         }
@@ -120,13 +120,13 @@ class Way:
 
     @cached_property
     def anew(self) -> Given:
-        """All settings, as the table writes the meaning of the other side."""
+        """All settings, as the table writes them from the meaning of the edited config."""
         return written_by(self.ours, self.dialect, self.version, self.world_size, self.kept)
 
     @cached_property
     def own(self) -> Given:
-        """All settings for the goal, as the table writes them in the source's own terms, such as
-        the keys of its model family.
+        """All settings with the meaning of `goal`, as the table writes them in the source's own
+        terms, such as the keys of the source's model family.
         """
         return self._in_own_terms(self.goal)
 
@@ -134,8 +134,10 @@ class Way:
         return written_by(ours, self.dialect, self.version, self.carry.world_size, self.kept)
 
     def restored(self) -> Config:
-        """The config with the fewest wrong fields; of several such, the one that keeps the most
-        settings. Raises `BridgeError` if the stack refuses all candidates.
+        """Return the config with the fewest wrong fields. Among several such configs, return the
+        one that keeps the most settings of the user.
+
+        Raises `BridgeError` if the stack refuses all candidates.
         """
         if not self.changed:
             return self._config(self.kept)
@@ -157,7 +159,7 @@ class Way:
         return self.best.config
 
     def _values(self) -> Iterator[Given]:
-        """Yield given values to try in turn, as long as the best of them have a wrong field."""
+        """Yield candidates for the given values, until the best one has no wrong field."""
         edited = _with(self.kept, self.edited, self.own)
         yield self._slightly()
         yield edited
@@ -169,8 +171,8 @@ class Way:
         yield from self._least()
 
     def _slightly(self) -> Given:
-        """Write only the settings that stand for an edit, and in a section only the parts that the
-        edit changes.
+        """Return the kept settings in which only the settings that express an edit are written
+        anew. In a section, only the entries that the edit changes are written anew.
         """
         was, table = self._in_own_terms(self.before), claims(self.dialect)
         stand = [
@@ -182,7 +184,9 @@ class Way:
         return _with(self.kept, self.overruling.union(stand), {**self.own, **written})
 
     def _mended(self) -> Iterator[Given]:
-        """Yield the best values so far, with every group written anew that has a wrong field."""
+        """Yield the best values so far, in which all settings of a rule with a wrong field are
+        written anew.
+        """
         if self.best is not None:
             rules = plan_claims(self.dialect)
             wrong = {rules[ours] for ours in self.best.wrong if ours in rules}
@@ -190,16 +194,17 @@ class Way:
             yield _with(self.best.values, paths, self.own)
 
     def _holds_more(self, rule: Rule) -> bool:
-        """Whether the kept settings of a group mean more than a plan can hold, so that writing the
-        group anew would lose a part of their meaning.
+        """Return whether the kept settings of a rule mean more than a plan can hold. Writing them
+        anew would lose a part of their meaning.
         """
         if rule.blurs is None or self.source is None or not self.edited.isdisjoint(rule.theirs):
             return False
         return rule.blurs(rule.seen(rule.theirs, self.source.effective))
 
     def _least(self) -> Iterator[Given]:
-        """Write everything anew. If that is better, put back as many kept settings as the result
-        allows, those with the worst effect first.
+        """Yield values in which all settings are written anew, if they are better than the best so
+        far. As many kept settings as possible are put back first, beginning with those whose loss
+        has the worst effect.
         """
         whole = self._tried(self.anew)
         if whole is None or (self.best is not None and whole.score[:2] >= self.best.score[:2]):
@@ -213,7 +218,8 @@ class Way:
         yield best.values
 
     def _fuller(self, whole: _Attempt) -> tuple[_Attempt, list[Unit]]:
-        """`whole` with all units put back that are compatible with it, and the units that are not.
+        """Put all units back into `whole` that are compatible with it. Return the result and the
+        units that are not compatible.
         """
         # By halves: most units are compatible, so few attempts are needed, each of which builds a
         # config.
@@ -230,8 +236,8 @@ class Way:
         return whole, left
 
     def _with_units(self, whole: _Attempt, units: list[Unit]) -> _Attempt | None:
-        """`whole` with `units` put back, or None if the stack refuses that or if more fields are
-        then wrong.
+        """Return `whole` with `units` put back, or None if the stack refuses this config or if more
+        fields are wrong in it.
         """
         fuller = self._tried(
             _with(whole.values, {path for unit in units for path in unit}, self.kept)
@@ -239,8 +245,8 @@ class Way:
         return fuller if fuller is not None and fuller.score[:2] <= whole.score[:2] else None
 
     def _units(self) -> list[Unit]:
-        """Settings that were not edited, sorted by the effect of losing them, the worst first. The
-        settings of one rule are one unit.
+        """Return the settings that were not edited, sorted by the effect of losing them, the worst
+        effect first. The settings of one rule form one unit.
         """
         effective = self.source.effective if self.source else Values()
         ranked = [
@@ -258,7 +264,9 @@ class Way:
             return None
 
     def _attempt(self, values: Given) -> _Attempt:
-        """`values` as a config, with its score. Raises `BridgeError` if the stack refuses it."""
+        """Make a config of `values` and compute its score. Raises `BridgeError` if the stack
+        refuses the config.
+        """
         config = self._config(values)
         wrong = frozenset(unlike(self.goal, meaning_of(config)))
         lost = {path for path in wrong & self.changed if path in self.ours}
@@ -270,7 +278,7 @@ class Way:
         return _Attempt(values, config, wrong, (len(lost), len(wrong) - len(lost), len(gone)))
 
     def _config(self, values: Given) -> Config:
-        """`values` as a config. Raises `BridgeError` if the stack refuses it."""
+        """Make a config of `values`. Raises `BridgeError` if the stack refuses the config."""
         ordered = {
             path: values[path]
             for rule in self.dialect.rules
@@ -288,14 +296,15 @@ class Way:
             return self.dialect.config(given, self.version, None, self.carry.entry)
 
     def as_it_was(self, kept: Meaning) -> set[str]:
-        """Fields of a plan that nobody edited, and that have in `kept` the meaning from before the
-        conversion.
+        """Return the plan fields that nobody edited and that have the same meaning in `kept` as
+        before the conversion.
         """
         return self.goal.plain.keys() - self.changed - unlike(self.goal, kept)
 
     def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
-        """Findings for settings in `told`, from the sidecar, that no edit touched and that could
-        not be put back; and for plan fields whose meaning changed although nobody edited them.
+        """Yield findings for settings in `told`, from the sidecar, that no edit concerns and that
+        could not be put back. Then yield findings for plan fields whose meaning changed although
+        nobody edited them.
         """
         why = f"incompatible with {', '.join(_names(edited, self.changed))}, edited since"
         table, odd, left = (
@@ -311,7 +320,7 @@ class Way:
         )
 
     def _not_put_back(self, told: Given, target: Config, why: str) -> Iterator[tuple[str, str]]:
-        """Settings of `told` with another value in the target, each with the reason."""
+        """Yield each setting of `told` whose value in the target differs, with the reason."""
         dialect, table = self.dialect, claims(self.dialect)
         for path, value in told.items():
             if (
@@ -327,8 +336,8 @@ class Way:
             yield path, why if path in table and self.changed and known else _refusal(path, target)
 
     def _meaningless(self, target: Config) -> Iterator[Finding]:
-        """Findings for meanings in the sidecar that no plan can have, so that an edit of these
-        fields cannot be recognised.
+        """Yield a finding for each value in the sidecar's `meant` that no plan can have. An edit of
+        such a field cannot be recognised.
         """
         table, meant = plan_claims(self.dialect), self.carry.meant
         for path, value in meant.items() if not _of_a_plan(meant) else ():
@@ -339,13 +348,15 @@ class Way:
                     else Effect.NUMBERS
                 )
                 message = (
-                    f"the sidecar states {shown(value, 30)} as its meaning, which is not a valid "
-                    "value; the file's value is used"
+                    f"the sidecar states the meaning {shown(value, 30)}, which is not a valid "
+                    "value; the value in the file is used"
                 )
                 yield Finding(path, message, effect, True, How.DROPPED, value)
 
     def _moved(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
-        """Findings for fields of a plan that nobody edited, and that have another meaning now."""
+        """Yield a finding for each plan field that nobody edited and whose meaning is different
+        now.
+        """
         rules, now = plan_claims(self.dialect), meaning_of(target)
         moved = unlike(self.goal, now) - self.changed if self.changed else ()
         for ours in sorted(
@@ -372,8 +383,8 @@ class Way:
 def _left(
     path: str, value: Any, reason: str, rule: Rule | None, target: Config
 ) -> Iterator[Finding]:
-    """Findings for a setting that was not put back; of a section, one for each part with another
-    value in the target.
+    """Yield a finding for a setting that was not put back. For a section, yield one finding for
+    each of its settings whose value in the target differs.
     """
     held, effect = (
         target.effective.get(path),
@@ -391,7 +402,7 @@ def _left(
 
 
 def _of_a_plan(values: Given) -> bool:
-    """Whether a plan can have these values at these paths."""
+    """Return whether a plan can have these values at these paths."""
     try:
         return Plan.of(values).values().keys() == values.keys()
     except ConfigError:
@@ -399,14 +410,16 @@ def _of_a_plan(values: Given) -> bool:
 
 
 def _with(values: Given, paths: Collection[str], others: Given) -> dict[str, Any]:
-    """`values` with those of `others` at `paths`; a path that `others` lack is removed."""
+    """Return `values` with the values of `others` at `paths`. A path that `others` lacks is
+    removed.
+    """
     kept = {path: value for path, value in values.items() if path not in paths}
     return kept | {path: value for path, value in others.items() if path in paths}
 
 
 def _merged(kept: Any, was: Any, now: Any) -> Any:
-    """`kept` with the differences between `was` and `now` applied: sections entry by entry, other
-    values whole.
+    """Return `kept` with the changes from `was` to `now`. Mappings are changed entry by entry,
+    other values are replaced as a whole.
     """
     if not all(isinstance(value, Mapping) for value in (kept, was, now)):
         return now
@@ -425,7 +438,9 @@ def _refusal(path: str, target: Config) -> str:
 
 
 def _names(source: Config, changed: Iterable[str]) -> list[str]:
-    """The edited fields, at most three, as the settings of `source` are spelled."""
+    """Return names for the edited fields, at most three: the settings of `source` that stand for
+    them.
+    """
     rules, names = plan_claims(source.dialect), dict[str, None]()
     for ours in sorted(changed):
         carriers = rules[ours].carriers(ours) if ours in rules else ()

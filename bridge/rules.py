@@ -1,5 +1,5 @@
-"""Rules: each row of a dialect's table maps a group of its fields to a group of Plan fields, and
-tells what is lost.
+"""Rules: each row of a dialect's table maps a group of the stack's fields to a group of plan
+fields, and states the possible loss.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def _since(release: str, version: str) -> bool:
 
 @dataclass(frozen=True)
 class Context:
-    """Facts that a rule may see besides its own values: the release and the world size (in ranks,
-    None if unknown).
+    """Facts that a rule may use besides the values: the release, and the world size in ranks (None
+    if unknown).
 
-    `had` names the settings of the file that is written anew. If a value has two spellings, a rule
-    keeps the one of that file.
+    `had` names the settings of the file that is rewritten. If two settings can express a value, a
+    rule uses the one in this file.
     """
 
     version: str
@@ -113,7 +113,7 @@ EFFECTS: Mapping[str, Effect] = {
     for path in paths()
     if path == start or path.startswith(start + ".")
 }
-"""The effect of losing each plan field whose effect is the same in every stack."""
+"""The effect of losing a plan field, for fields whose effect is the same in every stack."""
 
 Side = Callable[[Group, Context], Group]
 
@@ -124,23 +124,25 @@ def _nothing(values: Group, context: Context) -> Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A group of `theirs` paths <-> a group of `ours` paths.
+    """A row of a table: the group of fields `theirs` of a stack <-> the group of plan fields
+    `ours`.
 
-    `read` turns effective values of theirs into values of ours; `write` turns ours into values to
-    write. Each sees its own group and the paths in `sees` (of either side, claimed by other rules).
-    It leaves out fields that it knows nothing about, and may raise `BridgeError`.
+    `read` turns effective values of the stack into plan values; `write` turns plan values into
+    settings of the stack. Both functions see the values of their group and the values at the paths
+    in `sees`, which other rules claim. They leave out fields without a known value, and may raise
+    `BridgeError`.
 
-    - `effect`: the effect of losing the group on the run, or a function of their values.
-    - `lossy`: the loss that is possible between the two sides, in words.
-    - `blurs`: whether reading these values of theirs already loses something.
+    - `effect`: the effect of losing the group on the run, or a function of the stack's values.
+    - `lossy`: the loss that is possible between the two groups, in words.
+    - `blurs`: whether reading these values of the stack already loses something.
     - `tells`: the loss by reading, in words.
-    - `reasons`: why single fields of ours (or all with that beginning) are lost, if `lossy` is not
-      about them.
-    - `note`: a remark for people. `source`: the place in the stack's source on which the row is
-      based.
-    - `carries`: the fields of ours that a path of theirs stands for, if it is not the whole group.
+    - `reasons`: why single plan fields (or all fields with this prefix) are lost, if `lossy` does
+      not describe their loss.
+    - `note`: a remark for people. `source`: the place in the stack's source that confirms the row.
+    - `carries`: the plan fields that one path of the stack stands for, if it is not the whole
+      group.
     - `model`: true for facts about the model itself.
-    - `mixed`: true if each field of ours has an effect of its own, the one in `EFFECTS`.
+    - `mixed`: true if each plan field has an effect of its own, listed in `EFFECTS`.
     - `becomes`: the change of a path's value in words, if units or rounding need them; else empty.
     """
 
@@ -163,33 +165,33 @@ class Rule:
 
     @property
     def about_model(self) -> bool:
-        """Whether the rule is about the model alone."""
+        """Whether the rule is about the model only."""
         return self.model or (
             bool(self.ours) and all(path.startswith("model.") for path in self.ours)
         )
 
     def carried(self, theirs: str) -> tuple[str, ...]:
-        """Plan paths that a path of theirs stands for."""
+        """Return the plan paths that `theirs`, a path of the stack, stands for."""
         return self.carries.get(theirs, self.ours)
 
     @cache  # noqa: B019 - tables live as long as the program
     def carriers(self, ours: str) -> tuple[str, ...]:
-        """Their paths that stand for a Plan path: those of this group, and seen ones that `carries`
-        names.
+        """Return the paths of the stack that stand for the plan path `ours`: paths of this rule's
+        group, and paths in `sees` that `carries` names.
         """
         seen = (path for path in self.sees if path in self.carries)
         return tuple(path for path in (*self.theirs, *seen) if ours in self.carried(path))
 
     def why(self, ours: str) -> str:
-        """The reason why a Plan path may be lost: the one under the longest prefix of the path in
-        `reasons`, else `lossy` or `note`.
+        """Return the reason why a plan path may be lost. This is the reason under the longest
+        prefix of the path in `reasons`, else `lossy` or `note`.
         """
         starts = [start for start in self.reasons if ours == start or ours.startswith(start + ".")]
         return self.reasons[max(starts, key=len)] if starts else self.lossy or self.note
 
     def effect_of(self, values: Group) -> Effect:
-        """The effect of losing the group on a run with these values of theirs; `values` may hold
-        values of other settings too.
+        """Return the effect of losing the group on a run with the stack's `values`. Further values
+        are ignored.
         """
         return (
             self.effect
@@ -198,8 +200,8 @@ class Rule:
         )
 
     def effect_of_losing(self, ours: tuple[str, ...], values: Group) -> Effect:
-        """The effect of losing these fields of ours on a run with these values of theirs; the
-        effect of losing the whole group if `ours` is empty.
+        """Return the effect of losing the plan fields `ours` on a run with the stack's `values`. If
+        `ours` is empty, return the effect of losing the whole group.
         """
         if not self.mixed or not ours:
             return self.effect_of(values)
@@ -208,8 +210,8 @@ class Rule:
         )
 
     def seen(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
-        """The part of `values` that one side of this rule sees: the `claimed` paths and those in
-        `sees`.
+        """Return the values that one side of this rule sees: the values at the `claimed` paths and
+        at the paths in `sees`.
         """
         return {path: values[path] for path in (*claimed, *self.sees) if path in values}
 
@@ -221,7 +223,9 @@ def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
 def rename(
     theirs: str, ours: str, *, effect: Effect | None = None, note: str = "", source: str = ""
 ) -> Rule:
-    """A rule for one value under two names. By default the effect is that of the plan field."""
+    """Return a rule for one value that the stack and the plan have under different names. By
+    default the effect is the effect of losing the plan field.
+    """
 
     def read(values: Group, context: Context) -> Group:
         return {ours: values[theirs]} if values.get(theirs) is not None else {}
@@ -261,8 +265,8 @@ def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = 
 def counted(
     theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = ""
 ) -> Rule:
-    """A rule for one number of steps or parts; `never` is the stack's value for our 0, which means
-    never.
+    """Return a rule for one number of steps or parts. `never` is the stack's value for 0 in the
+    plan, which means never.
     """
 
     def read(values: Group, context: Context) -> Group:
@@ -282,7 +286,7 @@ def counted(
 
 
 def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
-    """A rule for a switch of theirs that turns off what a plan field turns on."""
+    """Return a rule for a switch of the stack that turns off what a plan field turns on."""
     return convert(
         theirs,
         ours,
@@ -295,7 +299,9 @@ def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") ->
 
 
 def scaled(theirs: str, ours: str, factor: float, *, note: str = "", source: str = "") -> Rule:
-    """A rule for one quantity in two units: ours is `factor` times theirs."""
+    """Return a rule for one quantity in two units: the plan's value is `factor` times the stack's
+    value.
+    """
     return convert(
         theirs,
         ours,
@@ -326,7 +332,7 @@ def convert(
     reasons: Mapping[str, str] | None = None,
     becomes: Callable[[str, Group], str] | None = None,
 ) -> Rule:
-    """A rule for two groups and the functions between them. The parameters are the fields of
+    """Return a rule for two groups and the functions between them. The parameters are the fields of
     `Rule`.
     """
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
@@ -349,7 +355,7 @@ def convert(
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """A rule for a Plan field in which the stack has no choice: it always uses `value`."""
+    """Return a rule for a plan field in which the stack has no choice: it always uses `value`."""
     return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
 
 
@@ -357,7 +363,7 @@ ADAM = {"optimizer.nesterov": False, "optimizer.amsgrad": False, "optimizer.bias
 
 
 def plain_adam(*ours: str, note: str) -> tuple[Rule, ...]:
-    """A rule for each of these fields in `ADAM`, for which the stack's Adam has no switch."""
+    """Return a rule for each of these fields of `ADAM`, if the stack's Adam has no setting for them."""
     return tuple(always(path, ADAM[path], note, EFFECTS[path]) for path in ours)
 
 
@@ -368,12 +374,14 @@ def only_theirs(
     source: str = "",
     model: bool = False,
 ) -> Rule:
-    """A rule for fields of the stack that no Plan field stands for, with the reason."""
+    """Return a rule for fields of the stack that no plan field stands for, with the reason."""
     return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)
 
 
 class Why(NamedTuple):
-    """Why no Plan field stands for a field of the stack, and the effect of losing it."""
+    """The reason why no plan field stands for a field of the stack, and the effect of losing the
+    field.
+    """
 
     note: str
     effect: Effect | Callable[[Group], Effect]
@@ -381,7 +389,9 @@ class Why(NamedTuple):
 
 
 def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
-    """The reason under the longest prefix of `path` in `reasons`; `other` if there is no prefix."""
+    """Return the reason under the longest prefix of `path` in `reasons`, or `other` if no prefix
+    matches.
+    """
     starts = [start for start in reasons if path == start or path.startswith(start + ".")]
     return reasons[max(starts, key=len)] if starts else other
 
@@ -400,9 +410,9 @@ def completed(
     theirs: Iterable[str],
     why: Callable[[str], Why],
 ) -> tuple[Rule, ...]:
-    """`mapped` and the rules that complete it: a rule for each Plan field that no row claims, with
-    the reason under its longest prefix in `lacks`; and a rule for each reason that `why` gives for
-    the fields in `theirs` that no row claims.
+    """Return `mapped` and further rules for all fields without one. Each plan field gets a rule
+    with the reason under its longest prefix in `lacks`. The fields in `theirs` get one rule for
+    each reason that `why` returns.
     """
     mapped = tuple(mapped)
     said = {path for rule in mapped for path in rule.ours}
@@ -423,18 +433,19 @@ def completed(
 
 
 def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:
-    """A rule for each of these Plan fields, which the stack cannot express, each with its own
-    effect.
+    """Return a rule for each of these plan fields, which the stack cannot express. Each rule has
+    the effect of losing its field.
     """
     return tuple(only_ours(path, note=note, effect=EFFECTS[path]) for path in ours)
 
 
 def only_ours(*ours: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """A rule for Plan fields that the stack cannot express, with the reason."""
+    """Return a rule for plan fields that the stack cannot express, with the reason."""
     return Rule((), ours, _nothing, _nothing, effect, note=note)
 
 
 def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """A rule for a whole section of Plan that the stack does not have, with the reason."""
+    """Return a rule for a whole section of the plan that the stack does not have, with the reason.
+    """
     inside = tuple(path for path in paths() if path == section or path.startswith(section + "."))
     return Rule((), inside, _nothing, _nothing, effect, note=note)

@@ -1,5 +1,5 @@
-"""Secrets in a source: found by their names and shapes, and left out of everything that is shown or
-kept.
+"""Secrets in a source: they are recognised by their names and shapes, and left out of everything
+that is printed or stored.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey")
-"""Parts of a name that make its value a secret, wherever they occur in the name."""
+"""Substrings that mark a name as the name of a secret, wherever they occur in it."""
 LAST = ("key", "token", "auth", "apitoken", "pass", "pwd")
-"""Last words in the names of secrets, but also in other names (`pad_token`, `json_key`)."""
+"""Last words that the names of many secrets have, and some other names too (`pad_token`,
+`json_key`).
+"""
 OWNERS = frozenset(
     (
         *(
@@ -75,7 +77,7 @@ OWNERS = frozenset(
         *("proxy", "registry", "docker"),
     )
 )
-"""Words before one of `LAST` with which the name is certainly that of a secret."""
+"""Words that mark a name as the name of a secret if they stand directly before one of `LAST`."""
 PLAIN = frozenset(
     (
         *(
@@ -126,8 +128,8 @@ PLAIN = frozenset(
         ),
     )
 )
-"""Words before one of `LAST` with which the name is that of a column, a token of a vocabulary, or a
-pass through a model.
+"""Words that mark a name as harmless if they stand directly before one of `LAST`: names of columns,
+of tokens of a vocabulary, or of passes through a model.
 """
 ABOUT = frozenset(
     (
@@ -149,9 +151,9 @@ ABOUT = frozenset(
         *("prompt", "policy"),
     )
 )
-"""Last words of names that are about a secret without being one, such as `token_file`."""
+"""Last words of names that refer to a secret but do not hold it, such as `token_file`."""
 KEYWORDS = ("pass", "pwd", "secret", "credential", "key", "token", "auth")
-"""Every name of a secret contains one of these words, so that a search for them finds all
+"""Words of which every name of a secret contains at least one, so that a search for them finds all
 candidates.
 """
 PART = re.compile(r"[\w.-]{0,80}")
@@ -159,16 +161,16 @@ VALUE = re.compile(
     r"""(?:["']?\]?[ \t]*(?::[-=]|[:=])[ \t]*|["']?(?P<flag>[ \t]+(?:\\\n[ \t]*)?|,[ \t]*(?:\n[ \t]*)?))"""
     r"""(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>(?=[^\s"',;{}\])&|<>])))"""
 )
-"""Pattern of a value behind a name: `=value`, `: value`, `:-value`, or the next word for a flag; a
-bare value ends at `END`.
+"""Pattern of a value after a name: `=value`, `: value`, `:-value`, or the word after a flag. A
+value without quotes ends at `END`.
 """
 END = re.compile(r"""[\s"',;}\])&|<>]|\Z""")
 JUDGED = 64
-"""Number of first characters of a value that decide whether it is a secret. A check of the whole
-value would be slow on files of one long line.
+"""Number of leading characters that decide whether a value is a secret. Checking the whole value
+would be slow in files with one long line.
 """
 FREE = frozenset(";)&|>\n")
-"""Characters that show, directly behind a name, that it has no value."""
+"""Characters that, directly after a name, show that the name has no value."""
 NOTHING = re.compile(
     r"\$.*|<.*|true|false|null|none|~|yes|no|__hidden_\w*", re.IGNORECASE | re.DOTALL
 )
@@ -282,14 +284,14 @@ COMMIT = re.compile(
 )
 DIGIT, LETTER, BROKEN = re.compile(r"\d"), re.compile(r"[A-Za-z]"), re.compile(r"[\s/<]")
 SHORTEST = 5
-"""Least number of characters of a value that is hidden wherever it occurs: a shorter value would
-hide parts of other words.
+"""Minimum length of a value that is hidden wherever it occurs. Hiding shorter values would cut into
+other words.
 """
 MARK = re.compile(r"__hidden_\w+?__")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether the value of a variable, flag or key is a secret."""
+    """Return whether the value of a variable, flag or key is a secret."""
     if not value or NOTHING.fullmatch(value) or (value.isdigit() and len(value) < SHORTEST):
         return False
     names = _names_one(name)
@@ -303,8 +305,8 @@ def is_secret(name: str, value: str) -> bool:
 
 @lru_cache(10_000)
 def _names_one(name: str) -> bool | None:
-    """Whether a value of this name is a secret; None if the value has to decide. A number at the
-    end is ignored.
+    """Return whether values with this name are secrets. Return None if the value itself has to
+    decide. A number at the end of the name is ignored.
     """
     # camelCase is split into words too.
     words = [
@@ -327,7 +329,7 @@ def _names_one(name: str) -> bool | None:
 
 
 def spans(text: str) -> list[tuple[int, int, str]]:
-    """The secrets of `text` as (start, end, name), in order; none overlaps another."""
+    """Return the secrets of `text` as (start, end, name), in order and without overlap."""
     small = text.lower()
     if len(small) != len(text):
         # A few letters become two when they are lowered (İ); then positions in `small` would not be
@@ -345,9 +347,9 @@ def spans(text: str) -> list[tuple[int, int, str]]:
 
 
 def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, int] | None:
-    """Start and end of the next keyword at or after `position`.
+    """Return start and end of the next keyword at or after `position`.
 
-    `places` keeps the next position of each keyword between calls, so that the text is searched
+    `places` stores the next position of each keyword between calls, so that the text is searched
     only once for each keyword.
     """
     for word, place in places.items():
@@ -398,7 +400,7 @@ def _named(text: str, small: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _items(text: str, place: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each value of an array whose bracket opens before `place`."""
+    """Yield start and end of each value of an array whose bracket opens before `place`."""
     for _ in range(ITEMS):
         if (item := ITEM.match(text, place)) is None:
             return
@@ -422,8 +424,8 @@ def _shaped(text: str, small: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _shapes(text: str) -> Iterator[re.Pattern[str]]:
-    """The patterns whose beginning occurs in `text`; a plain search for the beginning is far
-    cheaper than the pattern.
+    """Return the patterns whose literal prefix occurs in `text`. Searching for the prefix is far
+    cheaper than matching the pattern.
     """
     return (pattern for begin, pattern in SHAPES.items() if begin in text)
 
@@ -434,17 +436,19 @@ def _word(name: str) -> str:
 
 @dataclass
 class Secrets:
-    """Values that must not be shown, each with the mark that stands for it."""
+    """Values that must not be shown, each with the mark that is shown in its place."""
 
     marks: dict[str, str] = field(default_factory=dict)
     _next: dict[str, int] = field(default_factory=dict, compare=False)
     _taken: set[str] = field(default_factory=set, compare=False)
     _begun: dict[str, list[int]] = field(default_factory=dict, compare=False)
-    """Lengths of the values by their first characters, the longest first."""
+    """Lengths of the known values by the first characters of these values, the longest first."""
 
     @classmethod
     def of(cls, text: str, named: Mapping[str, str] | None = None) -> Secrets:
-        """The secrets of a text, and those among the values in `named`, by their names."""
+        """Return the secrets of a text, and the secrets among the values in `named`, which are
+        given by name.
+        """
         found = cls()
         for start, end, name in spans(text):
             found.add(name, text[start:end])
@@ -454,7 +458,8 @@ class Secrets:
         return found
 
     def add(self, name: str, value: str) -> str:
-        """Add a secret value and return its mark; a value that is known keeps its mark."""
+        """Add a secret value and return its mark. A value that was added before has its old mark.
+        """
         if value not in self.marks:
             number = self._next.get(name, 1)
             while (
@@ -466,7 +471,7 @@ class Secrets:
         return self.marks[value]
 
     def learn(self, marks: Mapping[str, str]) -> None:
-        """Add values with their marks; a value that is known keeps its mark."""
+        """Add values with their marks. A value that was added before keeps its old mark."""
         for value, mark in marks.items():
             if value not in self.marks:
                 self.marks[value] = mark
@@ -505,8 +510,8 @@ class Secrets:
         return found
 
     def _replaced(self, text: str) -> str:
-        """`text` with marks in place of known values; of several that begin at one place, the
-        longest is replaced.
+        """Return `text` with marks in place of known values. If several values begin at one
+        position, the longest is replaced.
         """
         # A few values are replaced one by one, which Python does fastest. More of them would each
         # pass through the text, so it is passed once and looked up at each place by its first
@@ -566,11 +571,11 @@ class Secrets:
 SOME = 20
 """Most values that are replaced one by one."""
 WHOLE = ("value", "before", "after")
-"""Keys of a finding in a report under which values of the field at its `path` stand."""
+"""Keys of a finding in a report that hold values of the field at the finding's `path`."""
 
 
 def left(value: Any) -> Iterable[str]:
-    """The marks in plain data, in order."""
+    """Return the marks in plain data, in order."""
     if isinstance(value, str):
         return MARK.findall(value)
     items: Iterable[Any] = ()
@@ -591,5 +596,5 @@ def keep_hidden(text: str, named: Mapping[str, str] | None = None) -> None:
 
 
 def hide(text: str) -> str:
-    """`text` without the secrets that this process has read, so that it may be printed."""
+    """Return `text` without the secrets that this process has read, so that it may be printed."""
     return HIDDEN.known(text)

@@ -1,5 +1,5 @@
-"""Sections that a schema takes as free mappings, setting by setting: the plan fields that each
-written setting stands for.
+"""Sections that a schema takes as free mappings, resolved into single settings with the plan fields
+that each written setting stands for.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from bridge.rules import Effect, Group, Rule
 
 Keys = tuple[str, ...]
 REST = "*"
-"""Name of the free mapping for settings that the schema does not list."""
+"""Path component of the free mapping that holds settings the schema does not list."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting inside a section, at `keys`.
+    """One setting inside a section, at the nested `keys`.
 
-    `alone` is the rule's group with only this setting in the section. `stands` are the plan fields
-    that change if the setting is left out. `behind` is true if reading loses its value.
+    `alone` are the values of the rule's group if the section had only this setting. `stands` are
+    the plan fields that change if the setting is left out. `behind` is true if reading loses its
+    value.
     """
 
     path: str
@@ -36,8 +37,8 @@ class Setting:
 
 
 def leaves(section: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
-    """The values in a section with the keys that lead to each; an empty section inside it is a
-    value.
+    """Yield the values in a section, each with the keys that lead to it. An empty mapping inside
+    the section is a value.
     """
     if isinstance(section, Mapping) and (section or not keys):
         for key, inner in section.items():
@@ -47,13 +48,15 @@ def leaves(section: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
 
 
 def named(path: str, keys: Keys) -> str:
-    """The path of the setting at `keys` in the section at `path`."""
+    """Return the path of the setting at `keys` in the section at `path`."""
     start = path.removesuffix(REST)
     return start + ("" if start.endswith(".") or not start else ".") + ".".join(keys)
 
 
 def written(path: str, section: Any, group: Group) -> tuple[Setting, ...]:
-    """The settings in the section at `path` of a group; empty if `section` is no mapping."""
+    """Return the settings in a section, where `path` is the section's path and `group` the values
+    of its rule. Empty if `section` is no mapping.
+    """
     found = []
     for keys, value in leaves(section):
         alone = {**group, path: _section([(keys, value)])}
@@ -62,9 +65,9 @@ def written(path: str, section: Any, group: Group) -> tuple[Setting, ...]:
 
 
 def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[Setting, ...]:
-    """The settings in the user's section at `path` whose values in `back` are different.
+    """Return the settings in the user's section at `path` whose values in `back` are different.
 
-    Empty if `path` is no section, or one with more than `limits.SETTINGS` settings.
+    Empty if `path` is no section, or if the section has more than `limits.SETTINGS` settings.
     """
     section = config.given.get(path)
     if not isinstance(section, Mapping):
@@ -103,7 +106,9 @@ def _looked_at(
 
 
 def _accepted(config: Config, given: Values) -> Values | None:
-    """The effective values of `config` with other settings; None if the stack refuses them."""
+    """Return the effective values of `config` with the settings `given`, or None if the stack
+    refuses them.
+    """
     try:
         return replace(config, given=given).effective
     except BridgeError:
@@ -125,29 +130,30 @@ def _section(found: Iterable[tuple[Keys, Any]]) -> dict[str, Any]:
 
 
 def moved(parts: Iterable[Setting], section: Any) -> tuple[Setting, ...]:
-    """Those of `parts` that `section` lacks or holds with another value."""
+    """Return the settings in `parts` that `section` lacks or that have another value in `section`.
+    """
     held = dict(leaves(section))
     return tuple(part for part in parts if part.keys not in held or held[part.keys] != part.value)
 
 
 def otherwise(path: str, value: Any, held: Any) -> set[str]:
-    """The paths to name if `held` differs from the `value` at `path`: the settings of a section
-    that differ, else `path`.
+    """Return the paths that a report names if `held` differs from the `value` at `path`. For a
+    section these are its settings that differ, otherwise `path`.
     """
     parts = written(path, value, {}) if isinstance(value, Mapping) else ()
     return {part.path for part in moved(parts, held)} or {path}
 
 
 def worth(rule: Rule, whole: Effect, part: Setting) -> Effect:
-    """The effect of losing one setting of a section on the run: at most as bad as `whole`, the
-    effect of losing the whole section.
+    """Return the effect of losing one setting of a section on the run. It is at most as bad as
+    `whole`, the effect of losing the whole section.
     """
     return max(whole, rule.effect_of(part.alone), key=lambda effect: effect.rank)
 
 
 def tellers(config: Config, rule: Rule, ours: str) -> set[str]:
-    """The settings of a group whose findings may be about a plan field; of a section, only the
-    settings that stand for the field.
+    """Return the settings of a rule whose findings may be about the plan field `ours`. Of a
+    section, only the settings that stand for the field are included.
     """
     paths = {*rule.theirs, *rule.carriers(ours)}
     parts = [part for path in rule.theirs for part in settings(config, rule, path)]

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 PATH = "STAGEBRIDGE_PATH"
-"""Environment variable with folders that hold further dialects, separated as in PATH."""
+"""Environment variable with folders of further dialects, separated as in PATH."""
 
 PACKAGE = "compat"
 """The package with a folder for each stack."""
 FOLDERS = tuple(folder for folder in os.environ.get(PATH, "").split(os.pathsep) if folder)
-"""Folders with dialects of other people."""
+"""Folders with dialects of users."""
 
 
 _SPEC = find_spec(PACKAGE)
@@ -43,12 +43,12 @@ OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if mo
 
 @cache
 def plugins() -> Mapping[str, Plugin]:
-    """Dialects of other people by name, found without running their files."""
+    """Return the dialects of users by name. They are found without running their files."""
     return {plugin.name: plugin for plugin in found(FOLDERS, OWN)[0]}
 
 
 def faults() -> tuple[str, ...]:
-    """A line for each fault of the folders that STAGEBRIDGE_PATH names."""
+    """Return a message for each folder in STAGEBRIDGE_PATH that is missing or has a fault."""
     return tuple(f"{PATH}: {fault}" for fault in found(FOLDERS, OWN)[1])
 
 
@@ -58,15 +58,17 @@ def names() -> tuple[str, ...]:
 
 
 def candidates(data: Any) -> tuple[str, ...]:
-    """Dialects that may be asked whether parsed `data` is theirs: our own, and those with a
-    signature that matches.
+    """Return the dialects that parsed `data` may belong to: our own, and dialects of users whose
+    signature matches.
     """
     return tuple(name for name in names() if name in OWN or plugins()[name].matches(data))
 
 
 @cache
 def load(name: str) -> Dialect:
-    """The dialect in folder `name`; `BridgeError` with the nearest name if there is none, or it cannot be imported."""
+    """Return the dialect in the folder `name`. Raises `BridgeError` with the nearest name if there
+    is none, or if it cannot be imported.
+    """
     if name not in names():
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
@@ -80,8 +82,8 @@ def load(name: str) -> Dialect:
 
 
 def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The score of each candidate for parsed `data`, and the problems of those that cannot be
-    imported.
+    """Return the score of each candidate for parsed `data`, and the problems of candidates that
+    cannot be imported.
     """
     sure: dict[str, int] = {}
     faults: list[str] = []
@@ -96,8 +98,8 @@ def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
 
 
 def _imported(name: str, module: str, attribute: str) -> Any:
-    """`attribute` of a dialect's module; `BridgeError` of one line if code of other
-    people fails.
+    """Return `attribute` of a dialect's module. Raises `BridgeError` with one line if the module of
+    a user's dialect fails.
     """
     try:
         return getattr(import_module(f"{PACKAGE}.{name}{module}"), attribute)
@@ -113,7 +115,9 @@ def _imported(name: str, module: str, attribute: str) -> Any:
 
 @cache
 def backends(*named: str | None) -> Mapping[str, Backend]:
-    """The engines of our own dialects, and of those `named`, that have a module `runtime.backend`, by dialect."""
+    """Return engines by dialect: the engine of each dialect of our own, and of each dialect in
+    `named`, that has a module `runtime.backend`.
+    """
     found = {}
     for name in names():
         runtime = f"{PACKAGE}.{name}.runtime"
@@ -129,8 +133,8 @@ def backends(*named: str | None) -> Mapping[str, Backend]:
 
 
 def opener(name: str) -> Callable[..., Any]:
-    """The function that builds model and data of a config of the dialect `name`: `opened(config,
-    world, ...)`.
+    """Return the function that builds model and data for a config of the dialect `name`:
+    `opened(config, world, ...)`.
     """
     found: Callable[..., Any] = _imported(name, ".runtime.recipe", "opened")
     return found
@@ -146,7 +150,9 @@ def translate(
     world_size: int | None = None,
     lenient: bool = False,
 ) -> Result:
-    """Read `source` in dialect `theirs` and translate it to dialect `to`; `BridgeError` with every problem."""
+    """Read `source` in dialect `theirs` and translate it to dialect `to`. Raises `BridgeError` with
+    every problem.
+    """
     from bridge.translation import translate
 
     config = load(theirs).read(source, from_version, world_size, lenient)

@@ -1,4 +1,4 @@
-"""Unknown settings that may matter: those whose name or value is about parallelism, batch or
+"""Unknown settings that may change numbers: their name or value is about parallelism, batch or
 precision.
 """
 
@@ -58,17 +58,19 @@ PARTS = (
 TOUCHING = re.compile(
     f"(?:^|[-_=.:])(?:{'|'.join(NAMES)})(?:$|[-_=.:])|{'|'.join(PARTS)}", re.IGNORECASE
 )
-"""Pattern of names and values about parallelism, batch or precision: whole words from `NAMES`, and
-parts of words from `PARTS`.
+"""Pattern of names and values that are about parallelism, batch or precision: whole words from
+`NAMES`, and substrings from `PARTS`.
 """
 
 
 def touches(*words: str) -> bool:
-    """Whether the name or a value of a setting is about parallelism, batch or precision."""
+    """Return whether one of `words`, the name and the values of a setting, is about parallelism,
+    batch or precision.
+    """
     # A path may contain any of these words by chance.
     return any(TOUCHING.search(word.lstrip("-")) for word in words if "/" not in word)
 
 
 def effect(*words: str) -> Effect:
-    """The effect that leaving out a setting of that name and those values may have."""
+    """Return the possible effect of leaving out a setting; `words` are its name and its values."""
     return Effect.NUMBERS if touches(*words) else Effect.NONE

@@ -25,21 +25,21 @@ from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, tellers, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
-"""Plan fields that say how a stack uses a setting. The setting has the same value in other stacks,
-so its value does not show the loss.
+"""Plan fields for the way in which a stack applies a setting. Other stacks have the setting with
+the same value, so a comparison of values does not show the loss.
 """
 DECAYED = "optimizer.decay_scope"
 ALWAYS = (*HABITS, DECAYED, "loss")
-"""`HABITS`, and plan fields in which a stack may have no choice at all."""
+"""`HABITS`, and further plan fields in which a stack may have no choice."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
-"""Source of a field that no setting explains, so that a sidecar must have brought it."""
+"""Source of a target field that no setting of the source explains: a sidecar restored it."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldReport:
-    """One field of the target: its value, the source fields that it came from, how it came about,
-    and its effect on the run.
+    """One field of the target: its value, the source fields that the value came from, the way in
+    which it came about, and the effect of the field on the run.
 
     If no source field was given, `default_of` names the dialect whose default the value is.
     """
@@ -68,28 +68,29 @@ class Result:
 
     @cached_property
     def written(self) -> Written:
-        """The target in its stack's own form; the one that was put into a file, if
-        there is a file.
+        """The text of the target and everything that belongs to it. If the target was put into a
+        file, this is the text in the file.
         """
         return self.put or self.config.dialect.render(self.config)
 
     @cached_property
     def fields(self) -> tuple[FieldReport, ...]:
-        """A report on each field of the target: its value and where it came from."""
+        """A report on each field of the target: its value and the source of the value."""
         return tuple(_reports(self.trip))
 
     @property
     def code(self) -> Mapping[str, Any]:
-        """The part of the target that belongs into the training script, as data."""
+        """The settings of the target that belong into the training script, as data."""
         return self.written.code
 
     @cached_property
     def missing(self) -> tuple[Finding, ...]:
-        """A finding for each setting that the target's stack needs to start and the source did not
-        have.
+        """A finding for each setting that the target's stack needs to start and that the source did
+        not have.
 
-        They stop the run only if the source was a whole launch. If it was a part of one, or its
-        stack keeps the rest in code, the target is a part too.
+        These findings stop the run only if the source was a whole launch. If the source was only a
+        part of a launch, or if its stack keeps other settings in code, the target is only a part of
+        a launch too.
         """
         source, whole = self.source, self.source.dialect.whole(self.source)
         # Within one stack, settings that the source lacked already are no news.
@@ -108,17 +109,20 @@ class Result:
 
     @property
     def exact(self) -> bool:
-        """Whether nothing that the user set, and nothing that matters for the numbers, was dropped or changed."""
+        """Whether every setting of the user, and every value that changes numbers, arrived in the
+        target unchanged.
+        """
         return not any(finding.matters for finding in self.findings)
 
 
 def _remarks(target: Config) -> Iterator[Finding]:
-    """Findings on the target without those on missing settings, which `Result.missing` has."""
+    """Findings on the target, without findings on missing settings, which are in `Result.missing`.
+    """
     return (finding for finding in target.findings if finding.how is not How.MISSING)
 
 
 def unheld(config: Config) -> Iterator[Finding]:
-    """A finding for each given setting that no Plan field stands for and that is not
+    """Yield a finding for each given setting that no plan field stands for and whose value is not
     the default.
     """
     table, values = claims(config.dialect), config.effective.flat()
@@ -147,11 +151,11 @@ def translate(
     world_size: int | None = None,
     carry: Carry | None = None,
 ) -> Result:
-    """`config` in another dialect (or in another release of its own), with every loss and its
-    reason.
+    """Translate `config` to another dialect, or to another release of its own dialect, and report
+    every loss with its reason.
 
     `carry` has the settings that an earlier translation could not express. They are restored unless
-    the file was edited in a way that concerns them.
+    an edit of the file concerns them.
     """
     release, meant = dialect.release(version), meaning_of(config)
     world = world_size or world_of(meant) or config.world_size
@@ -191,7 +195,9 @@ def translate(
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
-    """The config after the way there and back; None if the source's stack refuses it."""
+    """Return the config after the way to the target and back, or None if the source's stack refuses
+    it.
+    """
     try:
         return lowered(kept, config.dialect, config.version, config.world_size or world_of(kept))
     except BridgeError:
@@ -203,9 +209,9 @@ class _Trip:
     """One translation: a config, the target that it became, the meanings of both, and the config
     after the way back.
 
-    `back` is None if the source's stack refuses that config. `lost` are the plan fields whose
-    meaning changed, without those that a sidecar set back to an earlier state. `restored` are the
-    settings of the target that a sidecar restored as the user had written them.
+    `back` is None if the source's stack refuses the config after the way back. `lost` are the plan
+    fields whose meaning changed, except fields that a sidecar set back to an earlier state.
+    `restored` are the settings of the target that a sidecar restored as the user had written them.
     """
 
     config: Config
@@ -217,16 +223,18 @@ class _Trip:
     restored: frozenset[str]
 
     def returned(self, path: str) -> Any:
-        """The effective value at `path` after the way back; None without a way back."""
+        """Return the effective value at `path` after the way back, or None if there is no way back.
+        """
         return self.back.effective.get(path) if self.back else None
 
     def gone(self, fields: tuple[str, ...]) -> bool:
-        """Whether the target leaves all of these plan fields open."""
+        """Return whether the target leaves all of these plan fields open."""
         return all(self.kept.get(ours) is None for ours in fields)
 
     def found(self, fields: tuple[str, ...], otherwise: Any) -> Any:
-        """The target's value for a setting that the way back expresses by other settings: the value
-        of its plan field if exactly one is set, else `otherwise`.
+        """Return the target's value for a setting that other settings express after the way back.
+        This is the value of the setting's plan field if exactly one field has a value, else
+        `otherwise`.
         """
         found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
         return found[0] if len(found) == 1 else otherwise
@@ -258,8 +266,9 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
 
 
 def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
-    """Rules that claim a path in `moved`, each with paths to compare: a rule with plan fields with
-    all of its paths, another rule once for each given path in `moved`.
+    """Yield the rules that claim a path in `moved`, each with the paths to compare. A rule with
+    plan fields appears once, with all its paths. A rule without plan fields appears once for each
+    given path in `moved`.
     """
     table = claims(config.dialect)
     touched = {id(table[path]) for path in moved if path in table}
@@ -274,8 +283,8 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
 
 
 def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
-    """Findings on the `changed` paths of one rule. `lost` are its plan fields whose meaning
-    changed.
+    """Yield findings on the `changed` paths of one rule. `lost` are the rule's plan fields whose
+    meaning changed.
     """
     config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
     if not lost and not any(path in config.given for path in changed):
@@ -316,16 +325,17 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
 
 
 def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
-    """Whether a plan leaves all fields of a rule open."""
+    """Return whether a plan leaves all fields of a rule open."""
     return not any(ours in meant for ours in rule.ours)
 
 
 def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
-    """Whether another finding reports the plan fields `mine` of a setting that nobody wrote.
+    """Return whether another finding reports the loss of the plan fields `mine`, which belong to a
+    setting that the user did not write.
 
-    If two settings stand for one field, the finding on the first reports it. `_openings` reports
-    fields that the source leaves open, with the target's defaults, and `_nameless` reports facts of
-    a model family.
+    If two settings stand for one field, the finding on the first setting reports it. `_openings`
+    reports fields that the source leaves open, with the target's defaults, and `_nameless` reports
+    facts of a model family.
     """
     if mine and told.issuperset(mine):
         return True
@@ -338,8 +348,8 @@ def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str
 
 
 def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) -> Iterator[Finding]:
-    """Split a finding on a section into one for each of its settings that changed, and one for plan
-    fields that none of these findings covers.
+    """Split a finding on a section. Yield one finding for each setting of the section that changed,
+    and one for the plan fields that these findings do not cover.
 
     A finding that is not on a section is yielded as it is.
     """
@@ -388,8 +398,8 @@ def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> H
 
 
 def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[str, ...]) -> Effect:
-    """The effect of losing a setting of a section on the run: the worse of the effects of losing
-    its plan fields and of losing its own value.
+    """Return the effect of losing a setting of a section on the run: the worse of two effects, of
+    losing its plan fields and of losing its own value.
     """
     effects = []
     if mine:
@@ -402,8 +412,8 @@ def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[s
 def _weight(
     rule: Rule, lost: tuple[str, ...], blurred: bool, config: Config, target: Config
 ) -> Effect:
-    """The effect of losing these plan fields on the run; with `blurred`, also of the part of the
-    group that no plan holds.
+    """Return the effect of losing the plan fields `lost` on the run. If `blurred`, this includes
+    the loss of values of the group that no plan can hold.
     """
     # A target without a model in its config loses nothing about it: the script brings the model.
     if rule.about_model and not target.dialect.model:
@@ -422,10 +432,10 @@ def _weight(
 
 
 def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
-    """Findings on lost facts of the model that no finding on a setting reports, such as facts of a
-    whole family of models.
+    """Yield a finding for each fact about the model that is lost and that no setting's finding
+    reports, such as a property of a whole model family.
 
-    Facts that are lost for one reason make one finding.
+    Facts that are lost for the same reason make one finding.
     """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     table, named = (
@@ -459,8 +469,8 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
 
 
 def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """Findings on plan fields in `ALWAYS` with another value in the target, though every setting
-    has the same value.
+    """Yield a finding for each plan field in `ALWAYS` that differs in the target although all
+    settings have equal values.
     """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     for ours in ALWAYS:
@@ -496,8 +506,8 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
 
 
 def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """Findings on settings that have another meaning in the target, though the way back restores
-    their values.
+    """Yield a finding for each setting whose meaning differs in the target although the way back
+    restores its value.
     """
     config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
     moved = [
@@ -527,8 +537,8 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
 
 
 def _remarked(target: Config, ours: str, effect: Effect) -> bool:
-    """Whether a finding on the target itself, at least as bad as `effect`, is about a setting for
-    the plan field `ours`.
+    """Return whether the target has a finding, at least as bad as `effect`, on a setting that
+    stands for the plan field `ours`.
     """
     rule = plan_claims(target.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
@@ -554,8 +564,8 @@ def _reason_of(
     blurred: bool,
     unheld: bool,
 ) -> str:
-    """The reason why a setting is lost: the loss in reading it, then, if a plan holds a part of it,
-    the loss in writing the target.
+    """Return the reason why a setting is lost: the loss in reading the source. If a plan holds a
+    part of the setting, the loss in writing the target follows.
     """
     told = rule.tells(seen) if blurred and rule.tells else ""
     if unheld:
@@ -579,7 +589,9 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
 
 
 def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
-    """Findings on live Python objects, which only the stack's own config class can hold."""
+    """Yield a finding for each live Python object in the config. Only the config class of the
+    source's stack can hold such objects.
+    """
     for path in sorted(config.opaque.keys() - target.opaque.keys()):
         message = (
             f"a live Python object, which a config of {target.dialect.title} cannot hold; create "
@@ -597,8 +609,8 @@ def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
 
 
 def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
-    """Findings on fields that the source leaves open and the target sets by a default
-    of its own.
+    """Yield a finding for each field that the source leaves open and for which the target's stack
+    has its own default.
     """
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     mine, theirs, said, left = (
@@ -654,8 +666,8 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
 
 
 def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
-    """The given setting of a group that a plan cannot hold at all; empty if the plan holds some of
-    it.
+    """Return the given setting of a rule that a plan cannot hold at all, or an empty string if the
+    plan holds some of it.
     """
     if (
         rule.blurs is None
@@ -667,11 +679,11 @@ def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
 
 
 def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
-    """Whether configs of the dialect set a field. A field that they leave to the training script is
-    not lost.
+    """Return whether configs of the dialect set the plan field `ours`. A field that the training
+    script sets is not lost.
 
     Scripts set the course of a run and often the model, and some configs are about one section of a
-    plan alone.
+    plan only.
     """
     # The length of a sequence is part of the batch if the target's config is the whole run.
     if ours == SEQUENCE and target.model:

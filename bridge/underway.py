@@ -9,14 +9,14 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Listener = Callable[[float, float], None]
-"""Function that is called with the amount done and the total amount."""
+"""Function that is called with the finished amount of work and the total amount."""
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Within this block, report the progress of the outermost loop to `listener`."""
+    """Context in which the outermost loop reports its progress to `listener`."""
     before = _LISTENER.set(listener)
     try:
         yield
@@ -27,8 +27,8 @@ def listening(listener: Listener) -> Iterator[None]:
 def counted(
     items: Sequence[Item], size: Callable[[Item], float] = lambda item: 1
 ) -> Iterator[Item]:
-    """Yield the items, and report each that is done to the listener, by its size. Loops inside
-    report nothing.
+    """Yield the items. After each item, report the finished share to the listener, weighted by the
+    items' sizes. Loops inside this loop report nothing.
     """
     listener = _LISTENER.get()
     if listener is None:
@@ -49,20 +49,20 @@ def counted(
 
 
 class Course:
-    """Progress of work in several parts, each a loop of its own: the progress of a part is reported
-    as a share of the whole.
+    """Progress of work that consists of several loops. The progress of each loop is reported as a
+    share of the whole work.
     """
 
     def __init__(self, parts: int = 0) -> None:
         self.parts, self.done = parts, 0
 
     def further(self, parts: int) -> None:
-        """Add `parts` to the number of parts that are still to come."""
+        """Add `parts` to the number of loops that are still to come."""
         self.parts = max(self.parts, self.done) + parts
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Context in which the next part runs; the listener gets the progress of the whole."""
+        """Context in which the next loop runs. The listener gets the progress of the whole work."""
         listener = _LISTENER.get()
         behind, whole = self.done, max(self.parts, self.done + 1)
         with (

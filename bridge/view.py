@@ -11,8 +11,9 @@ from bridge.rules import Effect
 class View:
     """The choice of rows that a report shows.
 
-    `everything` adds rows without effect on the run. `only` leaves only rows of these effects, and
-    `quiet` only the verdict. `origins` adds the source of each written value.
+    `everything` adds rows without effect on the run. If `only` is set, only rows with these effects
+    are shown. With `quiet`, only the verdict is shown. `origins` adds the source of each written
+    value.
     """
 
     everything: bool = False
@@ -21,7 +22,7 @@ class View:
     origins: bool = False
 
     def shows(self, effect: Effect) -> bool:
-        """Whether rows of this effect are shown."""
+        """Return whether rows with this effect are shown."""
         return effect in self.only if self.only else self.everything or effect is not Effect.NONE
 
 

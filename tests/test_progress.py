@@ -51,13 +51,13 @@ def test_a_terminal_gets_one_line_that_goes(clock: list[float]) -> None:
     assert "\n" not in shown and shown.endswith("\r\x1b[K") and shown.count("left") == 18
 
 
-def test_the_time_left_leaves_out_what_the_first_part_loads(clock: list[float]) -> None:
+def test_no_time_left_is_printed_before_the_second_part_since_the_first_loads_what_all_need(clock: list[float]) -> None:
     said = io.StringIO()
     meter = progress.Meter("the files", said)
     for done, at in ((1, 130), (2, 131), (3, 136)):
         clock[0] = at
         meter(done, 30)
-    assert said.getvalue().splitlines() == ["  3% of the files, 14 min 30 s left", " 10% of the files, 1 min 21 s left"]
+    assert said.getvalue().splitlines() == ["  3% of the files", " 10% of the files, 1 min 21 s left"]
 
 
 def test_what_is_quick_is_not_told(clock: list[float]) -> None:
@@ -95,9 +95,12 @@ def test_what_ranks_say_is_told_between_states_of_the_one_line(clock: list[float
     told.meter = progress.Meter("the runs", terminal)
     clock[0] += 10
     told.hear({"at": [1, 4]})
+    clock[0] += 10
+    told.hear({"at": [2, 4]})
     told.hear({"note": "native engine"})
     told.hear({"found": {}})
-    assert terminal.getvalue() == f"{progress.CLEAR} 25% of the runs, 30 s left{progress.CLEAR}{progress.CLEAR}"
+    lines = ("", " 25% of the runs", " 50% of the runs, 20 s left", "", "")
+    assert terminal.getvalue() == progress.CLEAR.join(lines)
     assert capsys.readouterr().err == "  native engine\n"
 
 

@@ -17,7 +17,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def main() -> NoReturn:
-    """Run the command line. Every error that we raise ourselves, wrong usage too, is one message on stderr and exit code 1."""
+    """Run the command line.
+
+    Each `BridgeError` and each usage error is printed as one message on stderr, with exit code 1.
+    """
     try:
         code = run(sys.argv[1:])
         # A reader that went away shows itself at the flush; at the end of the interpreter nobody could catch it.
@@ -97,7 +100,10 @@ def _misused(arguments: list[str], error: Any) -> Exit:
 
 
 def _asks_json(arguments: list[str]) -> bool:
-    """Whether a refused command line asks for JSON. Words behind `--` belong to another command."""
+    """Return whether a refused command line asks for JSON.
+
+    Words after `--` are not looked at: they belong to another command.
+    """
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json" in own or "--format=json" in own or ("--format", "json") in pairwise(own)
 

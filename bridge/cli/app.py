@@ -50,7 +50,7 @@ Processes = Annotated[
     ),
 ]
 DONE = "-"
-"""Marks commands without findings in their table of exit codes: they end well or with an error."""
+"""The value of `findings` in the exit code table of a command that has no findings: the command succeeds or fails."""
 
 CONVERT = """Convert a training config from one stack to another, and say what did not map and why.
 
@@ -137,8 +137,8 @@ Examples:
 FUZZ = """Fuzz a stack: generated configs of all its releases are written, read, lifted, lowered and converted.
 
 Every config that the stack's rules accept has to be read as it was written, and to keep its meaning when it is lifted and
-lowered. With --to the other stack has to accept the converted config, every loss has to be named, and the way back
-has to restore it.
+lowered. With --to, the other stack has to accept the converted config, a finding has to name every setting that is lost,
+and the conversion back has to restore the original config.
 On a failure the smallest config found is printed, ready to paste, with the command that shows it. Needs the extra "test".
 
 \b
@@ -195,7 +195,7 @@ Examples:
     error="wrong usage, or refused",
     unproved=(
         "nothing or only a part was proved: an engine did not run, a feature was left out, or no "
-        "step shows it"
+        "step shows a difference that is expected"
     ),
 )
 
@@ -399,8 +399,8 @@ Examples:
   stagebridge checkpoint inspect model --check --json
 
 """ + table(
-    clean="shown; no loss in reading it changes numbers",
-    findings="shown; the report names losses in reading it",
+    clean="shown; reading it lost nothing that changes numbers",
+    findings="shown; reading it lost something that changes numbers, which the report names",
     error="wrong usage, no checkpoint there, or a damaged one",
 )
 
@@ -472,14 +472,14 @@ def options(
             "--local_rank",
             "--local-rank",
             hidden=True,
-            help="Set by launchers, which also say it elsewhere.",
+            help="Accepted and ignored: launchers add this option, and the environment has the same number.",
         ),
     ] = 0,
 ) -> None:
-    """Options of the command itself."""
+    """Handle the options of `stagebridge` itself, such as `--version`."""
 
 
-@app.command("help", short_help="Show the help of the command, or of one of its parts.")
+@app.command("help", short_help="Show the help of stagebridge, or of one of its commands.")
 def help_of(
     context: typer.Context,
     words: Annotated[
@@ -543,7 +543,7 @@ def check(
     gate: Any,
     names: tuple[str, ...],
 ) -> int:
-    """Check one file, or several."""
+    """Check one file or several files."""
     from bridge.cli.convert import check
 
     return check(job, view, gate, names)
@@ -666,7 +666,7 @@ def show(
 def schema_of(
     name: Annotated[Optional[str], typer.Argument(metavar="[COMMAND]", show_default=False)] = None,  # noqa: UP045
 ) -> int:
-    """Print one schema, or the names of all."""
+    """Print the JSON Schema of one output or, without a name, the names of all outputs."""
     from bridge.cli.show import schema_of
 
     return schema_of(name)
@@ -680,7 +680,7 @@ def drift(
     output: Output = None,
     force: Force = False,
 ) -> int:
-    """Compare one file in two releases."""
+    """Compare the meaning of one file in two releases."""
     from bridge.cli.drift import drift
 
     return drift(job, to_version, output, force)
@@ -759,7 +759,7 @@ StepsInAll = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Number of steps in all, those before a resume included; default: as a recipe "
+            "Number of steps in all, including the steps before a resume; default: the number of a recipe, "
             "says, else 20."
         ),
     ),
@@ -814,7 +814,7 @@ def train(
         typer.Option("--deterministic", help="Make two runs equal bit by bit, at a loss of speed."),
     ] = False,
     trace: Traced = None,
-    trace_full: Annotated[bool, typer.Option("--trace-full", help="Keep whole tensors in the log.")] = False,
+    trace_full: Annotated[bool, typer.Option("--trace-full", help="Write whole tensors into the log.")] = False,
     desync: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--desync", metavar="WHAT", help="Compare ranks that must agree; on a mismatch: log, raise or dump."),
@@ -872,7 +872,7 @@ def verify(
             "--on",
             metavar="A,B",
             help=(
-                "Engines of the two sides: torch, ddp, fsdp2, native or a stack; by default their "
+                "Engines of FILE and OTHER: torch, ddp, fsdp2, native or a stack; by default their "
                 "own stacks."
             ),
         ),
@@ -880,13 +880,18 @@ def verify(
     to_version: ToVersion = None,
     ranks: Annotated[
         int,
-        typer.Option("--ranks", metavar="N", min=1, max=8, help="Most local ranks."),
+        typer.Option("--ranks", metavar="N", min=1, max=8, help="Largest number of local ranks."),
     ] = 4,
     steps: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option("--steps", metavar="N", min=1, help="Steps of each run; by default enough to show a difference."),
     ] = None,
-    padded: Annotated[bool, typer.Option("--padded", help="Make half of every third sample padding, without loss.")] = False,
+    padded: Annotated[
+        bool,
+        typer.Option(
+            "--padded", help="Turn half of every third sample into padding that the loss leaves out."
+        ),
+    ] = False,
 ) -> int:
     """Verify one file."""
     from bridge.cli.verify import Options, own_of, verify
@@ -921,7 +926,7 @@ def move(
     ] = None,
     ranks: Annotated[
         int,
-        typer.Option("--ranks", metavar="N", min=1, max=8, help="Most local ranks for the proof."),
+        typer.Option("--ranks", metavar="N", min=1, max=8, help="Largest number of local ranks for the proof."),
     ] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
     verify: Annotated[bool, typer.Option(help="Check the checkpoint against its own checksums first.")] = True,
@@ -1017,11 +1022,17 @@ def checkpoint_convert(
     ] = None,
     ranks: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--ranks", metavar="N", min=1, max=FILES, help="Data ranks to write for, if the format has parts."),
+        typer.Option(
+            "--ranks",
+            metavar="N",
+            min=1,
+            max=FILES,
+            help="Number of data ranks to write files for, if the format depends on it.",
+        ),
     ] = None,
     level: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--level", metavar="L", min=0, max=3, help="Level of ZeRO to write, if the format has levels."),
+        typer.Option("--level", metavar="L", min=0, max=3, help="ZeRO level to write, if the format depends on it."),
     ] = None,
     names: Annotated[
         Optional[str],  # noqa: UP045
@@ -1035,7 +1046,12 @@ def checkpoint_convert(
     ] = None,
     samples: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--samples", metavar="N", min=0, help="Samples that the run has seen, if the checkpoint does not say."),
+        typer.Option(
+            "--samples",
+            metavar="N",
+            min=0,
+            help="Number of samples that the run has seen, if the checkpoint does not state it.",
+        ),
     ] = None,
     shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", help="Largest file of weights.")] = 5.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
@@ -1100,7 +1116,7 @@ def trace_diff(
         ),
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Compare the steps after the first that differs too.")
+        bool, typer.Option("--all", help="Also compare the steps after the first step that differs.")
     ] = False,
     as_json: Json = False,
 ) -> int:
@@ -1204,7 +1220,7 @@ def trace_run(
             "--level",
             metavar="N",
             min=1,
-            help="Log every layer, gradient and weight at that level too.",
+            help="Also log every layer, gradient and weight, at this level.",
         ),
     ] = None,
     every: Annotated[

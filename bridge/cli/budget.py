@@ -14,8 +14,9 @@ from bridge.errors import BridgeError
 
 
 class _TimeIsUpError(BaseException):
-    """Raised when the time is up. It is not an `Exception`, so that no handler on the way takes it
-    for a failure of its own and continues.
+    """Raised when the time is up.
+
+    It is not an `Exception`, so that no `except Exception` clause catches it and continues.
     """
 
 
@@ -61,14 +62,15 @@ TOO_LARGE = (
     "name another file"
 )
 TOO_BUSY = (
-    "the commands of the script take longer than that to follow: replace them by their results"
+    "following the commands of the script takes longer: replace commands by their results"
 )
 SCRIPTS = "bridge.files.shell"
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
-    """Raise the error that ends the work. Its advice depends on what is under way: following a
-    script, or reading a config.
+    """Raise the error that ends the work.
+
+    Its advice differs: following a script and reading a config have one text each.
     """
     while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith(SCRIPTS):
         frame = frame.f_back
@@ -89,7 +91,7 @@ def _limit_memory(soft: int, hard: int) -> None:
 
 
 def _used() -> int | None:
-    """Bytes of data that the process has now; None if the system does not say."""
+    """Return the size of this process's data in bytes; None if the system does not report it."""
     import resource
 
     try:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 SHOWN = 20
-"""The most tensors that differ which are listed."""
+"""Largest number of differing tensors that are listed."""
 WIDE = 160
-"""The most characters of a dictionary that are shown."""
+"""Largest number of characters of a dictionary that are shown."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _about(hub: Hub, place: Path) -> dict[str, Any]:
 
 
 def _kinds(hub: Hub) -> dict[str, dict[str, int]]:
-    """Bytes by kind of tensor and number format."""
+    """Return the number of bytes for each kind of tensor and each number format."""
     found: dict[str, Counter[str]] = {}
     for _, kind, held in hub.tensors():
         found.setdefault(kind, Counter())[held.dtype] += held.size
@@ -220,7 +220,7 @@ def convert(folder: Path, options: Options) -> int:
 
 
 def _mistakes(options: Options, target: Format, folder: Path) -> Iterator[str]:
-    """Options that the target format has no use for, and an output that would become a part of its own source."""
+    """Yield a message for each option that the target format does not use, and for an output inside the source checkpoint."""
     for key in ("ranks", "level"):
         if options.wanted[key] is not None and key not in target.takes:
             yield (
@@ -235,7 +235,10 @@ def _mistakes(options: Options, target: Format, folder: Path) -> Iterator[str]:
 
 
 def _told(hub: Hub, options: Options) -> Hub:
-    """The checkpoint with the samples of --samples. Raises `BridgeError` if it states another number."""
+    """Return the checkpoint with the number of samples from `--samples`.
+
+    Raises `BridgeError` if the checkpoint states another number.
+    """
     said = hub.where.samples
     if options.samples is None or said == options.samples:
         return hub
@@ -247,7 +250,9 @@ def _told(hub: Hub, options: Options) -> Hub:
 
 
 def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
-    """The checkpoint with its parameters renamed as --names asks, or as readers of the target format expect."""
+    """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
+    names that readers of the target format expect.
+    """
     from bridge.state import names
 
     def config() -> Config | None:
@@ -267,7 +272,7 @@ CONFIG = "config.json"
 
 
 def _gigabytes(size: float) -> int:
-    """The largest size of a file, in bytes."""
+    """Convert `--shard-size` from gigabytes to bytes. Raises `BridgeError` for an impossible size."""
     if not 0 < size < LARGEST:
         raise BridgeError(
             f"--shard-size: found {size:g} GB, expected a size above 0 and below {LARGEST:g}; 5 is usual"
@@ -276,7 +281,7 @@ def _gigabytes(size: float) -> int:
 
 
 LARGEST = 2.0**30
-"""Gigabytes from which on a file size is taken for a mistake."""
+"""Size in gigabytes from which on `--shard-size` is refused as a mistake."""
 
 
 def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
@@ -389,7 +394,7 @@ class Line:
 
     @property
     def block(self) -> str:
-        """The part of the model that it belongs to: its name up to the first number."""
+        """The part of the model that the tensor belongs to: the tensor's name up to its first number."""
         parts = self.name.split(".")
         at = next((number for number, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
         return ".".join(parts[: at + 1])
@@ -439,8 +444,9 @@ EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = (
 
 
 def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
-    """Counters and settings of both runs, as pairs by key. A value that one checkpoint does not
-    state is left out, and is no difference.
+    """Return the counters and settings of both runs, as pairs by key.
+
+    A value that only one checkpoint states is left out, so it does not count as a difference.
     """
     pairs = {
         key: (getattr(one.where, key), getattr(other.where, key))
@@ -464,8 +470,9 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
 
 
 def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Settings of the optimizers that differ, as pairs by `SETTING of NAME`: for each setting, the
-    first parameter for which it differs.
+    """Yield the optimizer settings that differ, as pairs by `SETTING of NAME`.
+
+    For each setting, NAME is the first parameter for which the values differ.
     """
     ours, theirs = (dict(_settings(hub)) for hub in (one, other))
     found: dict[str, tuple[Any, Any]] = {}
@@ -482,8 +489,10 @@ def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]
 
 
 def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name of each parameter with the settings of its group, its own step, and whether it
-    is trained; a tie with the name of the parameter that it shares.
+    """Yield each parameter's name with a dictionary: the settings of its optimizer group, its step,
+    and whether it is trained.
+
+    A tied name comes with the name of the parameter that it shares.
     """
     known = {name: group.settings for group in hub.groups for name in group.names}
     for name, held in hub.parameters.items():
@@ -492,8 +501,10 @@ def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _lines(one: Hub, other: Hub) -> Iterator[Line]:
-    """Compare the most exact copy of each parameter, the weight beside it if both checkpoints have
-    one, its moments, and the buffers.
+    """Compare the two checkpoints tensor by tensor: the most exact copy of each parameter, its
+    moments, and the buffers.
+
+    The rounded weight is compared too if both checkpoints have it.
     """
     ours, theirs = dict(_comparable(one)), dict(_comparable(other))
     for key in [
@@ -534,8 +545,8 @@ def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
 
 
 def _most(one: Lazy, other: Lazy) -> float:
-    """The largest difference between corresponding elements, in the coarser of both formats;
-    infinite if one of two elements is NaN.
+    """Return the largest difference between corresponding elements, in the coarser of the two
+    number formats; infinite if exactly one of two elements is NaN.
     """
     import torch
 

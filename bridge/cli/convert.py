@@ -61,8 +61,8 @@ STDOUT = "-"
 
 @dataclass(frozen=True)
 class Asked:
-    """The request for a conversion: stack and release, the output, the files beside it, and the
-    parts of the report.
+    """The request for a conversion: the target stack and its release, the output, which further
+    files to write, and the parts of the report to show.
     """
 
     to: str
@@ -77,8 +77,9 @@ class Asked:
 
 
 SUFFIXES = (".json", ".args", ".yaml")
-"""Suffixes for files in a folder: the first one that stands for the default format of the stack is
-used.
+"""Suffixes for output files in a folder.
+
+The first suffix that stands for the stack's default format is used.
 """
 
 
@@ -103,7 +104,7 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
 
 
 def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, bool, Path]]:
-    """Each file, whether it was named itself, and where it is written: under its own name in the folder of -o."""
+    """Return each file, whether the user named it (true) or a pattern or folder did, and its output path in the folder of -o."""
     # A pattern that fits nothing is said first: a folder for -o would not help.
     files, folder = files_of(names, gate), asked.output
     if folder is None or not os.path.isdir(folder):
@@ -331,8 +332,10 @@ def read(job: Job) -> Config:
 def release_of(
     job: Job, dialect: Dialect, version: str | None
 ) -> tuple[str | None, tuple[Finding, ...]]:
-    """The release to use for `version`: with --nearest the nearest known release stands for an
-    unknown one, and a finding says so.
+    """Return the release to use for `version`.
+
+    With --nearest, an unknown release is replaced by the nearest known release, and a finding says
+    so.
     """
     if version is None or version in dialect.versions:
         return version, ()
@@ -345,7 +348,7 @@ def release_of(
 
 
 def dialect_of(job: Job, document: Document) -> Dialect:
-    """The dialect that was named, else the one that recognises the document."""
+    """Return the dialect that --from names, else the dialect that recognises the document."""
     if not job.dialect:
         return recognised(document)
     dialect = stacks.load(job.dialect)
@@ -355,7 +358,7 @@ def dialect_of(job: Job, document: Document) -> Dialect:
 
 
 def read_as(job: Job, dialect: Dialect, document: Document, version: str | None) -> Config:
-    """The document as `dialect` would read it at a release."""
+    """Return the config that `dialect` reads from the document for a release."""
     # Noted now, for the error that may follow when sizes do not match (bridge.cli.lacking).
     if (
         dialect.coded
@@ -375,7 +378,10 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
 
 
 def _started(document: Document, job: Job) -> Document:
-    """A script with the environment and the launch that the options give; any other document as it is."""
+    """Return the document.
+
+    A shell script gets the environment and the launch that the options name.
+    """
     if isinstance(document.data, Script):
         return replace(document, data=document.data.told(job.outside, job.launch))
     if (job.env or job.launch) and not job.loose:
@@ -384,7 +390,10 @@ def _started(document: Document, job: Job) -> Document:
 
 
 def document_of(job: Job) -> Document:
-    """The job's file as data, a script as the user starts it. Its secrets are hidden in all output from here on."""
+    """Return the job's file as data; a script gets the environment that the user gives.
+
+    From here on, secrets of the file are hidden in all output.
+    """
     standard = job.file == STDIN
     name = "standard input" if standard else job.file
     text = text_of(job)
@@ -447,7 +456,7 @@ def _mistaken(document: Document) -> str:
 
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
-    """The job's file in another dialect, with the sidecar of an earlier conversion."""
+    """Translate the job's file into another dialect, with the carry-over from the sidecar of an earlier conversion."""
     carry = beside.fitting(target)
     config = _sized(job, read(job), carry) if carry else read(job)
     near, said = release_of(job, target, version)
@@ -458,7 +467,9 @@ def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) 
 
 
 def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
-    """`config` on the ranks that its sidecar names, if nothing else gives their number and they fit."""
+    """Return `config` with the number of ranks that the sidecar names, if nothing else gives that
+    number and the config can run on these ranks.
+    """
     if config.world_size or not carry.world_size:
         return config
     try:
@@ -471,7 +482,10 @@ def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
 
 
 def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
-    """The sidecar of the job's file; an empty one if it is not `wanted`, or for standard input."""
+    """Return the sidecar of the job's file.
+
+    It is empty for standard input, or if no sidecar is `wanted`.
+    """
     return sidecar.beside(Path(job.file), job.text) if wanted and job.file != STDIN else Sidecar()
 
 
@@ -489,7 +503,10 @@ Before = tuple[Original, str]
 
 
 def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
-    """The carry-over with secrets to leave out, and with the text of the job's file if its dialect can write into it again."""
+    """Return the carry-over, with the secrets that the sidecar must not contain.
+
+    It includes the text of the job's file if the dialect can write values back into such a text.
+    """
     if job.file == STDIN:
         return replace(result.carry, secrets=HIDDEN)
     original = Original(text_of(job), Path(job.file).suffix.lower(), job.outside, job.launch)
@@ -506,8 +523,10 @@ def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
 
 
 def _before(result: Result, beside: Sidecar) -> Before | None:
-    """The text that the target was read from: that of the file itself in another release, else that
-    in the sidecar.
+    """Return the text that the target was originally read from.
+
+    If source and target are of one stack, this is the job's file; else it is the text in the
+    sidecar.
     """
     if result.source.dialect.name == result.config.dialect.name:
         return (result.carry.original, result.source.version) if result.carry.original else None
@@ -516,8 +535,10 @@ def _before(result: Result, beside: Sidecar) -> Before | None:
 
 
 def written_for(result: Result, output: Path, before: Before | None = None) -> Written:
-    """The target in the format that the suffix of `output` stands for; if it was once read from the
-    text `before`, it is written into that text.
+    """Return the target, written in the format of `output`'s suffix.
+
+    If `before` is the text that the target was once read from, new values are written into that
+    text.
     """
     dialect = result.config.dialect
     written = dialect.rewritten(result.config, *before, output) if before else None
@@ -527,7 +548,7 @@ def written_for(result: Result, output: Path, before: Before | None = None) -> W
 
 
 def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
-    """The texts of all files to write: the target, and the files beside it."""
+    """Return the text of each file to write, by path: the converted config, and the files that accompany it."""
     written = result.put or written_for(result, output)
     texts = result.config.dialect.files(written, output)
     others = {path.name: text for path, text in texts.items() if path != output}
@@ -538,8 +559,9 @@ def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
 
 
 def file_of(output: Path | None, beside: str) -> Path | None:
-    """The file that -o names; None for standard output. A note then says that the files `beside` it
-    are not written.
+    """Return the file that -o names; None for standard output.
+
+    In that case a note says that the files `beside` the output are not written.
     """
     if str(output) != STDOUT:
         return output
@@ -549,8 +571,9 @@ def file_of(output: Path | None, beside: str) -> Path | None:
 
 
 def format_for(dialect: Dialect, output: Path) -> str | None:
-    """The format that the suffix of `output` stands for, or None. Raises `SourceError` if the
-    suffix is that of another format.
+    """Return the format that the suffix of `output` stands for, or None for an unknown suffix.
+
+    Raises `SourceError` for the suffix of a format that the dialect cannot write.
     """
     format, suffix = dialect.format_of(output), output.suffix.lower()
     if format is None and suffix in LOADERS:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 UNITS = 72
 """Number of units of time in a line."""
 LINES = 40
-"""The most lines of a picture. If there are more, the title says how many."""
+"""Largest number of lines of a picture. If there are more, the title says how many."""
 ROW, GAP = 0.24, 0.5
-"""Inches: the height of a rank, and of the space around the ranks of a line."""
+"""Sizes in inches: the height of one rank, and the space around the ranks of one line."""
 LETTERS, FITTING = 5.5, 14.0
 """Font sizes of labels in points: the largest, and the one that fits for one letter in one unit of
 time.
@@ -40,8 +40,10 @@ class Line:
 
 
 def lines(found: Timeline) -> list[Line]:
-    """The lines of a picture: the whole schedule if it fits, else each repeated part once, with the
-    number of its repetitions.
+    """Return the lines of a picture.
+
+    If the whole schedule does not fit, each repeated part is drawn once, with its number of
+    repetitions.
     """
     whole = Part(0, round(found.length))
     # Up to four lines are drawn whole: looking for repeats saves little there.
@@ -61,7 +63,10 @@ def lines(found: Timeline) -> list[Line]:
 
 
 def draw(found: Timeline, path: Path) -> None:
-    """Write a picture in the format that the ending of `path` stands for. Raises `BridgeError` if it cannot be drawn."""
+    """Write a picture in the format that the suffix of `path` stands for.
+
+    Raises `BridgeError` if it cannot be drawn.
+    """
     format_of(path)
     save(_figure(found), path, title(found))
 
@@ -83,7 +88,10 @@ def _figure(found: Timeline) -> Figure:
 
 
 def _line(axes: Axes, found: Timeline, line: Line, units: int) -> None:
-    """Draw one line on the scale that all lines share: `units` of time are as wide as the page."""
+    """Draw one line of the picture.
+
+    All lines have the same scale: the width of the page is `units` of time.
+    """
     ranks, length = found.schedule.ranks, line.stop - line.start
     # Idle time lies below the whole line, and what ranks do covers it.
     axes.barh(

@@ -29,7 +29,7 @@ from bridge.errors import TranslationError
 
 
 def drift(job: Job, to_version: str | None, output: Path | None, force: bool = False) -> int:
-    """Compare one file in two releases. Returns the exit code."""
+    """Compare the meaning of one file in two releases. Returns the exit code."""
     output = file_of(output, "")
 
     @bounded()

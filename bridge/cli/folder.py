@@ -14,12 +14,12 @@ CONFIG = "config.json"
 
 
 def is_folder(model: str) -> bool:
-    """Whether an option names a folder with a model."""
+    """Return whether the value of `--model` is a folder with a model, rather than a name."""
     return (Path(model) / CONFIG).is_file()
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
-    """`value`, if it is one of `known` or the folder of a model. Raises `BridgeError` if it is neither."""
+    """Return `value` if it is one of `known`, or the folder of a model; else raise `BridgeError`."""
     if value in known or is_folder(value):
         return value
     said = f"{' or '.join(known)}, or a folder with a {CONFIG}"

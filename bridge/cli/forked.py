@@ -17,12 +17,12 @@ from types import ModuleType
 
 @dataclass(frozen=True)
 class Order:
-    """The work of the ranks: each calls `main(*arguments)` of `module`. Before the fork,
-    `warm(*arguments)` of that module loads what all ranks need.
+    """The work of the ranks.
 
-    `words` holds the descriptor of an open file for the stderr of each rank, and `said` that of the
-    file for their exit codes. `patience` and `grace` are the seconds that the other ranks get to
-    end: after rank 0 has ended well, and after a rank has died.
+    Each rank calls `main(*arguments)` of `module`; before the fork, `warm(*arguments)` of that
+    module loads what all ranks need. `words` are the file descriptors for the ranks' stderr, one
+    for each rank, and `said` is the descriptor for the exit codes. When rank 0 has ended well, the
+    other ranks get `patience` seconds to end; when a rank has died, they get `grace` seconds.
     """
 
     module: str
@@ -48,7 +48,10 @@ class Ends:
 
 
 def main(text: str) -> None:
-    """Fork the ranks: the process that was started waits for them, and each fork does its part of the order in `text`."""
+    """Fork the ranks of the order in `text`, which is JSON.
+
+    Each fork runs as one rank, and this process waits for all of them.
+    """
     order = Order(**json.loads(text))
     module = import_module(order.module)
     from torch.cuda import is_available
@@ -68,8 +71,9 @@ def main(text: str) -> None:
 
 
 def _fork(order: Order, started: dict[int, int]) -> int | None:
-    """Fork the ranks. Returns the rank of this process, or None in the parent, where `started` then
-    has the rank of each process.
+    """Fork the ranks. In a fork, return its rank.
+
+    In the parent, return None after `started` has the rank of each process.
     """
     # SIGTERM waits until all ranks are known: now it would leave those that are started to themselves.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -96,7 +100,9 @@ def _be(rank: int, order: Order, module: ModuleType | None) -> None:
 
 
 def _silence() -> None:
-    """Close this process's share of stdout: a reader of the pipe waits until nobody holds it."""
+    """Redirect stdout of this process to `os.devnull`: a reader of the pipe sees its end only when
+    every process has closed it.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)

@@ -53,8 +53,10 @@ def fuzz(
 
 
 def _progress(task: Task) -> Callable[[Covered], None]:
-    """A function that prints progress on stderr: a line for each tenth of the examples, then one
-    for each hundred configs while a failure is made smaller.
+    """Return a function that prints progress on stderr.
+
+    It prints a line for each tenth of the examples. While Hypothesis shrinks a failure, it prints a
+    line for each hundred configs.
     """
     every, began = max(1, task.examples // STEPS), time.monotonic()
 

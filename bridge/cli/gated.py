@@ -41,7 +41,7 @@ EVERY = Choice()
 
 @dataclass(frozen=True)
 class Gate:
-    """Which findings decide the exit code, the format of the report, and the baseline file to write."""
+    """The choice of findings that decide the exit code, the format of the report, and the baseline file to write."""
 
     choice: Choice = EVERY
     format: str = TEXT
@@ -50,7 +50,7 @@ class Gate:
     exclude: tuple[str, ...] = ()
 
     def job(self, job: Job) -> Job:
-        """The job with the gate's threshold, unless it has its own, and with JSON if the gate asks for it."""
+        """Return the job with the settings of the gate: the threshold, unless the job has one, and JSON output."""
         return replace(
             job,
             fail_on=self.fail_on if job.fail_on is None else job.fail_on,
@@ -59,12 +59,12 @@ class Gate:
 
     @property
     def listed(self) -> bool:
-        """Whether findings are reported as one list of records for all files."""
+        """Whether the findings of all files are reported together as one list, as in SARIF or GitHub format."""
         return self.format not in (TEXT, JSON)
 
 
 OPEN = Gate()
-"""A gate that lets every finding through."""
+"""The gate that lets every finding through."""
 
 
 def gate_of(
@@ -74,7 +74,11 @@ def gate_of(
     write_baseline: Path | None,
     format: str | None,
 ) -> Gate:
-    """The gate: options first, then [tool.stagebridge] of the pyproject.toml here or in the nearest folder above that has one."""
+    """Return the gate.
+
+    Options win over [tool.stagebridge] in the pyproject.toml of the working directory, or of the
+    nearest parent folder that has one.
+    """
     here = Path.cwd()
     project = next(
         (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
@@ -98,7 +102,9 @@ def gate_of(
 
 @dataclass(frozen=True)
 class Looked:
-    """The result of one file: its config and the findings that the gate lets through, or why it is refused."""
+    """The result for one file: its config and the findings that the gate lets through, or the
+    problems why the file is refused.
+    """
 
     file: str
     config: Config | None = None
@@ -107,14 +113,14 @@ class Looked:
     stranger: bool = False
 
     def exit(self, job: Job) -> Exit:
-        """The exit code for this file."""
+        """Return the exit code for this file."""
         from bridge.report import exit_of
 
         return Exit.ERROR if self.problems else exit_of(self.findings, job.threshold)
 
     @property
     def records(self) -> list[Record]:
-        """The records of this file: its problems if it is refused, else its findings."""
+        """The records of this file: its problems if the file is refused, else its findings."""
         if self.config is None:
             return list(refusals(self.problems, self.file))
         return [record(finding, self.file, self.config.dialect.name) for finding in self.findings]
@@ -123,7 +129,11 @@ class Looked:
 def look(
     job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]
 ) -> Looked:
-    """One file as `read` finds it. It is a `stranger` if no stack recognises it and a folder or pattern brought it."""
+    """Return the result of `read` for one file.
+
+    If no stack recognises a file that the user did not name (a folder or pattern did), the result
+    is marked as `stranger`.
+    """
     try:
         with at_hand(job.file) as place:
             here = replace(job, file=place)
@@ -139,7 +149,7 @@ def look(
 
 
 def worst(codes: Iterable[int]) -> int:
-    """The exit code of several: an error before findings."""
+    """Return the worst of several exit codes: an error, then findings, then an incomplete proof."""
     found = set(codes)
     # From the worst: a run that stops says more than other numbers, and those more than a missing proof.
     return next(
@@ -213,7 +223,10 @@ def _summed(found: Sequence[Looked]) -> str:
 
 
 def files_of(names: Sequence[str], gate: Gate) -> list[tuple[str, bool]]:
-    """The files, each with whether it was named itself. Raises `SourceError` if there are none."""
+    """Return each file with true if the user named it, or false if a pattern or folder did.
+
+    Raises `SourceError` if there are no files.
+    """
     found = list(expanded(names, gate.exclude))
     if not found:
         raise SourceError(f"{', '.join(names)}: no file that may be a config; name one")

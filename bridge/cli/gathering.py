@@ -20,18 +20,18 @@ from bridge.files import as_private_as, reaching
 SUFFIXES = (".json", ".hjson", ".yaml", ".yml", ".sh", ".args")
 """Suffixes of files in a folder that may be configs."""
 BESIDE = (".carry.json", ".code.json", ".model.json")
-"""Suffixes of files that lie beside a config and are read with it."""
+"""Suffixes of files that accompany a config and are read with it."""
 GIT = "git:"
 STDIN = "-"
 MANY = 200
-"""The most files of one folder of a commit that are read besides the one that is named."""
+"""Largest number of files that are read from one folder of a commit, in addition to the named file."""
 
 
 def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Each file once, and whether it was named itself: one that a folder or a pattern brings may be
-    of no stack.
+    """Yield each file once, with true if the user named it.
 
-    Raises `SourceError` for a pattern that matches no file.
+    Files that come from a folder or pattern have false, as they may belong to no stack. Raises
+    `SourceError` for a pattern that matches no file.
     """
     seen = set[str]()
     for name in names:
@@ -57,8 +57,9 @@ def _single(name: str) -> bool:
 
 
 def _inside(name: str) -> Iterator[str]:
-    """Files of a folder, or those that match a pattern, in order; hidden files of a folder are left
-    out.
+    """Yield the files of a folder, or the files that match a pattern, sorted.
+
+    Hidden files of a folder are left out.
     """
     if not os.path.isdir(name):
         yield from (
@@ -74,8 +75,10 @@ def _inside(name: str) -> Iterator[str]:
 
 @contextmanager
 def at_hand(name: str) -> Iterator[str]:
-    """Context with the path of a file. A file of a commit (`git:REV:PATH`) is copied into a
-    temporary folder, with the files beside it.
+    """Return a context with the path of a file.
+
+    For a file of a commit (`git:REV:PATH`), this file and the files that accompany it are copied
+    into a temporary folder.
     """
     if not name.startswith(GIT):
         yield name
@@ -107,7 +110,7 @@ def at_hand(name: str) -> Iterator[str]:
 
 
 def _below(path: str, name: str) -> str:
-    """A path from the current folder as one from the top of its repository, as git reads it."""
+    """Return a path of the current folder relative to the top of the repository, as git expects."""
     prefix = _git(["rev-parse", "--show-prefix"], name).decode(errors="replace").removesuffix("\n")
     below = os.path.normpath(os.path.join(prefix, path))
     if below.startswith(".."):
@@ -116,8 +119,9 @@ def _below(path: str, name: str) -> str:
 
 
 def _listed(revision: str, path: str, name: str) -> Iterator[str]:
-    """Names of the files of a commit in the folder of `path`, that of `path` first. Files larger
-    than a config are left out.
+    """Yield the names of the files that a commit has in the folder of `path`, the file `path` itself first.
+
+    Files larger than a config are left out.
     """
     folder = str(PurePosixPath(path).parent)
     within = [] if folder == "." else ["--", f"{folder}/"]
@@ -140,7 +144,10 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
 
 
 def _git(words: Sequence[str], name: str) -> bytes:
-    """The output of git, which runs no program that the repository names."""
+    """Return the output of a git command.
+
+    Programs that the repository's own config names, such as an fsmonitor, are not run.
+    """
     # A repository's own config may name a program as its fsmonitor, which git runs; no lock, as others may work there;
     # English, so that `fatal: ` can be cut off.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -163,9 +170,9 @@ def _git(words: Sequence[str], name: str) -> bytes:
 
 @contextmanager
 def within(job: Job) -> Iterator[None]:
-    """Context in which files that the job's file names are opened only in its folder or where
-    --allow-path allows.
+    """Return a context that limits access to files.
 
+    Files named in the job's file are opened only in its folder or below a path of --allow-path.
     Files that are written get no wider permissions than the job's file has.
     """
     standard = job.file == STDIN

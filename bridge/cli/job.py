@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """The file to read, and how. A `loose` job, one of several, leaves out options that the stack of its file does not have.
+    """The file to read, and the options for reading it.
 
-    `text` is that of the file once it was opened; None: not yet.
+    A `loose` job is one of several: options that the stack of its file does not have are left out.
+    `text` is the content of the file, or None before the file is opened.
     """
 
     file: str
@@ -60,7 +61,7 @@ class Job:
 
 
 def effect_named(words: str, option: str = "--fail-on") -> Effect:
-    """The one effect that `words` name, in whole or in part: `different numbers`, `memory`, `stops`."""
+    """Return the effect that `words` name in full or in part, such as `different numbers`, `memory` or `stops`."""
     said = words.lower().replace("-", " ").replace("_", " ").strip()
     found = [effect for effect in Effect if said == effect] or [
         effect for effect in Effect if said and said in effect
@@ -79,7 +80,7 @@ def _pair(pair: str, option: str) -> tuple[str, str]:
 
 
 OPTIONS = {"trainer": "auto-from"}
-"""Names of options that differ from the keyword of `read` that they fill."""
+"""Names of options that differ from the name of the argument of `read` which the option sets."""
 
 
 def _arguments(said: Sequence[str]) -> dict[str, Any]:
@@ -106,7 +107,10 @@ def _dumped(path: Path) -> dict[str, Any]:
 
 
 def _value(text: str, option: str) -> Any:
-    """A value of an option: a list as JSON, else as a YAML file would have it."""
+    """Return the value of an option.
+
+    A text that begins with [ or { is read as JSON, any other text as a YAML scalar.
+    """
     from bridge.files import scalar
 
     if not text.startswith(("[", "{")):
@@ -127,7 +131,7 @@ def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with dotted names, as nested sections."""
+    """Return settings with dotted names as nested dictionaries."""
     from bridge.config import nest
 
     BridgeError.raise_if(

@@ -1,4 +1,4 @@
-"""Missing code parts beside a copied file, which are named in errors about sizes."""
+"""Hints on missing code parts (.code.json): errors about sizes name them if a config was copied without its code part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)
 
 
 def alone(file: Path) -> None:
-    """Note that `file` was read without the code part (.code.json) that its stack keeps beside it, if none lies there."""
+    """Remember `file` for a later hint if its code part (.code.json) is missing."""
     read = _READ.get()
     if read is not None and file.is_file() and not code_beside(file).exists():
         read.append(file)
@@ -26,8 +26,8 @@ def alone(file: Path) -> None:
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Context in which an error about sizes also names the code parts that are missing beside the
-    files that were read.
+    """Return a context in which an error about sizes is extended: it also names the missing code
+    parts of the files that were read.
     """
     before = _READ.set([])
     try:

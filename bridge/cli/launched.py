@@ -18,16 +18,13 @@ from bridge.cli.terminal import complaints
 from bridge.exits import Exit
 
 LINGER = 2.0
-"""Seconds for which, under torchrun, the rank that prints the error waits for the others to meet
-the same error.
-"""
+"""Seconds that the printing rank waits under torchrun, so that the other ranks meet the same error before it ends."""
 PATIENCE = 5.0
-"""Seconds for which the other ranks wait for their launcher to end them before they end by
-themselves.
-"""
+"""Seconds that the other ranks wait to be ended by their launcher, before they end by themselves."""
 STALE = 60.0
-"""Age in seconds from which on a mark belongs to a launch that is over; late ranks have to see the
-mark earlier.
+"""Age in seconds from which on a mark file belongs to an earlier launch.
+
+It is long enough that late ranks still find the mark of their own launch.
 """
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Environment variable with the file in which torchrun looks for the error of a rank, to show it in
@@ -47,12 +44,12 @@ def is_rank() -> bool:
 
 @contextmanager
 def once(problems: Sequence[str]) -> Iterator[bool]:
-    """Context that yields whether this process prints these `problems`; among the ranks of a
-    launcher, one does.
+    """Return a context that yields true if this process has to print these `problems`: of the ranks
+    of one launch, exactly one has to.
 
-    After the block the process is about to end. Under torchrun the rank that printed them waits, so
-    that the others end first, with exit code 0: torchrun lists every rank that fails. Under another
-    launcher it ends at once, and the others wait to be ended.
+    After the block the process ends. Under torchrun, which lists every rank that fails, the
+    printing rank waits until the others have ended with exit code 0. Under another launcher the
+    printing rank ends at once, and the others wait to be ended.
     """
     if not is_rank():
         yield True
@@ -79,7 +76,10 @@ def _elastic() -> bool:
 
 
 def _mark(problems: Sequence[str]) -> Path:
-    """A file that stands for these problems among the ranks of one launcher: in torchrun's own folder, where there is one."""
+    """Return the path of the mark file for these problems, which all ranks of one launch share.
+
+    Under torchrun it is in torchrun's own folder.
+    """
     said = sha256("\n".join(problems).encode(errors="replace")).hexdigest()[:16]
     if _elastic():
         # torchrun gives each rank a folder of its own within that of the attempt, which all of them share.
@@ -89,10 +89,10 @@ def _mark(problems: Sequence[str]) -> Path:
 
 
 def _claimed(mark: Path) -> bool:
-    """Whether this rank is the first to create the mark; if that cannot be decided, every rank
-    prints. Old marks are removed.
+    """Return whether this rank is the first to create the mark file.
 
-    A mark that this very rank created comes from an earlier launch in the same shell.
+    Also return true if that cannot be decided, or if the mark is of this same rank, from an earlier
+    launch in the same shell. Old marks are removed.
     """
     own = os.environ.get("RANK") or os.environ.get("SLURM_PROCID", "")
     for old in mark.parent.glob(f"stagebridge-{os.getuid()}-*"):
@@ -113,7 +113,7 @@ def _claimed(mark: Path) -> bool:
 
 
 def _summarised(problems: Sequence[str]) -> None:
-    """Write the problems in torchrun's own form, so that its summary shows them too."""
+    """Write the problems into torchrun's error file, so that torchrun's summary shows them too."""
     place = os.environ.get(ERROR_FILE)
     if not place:
         return

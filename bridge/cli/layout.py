@@ -36,24 +36,23 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FILE = "file"
-"""Name for the model that the config itself states."""
+"""Value of `--model` for the model that the config itself states."""
 MODELS = (FILE, *PRESETS)
 NEEDED = ("layers", "hidden", "heads", "sequence")
-"""Sizes that have to be known. The others follow from them, except for the vocabulary size, which
-may stay unknown.
+"""Model sizes that must be known.
+
+The other sizes follow from these, except for the vocabulary size, which may stay unknown.
 """
 WORDS = ("embedding.tokens", "head.logits")
 """Weights whose size depends on the vocabulary size."""
 KINDS = ("weights", "gradients", "master", "moments")
 GROUPS = 4
-"""The most groups of an axis that are shown."""
+"""Largest number of groups that are shown of one axis."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The source of the model's sizes, and the sizes given on the command line, by name in a plan's
-    model section.
-    """
+    """The source of the model's sizes (`model`), the sizes given on the command line by field name, and the microbatch size."""
 
     model: str
     given: Mapping[str, int | bool | None]
@@ -71,7 +70,7 @@ class Picture:
 
     @property
     def bytes(self) -> int | None:
-        """Memory of a device in bytes."""
+        """The memory of a device in bytes; None if it was not given."""
         return None if self.memory is None else int(self.memory * 2**30)
 
 
@@ -113,7 +112,10 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
 
 
 def _plan(job: Job) -> Plan:
-    """The plan on the ranks asked for. If the stack refuses that number, the error names the numbers that would fit."""
+    """Return the plan on the number of ranks asked for.
+
+    If the stack refuses that number, the error names the numbers that would fit.
+    """
     try:
         return lift(read(job))
     except BridgeError as error:
@@ -129,7 +131,9 @@ def _plan(job: Job) -> Plan:
 
 
 def _shape(plan: Plan, sizes: Sizes) -> Architecture:
-    """The model's shape: that of a preset or of the file, with the given sizes in place of its own.
+    """Return the shape of the model, from a preset or from the file.
+
+    Sizes given on the command line replace the sizes in it.
     """
     given: dict[str, Any] = {
         name: value for name, value in sizes.given.items() if value is not None
@@ -150,7 +154,11 @@ def _shape(plan: Plan, sizes: Sizes) -> Architecture:
 
 
 def _resized(model: Model, given: Mapping[str, Any]) -> Model:
-    """`model` with the `given` sizes. Sizes that followed from those that are replaced follow from the new ones."""
+    """Return `model` with the `given` sizes.
+
+    Values that were derived from the replaced sizes are derived again, such as the number of key
+    heads.
+    """
     changed: dict[str, Any] = dict(given)
     if "heads" in given and model.kv_heads == model.heads:
         changed["kv_heads"] = given["heads"]
@@ -173,7 +181,7 @@ def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
 
 
 def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
-    """Findings on parts of the run that the layout leaves out or shows differently."""
+    """Yield findings on parts of the run that the layout leaves out or shows differently."""
     parallel, mesh = plan.parallel, outline.mesh.world
     yield from outline.costly
     if world is not None and mesh != world:
@@ -197,12 +205,12 @@ def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Findi
         )
     if plan.model.predicted:
         yield Finding(
-            "model.predicted", "blocks that predict further tokens are not counted", Effect.NONE
+            "model.predicted", "blocks of multi-token prediction are not counted", Effect.NONE
         )
 
 
 def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
-    """A finding on the ranks that keep more bytes than a device has memory."""
+    """Yield a finding on the ranks that keep more bytes than a device has memory."""
     from bridge.cli.ranks_drawn import named
 
     if memory is None:
@@ -234,7 +242,7 @@ def _draw(outline: Outline, path: Path, memory: int | None) -> None:
 def as_json(
     outline: Outline, findings: Sequence[Finding], threshold: Effect = Effect.NUMBERS
 ) -> outputs.Laid:
-    """A layout as one JSON object; the form is stable and described in docs/json.md."""
+    """Return a layout as one JSON object. Its form is stable and described in docs/json.md."""
     mesh, shape = outline.mesh, outline.shape
     named = (
         "layers",
@@ -291,7 +299,7 @@ def as_json(
 
 
 def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
-    """Groups of ranks that keep and send the same, each with that content."""
+    """Return groups of ranks whose bytes and messages are equal, each with this content."""
     found: dict[str, tuple[list[int], dict[str, Any]]] = {}
     written: dict[object, tuple[str, dict[str, Any]]] = {}
     for rank in range(outline.mesh.world):
@@ -402,9 +410,7 @@ def _short(words: Sequence[str], shown: int, joint: str) -> str:
 
 
 def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
-    """Print one pipeline rank: its stages, and the collectives of the rank that keeps and sends
-    most.
-    """
+    """Print one pipeline rank: its stages, and the collectives of the rank that keeps and sends the most bytes."""
     ranks = [
         rank
         for rank in range(outline.mesh.world)
@@ -487,7 +493,7 @@ def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tupl
 
 
 def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
-    """Yield the names of layers, with each run of neighbours as one part."""
+    """Yield the names of layers; neighbouring layers are shortened to `FIRST to LAST`."""
     # Within a run of neighbours a layer's number less its place stays the same.
     for _, part in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
         run = [names[layer] for _, layer in part]
@@ -495,8 +501,8 @@ def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
 
 
 def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """A sentence on how many stages have their whole weights (or gradients, by `kind`) in memory at
-    once, and in which formats.
+    """Return a sentence: how many stages have their whole weights (or whole gradients, by `kind`)
+    in memory at once, and in which number formats.
     """
     parts = [flat[kind] for flat in flats if flat[kind] and not flat["tied"]]
     # Stages whose weights are gathered into the same buffer are whole one after the other.
@@ -521,7 +527,7 @@ def _collectives(calls: Iterable[Mapping[str, Any]], title: str) -> Grid:
 
 
 def _size(number: float) -> str:
-    """Bytes in the unit that suits them."""
+    """Return a number of bytes as text in a suitable unit, such as `1.5 GiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"

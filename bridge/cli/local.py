@@ -20,23 +20,24 @@ from bridge.cli.forked import Ends, Order
 from bridge.errors import BridgeError
 
 PATIENCE = 300.0
-"""Seconds that the other ranks get to end once rank 0 has ended well."""
+"""Seconds that the other ranks have to end after rank 0 has ended well."""
 GRACE = 20.0
-"""Seconds that the other ranks get to end once a rank has died. They may be about to fail for the
-same reason, or wait for that rank for ever.
+"""Seconds that the other ranks have to end after a rank has died.
+
+They may be about to fail for the same reason, or may wait for the dead rank for ever.
 """
 STALE = 600.0
 """Age in seconds from which a build's lock is taken as left over: a build takes about a minute."""
 BUILDS = "TORCH_EXTENSIONS_DIR"
 TAIL = 6
-"""Number of last lines that are shown of the output of a failed rank."""
+"""Number of last output lines that are shown of a failed rank."""
 
 
 def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
-    """Call `main(*arguments)` of a module on `number` ranks, and yield the lines that rank 0
-    prints.
+    """Call `main(*arguments)` of a module on `number` ranks, and yield the lines that rank 0 prints.
 
-    Raises `BridgeError` with the last output of a rank that fails. In any case no process is left.
+    Raises `BridgeError` with the last output of a failed rank. Afterwards no process is left, also
+    if an error is raised.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number + 2)]
@@ -51,7 +52,7 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
         )
         process = _start(order, {**_environment(number), BUILDS: _builds(stack)}, own)
         stack.callback(_end, process)
-        assert process.stdout is not None, "the output is a pipe"
+        assert process.stdout is not None, "stdout of the process was opened as a pipe"
         yield from (line.rstrip("\n") for line in process.stdout)
         if process.wait():
             raise BridgeError(f"the ranks did not start: {_last(own)}")
@@ -61,28 +62,31 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
 
 
 def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
-    """Raise `BridgeError` for the rank that died first, or does not end."""
+    """Raise `BridgeError` about the first rank that died, or about a rank that had to be killed."""
     for rank in (rank for rank, code in ends.codes.items() if code and rank not in ends.killed):
         raise BridgeError(
-            f"rank {rank} {_ended(ends.codes[rank])}: {_last(words[rank]) or 'it said nothing before'}"
+            f"rank {rank} {_ended(ends.codes[rank])}: {_last(words[rank]) or 'it printed nothing'}"
         )
     for rank in ends.killed:
         raise BridgeError(f"rank {rank} does not end; its last output: {_last(words[rank])}")
 
 
 def _ended(code: int) -> str:
-    """A text on how a process ended: a negative code is the signal that ended it."""
+    """Say in words how a process ended.
+
+    A negative code is the number of the signal that ended the process, made negative.
+    """
     with suppress(ValueError):
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with code {code}"
 
 
 def _builds(stack: ExitStack) -> str:
-    """The folder where torch keeps extensions that stacks build: the one that the user names, else
-    a temporary one.
+    """Return the folder where torch stores compiled extensions: the folder that the user's
+    environment names, else a temporary one.
 
-    Raises `BridgeError` for a lock that a killed build left there: a process that needs that build
-    would wait for ever.
+    Raises `BridgeError` for a lock that a killed build left in that folder, because a process that
+    needs this build would wait for ever.
     """
     named = os.environ.get(BUILDS)
     if not named:
@@ -120,8 +124,9 @@ def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subpro
 
 
 def _environment(number: int) -> Mapping[str, str]:
-    """The environment that torchrun sets for all ranks, with messages over the loopback, and the
-    machine's cores divided among the ranks.
+    """Return the environment that torchrun would set for all ranks.
+
+    Messages go over the loopback, and the machine's cores are divided among the ranks.
     """
     # Gloo would take the interface that the host's name stands for.
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
@@ -143,7 +148,7 @@ def _free_port() -> int:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the process that all ranks come from, and them with it."""
+    """End the process from which the ranks were forked, and with it the ranks."""
     process.terminate()
     process.wait()
     if process.stdout:

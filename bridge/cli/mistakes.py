@@ -1,6 +1,4 @@
-"""Known mistakes in command lines, such as words of another command: what the user means, and what
-to type instead.
-"""
+"""Known mistakes in command lines, such as options of other programs: the reason, and the corrected command."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from pathlib import PurePath
 from bridge.errors import BridgeError
 
 READING = ("convert", "check", "diff", "layout", "drift", "train", "verify", "move", "schedule")
-"""Commands that read a FILE."""
+"""Commands whose first argument is FILE."""
 SHELLS = ("bash", "sh", "zsh", "source", ".")
 LAUNCHERS = (
     "torchrun",
@@ -40,7 +38,7 @@ NAMED = (
     "--deepspeed",
     "--yaml-cfg",
 )
-"""Options by which other commands name the file that is read."""
+"""Options that other programs use for the config file, as in `--config FILE`."""
 CONFIGS = (".json", ".hjson", ".yaml", ".yml", ".args", ".sh")
 OURS = (
     "--to",
@@ -53,15 +51,13 @@ OURS = (
     "--auto",
     "--code",
 )
-"""Options of ours that take a value and that no launcher has."""
+"""Options of `stagebridge` that take a value and that no launcher has."""
 INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--yaml-cfg")
-"""Options of training scripts that name a config."""
+"""Options with which training scripts name a config."""
 
 
 def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """One line that says what to type instead of the refused `arguments`; None if they are no known
-    mistake.
-    """
+    """Return one line with the corrected command for the refused `arguments`; None if their mistake is not a known one."""
     said = [
         word for word in arguments if not re.match(r"--local[_-]rank=", word)
     ]  # which a launcher puts first
@@ -80,8 +76,9 @@ def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
 
 
 def instead(arguments: Sequence[str], error: BridgeError, stacks: Sequence[str]) -> Sequence[str]:
-    """The problems of an error; if a file is missing because of a known mistake, the line about
-    that mistake instead.
+    """Return the problems of an error.
+
+    If a known mistake explains a missing file, return only the line about that mistake.
     """
     lost = any(
         "no such file" in problem or "several files need" in problem for problem in error.problems
@@ -95,18 +92,21 @@ def _type(*words: str) -> str:
 
 
 def _without_command(arguments: Sequence[str]) -> str | None:
-    """The line for a file in the place of the command; None if there is no such mistake."""
+    """Return the corrected command if a file name is in the place of the command; None if there is no such mistake."""
     file = arguments[0]
     if file.startswith("-") or not (os.path.exists(file) or file.endswith(CONFIGS)):
         return None
     return (
-        f"{file}: a file; name the command before it: {_type('check', file)}, or "
+        f"{file}: found a file in the place of the command; put a command before it: "
+        f"{_type('check', file)}, or "
         f"{_type('convert', file)} --to STACK"
     )
 
 
 def _named(command: str, words: Sequence[str]) -> str | None:
-    """The line for a file behind an option of another command; None if there is no such mistake."""
+    """Return the corrected command if the file follows an option that only other programs have, as
+    in `--config FILE`; None if there is no such mistake.
+    """
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name not in NAMED or (not equals and place + 1 == len(words)):
@@ -117,14 +117,14 @@ def _named(command: str, words: Sequence[str]) -> str | None:
         if any(_is_launcher(before) for before in words[:place]):
             return None  # the option is the launcher's, or the training's
         return (
-            f"{name}: the file stands without an option: "
+            f"{name}: not an option of this command; name the file alone: "
             f"{_type(command, file, *words[:place], *rest)}"
         )
     return None
 
 
 def _launched(command: str, words: Sequence[str]) -> str | None:
-    """The line for a command in the place of the file; None if there is no such mistake."""
+    """Return the corrected command if a launch command is in the place of FILE; None if there is no such mistake."""
     first = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
     if first is None or os.path.exists(words[first]):
         return None
@@ -141,12 +141,12 @@ def _launched(command: str, words: Sequence[str]) -> str | None:
     shown = words[first] if whole else inner[0]
     if file := _file_of(inner):
         return (
-            f"{shown}: a command; name the file that it reads instead: "
+            f"{shown}: found a command in the place of FILE; name the file that this command reads: "
             f"{_type(command, file, *rest)}"
         )
     return (
-        f"{shown}: a command; write it into a file such as run.sh, which is read and never"
-        f" run: {_type(command, 'run.sh', *rest)}"
+        f"{shown}: found a command in the place of FILE; write it into a file such as run.sh, which "
+        f"is read and never run: {_type(command, 'run.sh', *rest)}"
     )
 
 
@@ -158,7 +158,7 @@ def _is_launcher(word: str) -> bool:
 
 
 def _file_of(words: Sequence[str]) -> str | None:
-    """The config or script that a command is given."""
+    """Return the config or script in the words of a launch command; None if there is none."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in INNER and (equals or place + 1 < len(words)):
@@ -167,14 +167,14 @@ def _file_of(words: Sequence[str]) -> str | None:
 
 
 def _ours(words: Sequence[str]) -> Iterator[str]:
-    """Our own options, with their values, among the words behind a launcher."""
+    """Yield the options of `stagebridge` that stand among the words of a launch command, with their values."""
     for place, word in enumerate(words):
         if word.partition("=")[0] in OURS:
             yield from (word,) if "=" in word else words[place : place + 2]
 
 
 def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """The line for names of stacks without --from or --to; None if there is no such mistake."""
+    """Return the corrected command if stacks are named without --from or --to; None if there is no such mistake."""
     alone = [
         word
         for place, word in enumerate(words)
@@ -188,7 +188,7 @@ def _stacks_alone(command: str, words: Sequence[str], stacks: Sequence[str]) -> 
 
 
 def _without_target(command: str, words: Sequence[str], stacks: Sequence[str]) -> str | None:
-    """The line for a file without --to; None if there is no such mistake."""
+    """Return the message for a missing --to; None if --to is not missing."""
     if (
         command not in ("convert", "verify")
         or not words

@@ -46,23 +46,25 @@ if TYPE_CHECKING:
 
 NATIVE = "native"
 CHECKPOINT, LAUNCH, REPORT, PROOF = "checkpoint", "launch.sh", "report.txt", "proof.json"
-"""Names of the files in the folder beside the config."""
+"""Names of the files that `move` writes into the folder of the config."""
 FILE = "parameter_groups.json"
 MODEL = "model"
-"""The folder with the config of the model, where the launch names it."""
+"""Name of the folder with the model's config, as the launch command refers to it."""
 RANK = "bridge.cli.move"
 RUNNING = "transformers"
-"""The parameter naming of a model from a folder while it runs."""
+"""Parameter naming that a running model of transformers uses."""
 LARGE = 2**26
-"""Number of elements of weights above which a proof runs only the first layers."""
+"""Number of weight elements above which a proof runs only the first layers."""
 SEQUENCE = 32
-"""The most tokens of a sample in a proof."""
+"""Largest number of tokens of one sample in a proof."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `move`. For the proof: `prove` is its number of steps, `ranks` the most ranks
-    of this machine, and `most` the number of elements up to which the whole model runs.
+    """The options of `move`.
+
+    `prove` is the number of steps of the proof, and `ranks` the largest number of its local ranks.
+    Models of more than `most` elements run with their first layers only.
     """
 
     checkpoint: Path
@@ -91,12 +93,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Target:
-    """The run after the move: its checkpoint with renamed parameters, its config and files, and how
-    its stack saves checkpoints.
+    """The run after the move: its checkpoint with renamed parameters, its config and files, and the
+    checkpoint format of its stack.
 
-    `result` is the translation, if there is one. `edits` are settings that the checkpoint needs in
-    the config. `groups` are the optimizer's groups, if the run reads them from a file beside the
-    config.
+    `result` is the translation, or None without a translation. `edits` are config settings that the
+    checkpoint needs. `groups` are the optimizer's groups, if the run reads them from a separate
+    file.
     """
 
     hub: Hub
@@ -110,9 +112,7 @@ class Target:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the config's translation, or those on the config itself if there is no
-        translation.
-        """
+        """The findings of the translation, or the findings on the config if there is no translation."""
         return (
             *(report.remarks_of(self.result) if self.result else report.all_of(self.config)),
             *self.saves.findings,
@@ -172,8 +172,9 @@ def _moved(job: Job, options: Options) -> int:
 
 
 def _source(job: Job, options: Options) -> tuple[Source, Job]:
-    """The config and the checkpoint, and the job to read the config with: on the ranks that saved
-    it, if nothing else sets their number.
+    """Return the config and the checkpoint, and the job for reading the config.
+
+    If nothing else sets the number of ranks, the job uses the number that saved the checkpoint.
     """
     from bridge.state import formats
 
@@ -191,7 +192,7 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
         config = convert.read(job)
     if _spared(config, hub):
         note(
-            f"note: --code {config.dialect.spared[0]}: so the optimizer's groups in the checkpoint are"
+            f"note: --code {config.dialect.spared[0]}: taken, as the optimizer's groups in the checkpoint are formed by it"
         )
         job = replace(job, code=(*job.code, *config.dialect.spared))
         config = convert.read(job)
@@ -199,7 +200,7 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
 
 
 def _spared(config: Config, hub: Hub) -> bool:
-    """Whether the groups of the checkpoint spare biases and norms from weight decay, though the config does not say so."""
+    """Return whether the checkpoint's groups exclude biases and norms from weight decay while the config does not."""
     from bridge.state.groups import SPARED, spares
     from bridge.translation import lift
 
@@ -208,7 +209,7 @@ def _spared(config: Config, hub: Hub) -> bool:
 
 
 def _target(job: Job, options: Options, source: Source) -> Target:
-    """The config for the target's stack, with all files beside it."""
+    """Return the config for the target's stack, with all files that accompany it."""
     if options.to == NATIVE:
         return _kept(job, source, options)
     dialect = stacks.load(options.to)
@@ -251,9 +252,7 @@ def _target(job: Job, options: Options, source: Source) -> Target:
 
 
 def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
-    """The checkpoint with the parameter names that the target uses; unchanged if these are its own
-    names.
-    """
+    """Return the checkpoint with the parameter names that the target uses."""
     from bridge.state import names
 
     return names.under(
@@ -262,10 +261,9 @@ def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
 
 
 def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
-    """The optimizer's groups in the checkpoint if a run of `config` would form other groups; else
-    none.
+    """Return the optimizer groups of the checkpoint if a run of `config` would form other groups; else an empty tuple.
 
-    `scoped` is true if the run spares the parameters from weight decay that the config names.
+    `scoped`: the run excludes the parameters from weight decay that the config names.
     """
     from bridge.state import groups
     from bridge.translation import lift
@@ -282,8 +280,9 @@ def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
 
 
 def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
-    """The checkpoint for a run that finds parameters by their index in groups: with its groups if
-    the run is `told` them, else without groups.
+    """Return the checkpoint for a run that identifies parameters by index within groups.
+
+    The groups stay in it if the run is `told` them, else they are removed.
     """
     if not by_place or hub.parameters is source.hub.parameters:
         return hub
@@ -299,7 +298,7 @@ def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
 
 
 def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
-    """The checkpoint with the state of the run's scheduler, and the learning rate of the next step in its groups."""
+    """Return the checkpoint with the state of the scheduler, and with the next step's learning rate in the groups."""
     from bridge.engine.learning_rate import learning_rate
     from bridge.state.groups import ratios
     from bridge.translation import lift
@@ -319,9 +318,7 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
 
 
 def _counted(hub: Hub, source: Source, target: Target) -> Hub:
-    """The checkpoint with the number of samples seen, computed from its steps if the target's
-    schedule counts samples.
-    """
+    """Return the checkpoint with the number of samples seen, computed from the steps, if the target's schedule counts samples."""
     from bridge.translation import lift
 
     where, each = hub.where, lift(source.config).batch.global_
@@ -331,8 +328,10 @@ def _counted(hub: Hub, source: Source, target: Target) -> Hub:
 
 
 def _becoming(job: Job, options: Options) -> Result:
-    """The translation. If the target's config states a model and the source's does not, it gets the
-    model of the folder.
+    """Translate the config.
+
+    If the target's config states a model and the source's does not, the model of `--model` is
+    added.
     """
     result = _translated(job, options)
     if options.model is None or result.source.dialect.model or not result.config.dialect.model:
@@ -357,7 +356,7 @@ def _model_config(folder: Path) -> Config:
 
 
 def _modelled(config: Config, folder: Path) -> Config:
-    """A config that states its model, with the model of a folder."""
+    """Return the config with the model of a folder."""
     from bridge.edits import edited
     from bridge.translation import lift
 
@@ -370,8 +369,8 @@ def _modelled(config: Config, folder: Path) -> Config:
 
 
 def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written, Result]:
-    """The target with a whole training script for the model of a folder, and the result with the
-    settings that this script still lacks.
+    """Return the target with a complete training script for the model of a folder, and the
+    translation with the settings that the script still lacks.
     """
     from bridge.translation import lift
 
@@ -383,8 +382,9 @@ def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written
 
 
 def _kept(job: Job, source: Source, options: Options) -> Target:
-    """The target for the native engine, which reads the config as it is. A launch script is written
-    as its stack's own file, which needs no others.
+    """Return the target for the native engine, which reads the config unchanged.
+
+    A launch script is rewritten as a self-contained file of its stack.
     """
     from bridge.cli.folder import CONFIG
 
@@ -423,8 +423,9 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
 
 
 def _otherwise(source: Source) -> Iterator[Finding]:
-    """Settings of the optimizer that differ between config and checkpoint; a run that resumes uses
-    those of the checkpoint.
+    """Yield findings on optimizer settings that differ between config and checkpoint.
+
+    A resumed run uses the value of the checkpoint.
     """
     from bridge.translation import lift
 
@@ -456,8 +457,8 @@ def _otherwise(source: Source) -> Iterator[Finding]:
 
 
 def _together(target: Target, files: Files, said: str) -> Files:
-    """All files of the move: the checkpoint in a folder of its own, and beside it config, launch
-    and report.
+    """Return all files of the move: the checkpoint in a folder of its own, and next to that folder
+    the config, the launch script and the report.
     """
     from bridge.state.files import File
 
@@ -468,8 +469,9 @@ def _together(target: Target, files: Files, said: str) -> Files:
 
 
 def _launch(target: Target) -> str:
-    """A shell script that starts the run from the checkpoint. Comments show the lines for the
-    training script.
+    """Return a shell script that starts the run from the checkpoint.
+
+    Comments in it show the lines for the training script.
     """
     written = target.written
     lines = ["#!/bin/sh", f"# Resumes from the checkpoint in {CHECKPOINT}/."]
@@ -498,7 +500,7 @@ def _write(whole: Files, job: Job, options: Options, source: Source) -> None:
 
 
 def _taken(findings: tuple[Finding, ...]) -> str:
-    """The first line of the report: the settings that were lost, by the effect on the run."""
+    """Return the first line of the report: the settings that were lost, grouped by effect on the run."""
     rows: dict[Effect, list[str]] = {}
     for finding in findings:
         weighty = finding.effect.reaches(Effect.NUMBERS) or (
@@ -531,7 +533,7 @@ def _report(
     if target.result:
         printed.text(target.result, screen)
     else:
-        screen.print(f"Config: {target.written.file}, as it was", markup=False)
+        screen.print(f"Config: {target.written.file}, unchanged", markup=False)
         for finding in report.all_of(target.config):
             screen.print(
                 f"  {finding.effect}: {finding.path}: {finding.message}",
@@ -553,8 +555,8 @@ def _report(
 
 
 def _told_of(groups: tuple[Row, ...]) -> str:
-    """The optimizer's groups, in words: the number of parameters of each, and the settings in which
-    the groups differ.
+    """Describe the optimizer's groups in words: the number of parameters in each group, and the
+    settings in which the groups differ.
     """
     kinds = [
         name
@@ -628,8 +630,8 @@ def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
             None if gap[name] is None else f"{float(gap[name]):.1e}"
             for name in ("loss", "norm", "update")
         )
-        norms = f", gradient norms by {norm}" if norm else ""
-        yield f"  apart: losses by {loss}{norms}, updates by {update} ({found['ranks']} ranks)"
+        norms = f", gradient norms {norm}" if norm else ""
+        yield f"  largest differences: losses {loss}{norms}, updates {update} ({found['ranks']} ranks)"
 
 
 # Proving
@@ -637,9 +639,10 @@ def _proof_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Proof:
-    """The input of a proof besides both configs: engines, ranks, layers (None: all), the model, the
-    reasons why the proof is partial, the target's settings for its checkpoint, and groups of
-    parameters by side.
+    """The input of a proof apart from the two configs.
+
+    `layers` is None for all layers, `lacking` are the reasons why the proof is partial, `edits` are
+    config settings for the target's checkpoint, and `groups` the optimizer's groups by side.
     """
 
     source: Backend
@@ -653,8 +656,9 @@ class Proof:
 
 
 def _parties(job: Job, options: Options, source: Source, target: Target) -> Proof:
-    """The input of the proof: engines, ranks, model. Raises `BridgeError` if the proof cannot run;
-    nothing has been written by then.
+    """Return the input of the proof: engines, ranks and model.
+
+    Raises `BridgeError`, before anything is written, if the proof cannot run.
     """
     from bridge.state import cutting, names
     from bridge.verify.proof import WEIGHTLESS
@@ -682,7 +686,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
     # No more ranks than the run had, unless an engine needs them.
     saved = max(source.hub.origin.world or 1, source.config.world_size or 1)
     world = max(one.least, other.least, min(options.ranks, saved))
-    cut = [f"the first {layers} layers alone"] if layers else []
+    cut = [f"only the first {layers} layers ran"] if layers else []
     lacking = (*cut, *(f"taken out: {name}" for name in dropped))
     told = {
         "source": _told_groups(running, source.config),
@@ -692,7 +696,7 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
 
 
 def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
-    """The groups, with only the parameters that `hub` has; groups without any are left out."""
+    """Yield the groups, reduced to parameters that `hub` has. Empty groups are left out."""
     for row in groups:
         names = [name for name in row["params"] if name in hub.parameters]
         if names:
@@ -700,7 +704,7 @@ def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
 
 
 def _engine(config: Config, format: str) -> Backend:
-    """The engine that resumes from a checkpoint of `format` with `config`."""
+    """Return the engine that can resume from a checkpoint of `format` with `config`."""
     from bridge.engine.backend import BACKEND
 
     name = config.dialect.name
@@ -721,7 +725,7 @@ def _engine(config: Config, format: str) -> Backend:
 
 
 def _layers(hub: Hub, most: int) -> int | None:
-    """Number of layers to run of a model that is too large to run whole here; None: all."""
+    """Return the number of layers to run of a model that is too large for this machine; None: all layers."""
     from bridge.state import cutting
 
     count = max(cutting.layers_of(hub).values(), default=0)
@@ -733,8 +737,8 @@ def _layers(hub: Hub, most: int) -> int | None:
 
 
 def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
-    """Raises `SourceError` unless the model has the parameters of the checkpoint: engines may
-    identify these by index alone.
+    """Raise `SourceError` unless the model has exactly the parameters of the checkpoint: engines
+    may identify parameters by index alone.
     """
     import torch
 
@@ -751,14 +755,16 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
     found = {name: held.weight.shape for name, held in hub.parameters.items()}
     names = [name for name in dict.fromkeys((*known, *found)) if known.get(name) != found.get(name)]
     SourceError.raise_if(
-        f"--model: {name} is {known.get(name, 'not there')}, in the checkpoint {found.get(name, 'not there')}; name its own model"
+        f"--model: {name} is {known.get(name, 'missing')}, in the checkpoint "
+        f"{found.get(name, 'missing')}; name the model of the checkpoint"
         for name in names[:5]
     )
 
 
 def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs.Proved:
-    """Run both sides on ranks of this machine. Returns the proof, which is also written into the
-    output folder.
+    """Run both sides on ranks of this machine.
+
+    Returns the proof and writes it into the output folder.
     """
     with tempfile.TemporaryDirectory() as folder, as_private_as(folder):
         top = Path(folder)
@@ -800,8 +806,9 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
 
 
 def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
-    """The checkpoint to start from for each side: the one on disk if these ranks can read it, else
-    a new one for them.
+    """Return the checkpoint to start from for each side.
+
+    The checkpoint on disk is used if the ranks of the proof can read it; else a new one is written.
     """
     from bridge.state import cutting, formats
 
@@ -832,7 +839,7 @@ def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[s
 
 
 def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None) -> Path:
-    """Write a checkpoint for the proof. Returns the folder of its tag."""
+    """Write a checkpoint for the proof. Returns the tag folder inside `folder`."""
     from bridge.state import formats
     from bridge.state.writing import write
 
@@ -847,7 +854,7 @@ def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | No
 
 
 def main(text: str) -> None:
-    """Prove a move on one rank. The first rank prints the progress and the result."""
+    """Prove a move on one rank. The first rank prints progress and result."""
     from bridge.cli.train import end
     from bridge.engine.environment import detect
 
@@ -865,7 +872,7 @@ def main(text: str) -> None:
 
 
 def warm(text: str) -> None:
-    """Load the engines before there are ranks."""
+    """Load the engines before ranks are forked."""
     from bridge.cli.verify import loaded
 
     spec = json.loads(text)
@@ -926,8 +933,8 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
-    """The source in fp32, from the same masters; None if it is in fp32 already, or if its stack
-    cannot run in fp32.
+    """Return the source side with fp32 computation, from the same master weights; None if it
+    computes in fp32 already, or if its stack cannot.
     """
     if "wider" not in spec["starts"]:
         return None

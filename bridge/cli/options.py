@@ -19,8 +19,9 @@ STDOUT = "-"
 
 
 def output_file(path: Path | None) -> Path | None:
-    """The path of an output file; - stands for standard output. Raises `SourceError`, before any
-    work is done, if no file can be written there.
+    """Return the path of an output file; - stands for standard output.
+
+    Raises `SourceError` if no file can be written there, before any work is done.
     """
     if path is not None and str(path) != STDOUT:
         from bridge.errors import SourceError
@@ -31,12 +32,15 @@ def output_file(path: Path | None) -> Path | None:
 
 
 def output_or_folder(path: Path | None) -> Path | None:
-    """The path of an output file, or a folder that exists, for several files."""
+    """Return the path of an output file or, for several files, of an existing folder."""
     return path if path is not None and os.path.isdir(path) else output_file(path)
 
 
 def own_place(path: Path | None) -> Path | None:
-    """The path of a file or folder. Raises `SourceError` for standard output."""
+    """Return the path of a file or folder.
+
+    Raises `SourceError` for -, which stands for standard output.
+    """
     if path is not None and str(path) == STDOUT:
         from bridge.errors import SourceError
 
@@ -107,7 +111,7 @@ Auto = Annotated[
     typer.Option(
         "--auto",
         metavar="NAME=VALUE",
-        help='Value of an "auto" in FILE, or a fact from which it follows.',
+        help='Value of an "auto" in FILE, or a setting from which the value follows.',
     ),
 ]
 AutoFrom = Annotated[
@@ -318,7 +322,7 @@ GATING: Mapping[str, tuple[str, Any, Any]] = {
 }
 """Options that set which findings are reported, and in which format."""
 OWN = ("job", "view", "gate", "names")
-"""Parameters of a command that are built from other options, and are no options themselves."""
+"""Arguments of a command function that are built from several options."""
 
 Command = Callable[..., int]
 
@@ -331,11 +335,11 @@ def reads_file(
     many: bool = False,
     **otherwise: Any,
 ) -> Callable[[Command], Command]:
-    """A decorator: a function of a `Job` becomes a command with FILE and the options of `READING`.
+    """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
-    `counts` adds --fail-on, the least effect that changes the exit code. With `reports` the
-    function gets a `view` of its report, with `gates` a `gate`, with `many` the `names` of all
-    files. `otherwise` replaces declarations of options in `READING`.
+    `counts` adds --fail-on, the least effect that changes the exit code. The function also gets
+    `view` (with `reports`), the parts of the report to show; `gate` (with `gates`); and `names` of
+    all files (with `many`). `otherwise` replaces declarations of options in `READING`.
     """
     options = {**READING, **(COUNTING if counts else {})}
     viewing, gating = VIEWING if reports else {}, GATING if gates else {}
@@ -386,7 +390,7 @@ def reads_file(
 
 
 SHORT = {"numbers": "different numbers"}
-"""Names that `--only` accepts for an effect besides a part of the effect's own name."""
+"""Further names of effects for `--only`, besides parts of the effects' full names."""
 
 
 def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

@@ -17,12 +17,12 @@ from bridge.gate import fits
 from bridge.rules import How
 
 ENDS = (*map(str, How), "remark")
-"""The parts after the slash in ids of findings that no check made."""
+"""Endings of ids of findings that no check made: `gradient_clipping/remark` ends with `remark`."""
 WHERE = "; check --json names the rule of every finding"
 
 
 def refuse_strange(select: Sequence[str], ignore: Sequence[str]) -> None:
-    """Raise `BridgeError` for each pattern that no rule of any stack can fit."""
+    """Raise `BridgeError` for patterns that no rule of any stack can match."""
     if select or ignore:
         problems = (*_strange("select", select), *_strange("ignore", ignore))
         BridgeError.raise_if(problems)
@@ -62,21 +62,21 @@ def _instead(pattern: str) -> str:
 
 @cache
 def _paths() -> frozenset[str]:
-    """All paths that a finding may be about: settings of all stacks, and fields of a plan."""
+    """Return all paths that a finding can be about: the settings of all stacks, and the fields of a plan."""
     own = (path for name in stacks.names() for path in fields(stacks.load(name).schema))
     return frozenset((*own, *plan.paths()))
 
 
 @cache
 def _ids() -> tuple[str, ...]:
-    """The ids of the checks of all stacks, and the one of a release that is not known."""
+    """Return the ids of the checks of all stacks, and the id of the finding on an unknown release."""
     own = (check.rule for name in stacks.names() for check in stacks.load(name).checks)
     return tuple(dict.fromkeys((*own, UNKNOWN)))
 
 
 @cache
 def _heads() -> Mapping[str, Sequence[str]]:
-    """Ids of checks by the settings that they are about."""
+    """Return the ids of checks, grouped by the setting that the check is about."""
     found: dict[str, list[str]] = {}
     for rule in _ids():
         found.setdefault(rule.partition("/")[0], []).append(rule)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".html": "svg"}
-"""The format of a picture by the suffix of its file; a page of HTML holds an SVG."""
+"""Format of a picture by the suffix of its file. An HTML page contains an SVG picture."""
 WIDE = 10.0
 """Width of a page in inches."""
 PAGE = """<!doctype html>

@@ -19,7 +19,7 @@ Texts = Mapping[Path, str]
 
 
 def refuse_edited(texts: Texts, output: Path) -> None:
-    """Raises `SourceError` that names every file of `texts` that was edited, or that no conversion wrote."""
+    """Raise `SourceError` if files of `texts` were edited since a conversion wrote them, or were not written by a conversion."""
     SourceError.raise_if(
         f"{path}: was edited since it was written, or another program wrote it; --force overwrites "
         "it, --dry-run shows the changes"
@@ -28,8 +28,8 @@ def refuse_edited(texts: Texts, output: Path) -> None:
 
 
 def edited(texts: Texts, output: Path) -> Iterator[Path]:
-    """Files that would change although, by the sidecar of `output`, their content is not that of an
-    earlier conversion.
+    """Yield the files whose content would change although no earlier conversion wrote that content,
+    by the digests in the sidecar of `output`.
     """
     sidecar, known = carry_over.beside(output), _known(output)
     for path, text in texts.items():
@@ -45,8 +45,8 @@ def edited(texts: Texts, output: Path) -> Iterator[Path]:
 
 
 def _known(output: Path) -> Mapping[str, str] | None:
-    """Digests by name of the files that an earlier conversion wrote; None if there was none, or if
-    its sidecar is damaged.
+    """Return the digest of each file that the earlier conversion wrote, by file name; None if there
+    is no sidecar, or if it is damaged.
     """
     try:
         carry = carry_over.find(output)
@@ -56,7 +56,10 @@ def _known(output: Path) -> Mapping[str, str] | None:
 
 
 def _digest(path: Path, followed: bool) -> str | None:
-    """The digest of a file; None if it is empty or cannot be there. Raises `SourceError` if it may not be read."""
+    """Return the digest of a file; None if the file is empty or missing.
+
+    Raises `SourceError` if the file may not be read.
+    """
     try:
         # Writing replaces a link beside the output, and writes through one that is the output.
         content = b"" if path.is_symlink() and not followed else path.read_bytes()

@@ -19,8 +19,9 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def told(what: str, quiet: bool = False) -> Iterator[None]:
-    """Context in which the progress of `bridge.underway` is printed, as a share of `what`; with
-    `quiet`, nothing is printed.
+    """Return a context that prints the progress reported by `bridge.underway`, as a percentage of `what`.
+
+    With `quiet`, nothing is printed.
     """
     meter = Meter(what)
     with listening((lambda done, total: None) if quiet else meter):
@@ -43,7 +44,7 @@ class Meter:
         self.drawn = self.stream.isatty()
 
     def __call__(self, done: float, total: float) -> None:
-        """Print that `done` of `total` are done, if the last print is long enough ago."""
+        """Print that `done` of `total` are done, unless the last print is too recent."""
         now = time.monotonic()
         self.first = self.first or (now, done)
         if (
@@ -53,10 +54,11 @@ class Meter:
         ):
             return
         self.said = now
-        since, behind = (
-            self.first if done > self.first[1] else (self.began, 0.0)
-        )  # the first part loads what all need
-        line = f"{done / total:4.0%} of {self.what}, {left(now - since, done - behind, total - behind)} left"
+        line = f"{done / total:4.0%} of {self.what}"
+        since, behind = self.first
+        # The time of the first part tells nothing: it loads what all parts need.
+        if done > behind:
+            line += f", {left(now - since, done - behind, total - behind)} left"
         print(
             f"{CLEAR}{line}" if self.drawn else line,
             end="" if self.drawn else "\n",
@@ -65,7 +67,7 @@ class Meter:
         )
 
     def clear(self) -> None:
-        """Remove the line on a terminal, for another line or for the end."""
+        """Erase the progress line on a terminal."""
         if self.drawn and self.said:
             print(CLEAR, end="", file=self.stream, flush=True)
 

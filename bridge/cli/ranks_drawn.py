@@ -1,5 +1,5 @@
-"""The bytes that ranks keep, as a picture: one bar for each group of equal ranks, divided by kind
-of memory, and a line for the device's memory.
+"""A picture of the bytes that ranks keep: one bar for each group of equal ranks, divided by kind of
+memory, and a line for the device's memory.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ KINDS: Mapping[str, str] = {
 bars.
 """
 BARS = 48
-"""The most bars of a picture. If there are more, the title says how many."""
+"""Largest number of bars of a picture. If there are more, the title says how many."""
 BAR, GAP = 0.3, 1.8
-"""Inches: the height of a bar, and of the space around all bars."""
+"""Sizes in inches: the height of one bar, and the space around all bars."""
 GIB = 2**30
 FAR = 12
-"""A device's memory of more than so many longest bars is told, and its line is not drawn."""
+"""A device's memory is drawn as a line only up to this multiple of the longest bar; beyond that it is only given as text."""
 WORDS = 5
-"""The most runs of ranks that the label of a bar names."""
+"""Largest number of rank ranges that the label of a bar names."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Ranks that keep the same, with the bytes of each kind that each of them keeps."""
+    """Ranks that keep equal amounts of memory, with the number of bytes of each kind."""
 
     ranks: tuple[int, ...]
     bytes: Mapping[str, int]
@@ -54,7 +54,7 @@ class Bar:
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Ranks in words: `ranks 0-3, 8-11`."""
+    """Return ranks as text, such as `ranks 0-3, 8-11`."""
     runs = []
     # Within a run of neighbours a rank less its place stays the same.
     for _, part in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
@@ -65,9 +65,10 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> None:
-    """Write the picture in the format that the ending of `path` stands for; `memory` is a device's, in bytes.
+    """Write the picture in the format that the suffix of `path` stands for.
 
-    Raises `BridgeError` if it cannot be drawn.
+    `memory` is the memory of a device in bytes. Raises `BridgeError` if the picture cannot be
+    drawn.
     """
     format_of(path)
     shown = bars[:BARS]

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 COLOURS = {"F": "#4c72b0", "B": "#55a868", "I": "#8fc99f", "W": "#c7a252", "R": "#b07aa1"}
-"""Colours of actions: forward, backward, its halves (input gradient, weight gradient),
-recomputation.
-"""
+"""Colours of actions by letter: forward, backward, input gradient, weight gradient, recomputation."""
 NAMES = {
     "F": "forward",
     "B": "backward",
@@ -46,9 +44,7 @@ CELLS = 100
 
 @dataclass(frozen=True)
 class Options:
-    """The number of microbatches if the config leaves it open, the picture to write, and the CSV to
-    write.
-    """
+    """The number of microbatches for a config that leaves it open, and the files for the picture and the CSV table."""
 
     microbatches: int | None = None
     png: Path | None = None
@@ -78,8 +74,10 @@ def schedule(job: Job, options: Options) -> int:
 
 
 def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
-    """The schedule in time, and notes: if the plan's schedule cannot be shown, the reason why
-    another one is.
+    """Return the schedule with start times, and notes.
+
+    If the plan's own schedule cannot be shown, a note gives the reason and the schedule shown
+    instead.
     """
     count, stages = _microbatches(plan, microbatches), _stages(plan)
     shown, notes = described(plan, count)
@@ -122,7 +120,7 @@ def _stages(plan: Plan) -> int | None:
 
 
 def as_json(found: Timeline) -> outputs.Scheduled:
-    """The schedule as the JSON object that docs/json.md describes."""
+    """Return the schedule as the JSON object that docs/json.md describes."""
     it = found.schedule
     return {
         "name": it.name,
@@ -142,7 +140,7 @@ def as_json(found: Timeline) -> outputs.Scheduled:
 
 
 def title(found: Timeline) -> str:
-    """Name, shape, bubble and peak in one line."""
+    """Return name, size, bubble and peak of the schedule in one line."""
     it, peaks = found.schedule, [in_flight(row) for row in found.schedule.rows]
     return (
         f"{it.name}: {number(it.ranks, 'rank')}, {number(it.stages, 'stage')}, {number(it.microbatches, 'microbatch', 'es')};"
@@ -151,13 +149,13 @@ def title(found: Timeline) -> str:
 
 
 def again(part: Part) -> str:
-    """How often a part of a schedule is run, in words."""
+    """Say how often a part of the schedule is run."""
     further = "microbatch" if part.further == 1 else f"{part.further} microbatches"
     return f"{part.times} times, each with the next {further}"
 
 
 def number(count: int, word: str, plural: str = "s") -> str:
-    """A count with its noun, in singular or plural."""
+    """Return a count with its noun in singular or plural, such as `2 ranks`."""
     return f"{count} {word}{plural if count != 1 else ''}"
 
 
@@ -208,8 +206,9 @@ def _print_rows(found: Timeline, out: Console) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The part of a schedule from `start` to `stop`, which occurs `times` times in a row. Each
-    time, the indices of microbatches are higher by `further`.
+    """A part of a schedule from unit `start` to unit `stop`, which is repeated `times` times.
+
+    Each repetition has microbatch indices that are `further` higher.
     """
 
     start: int
@@ -219,20 +218,20 @@ class Part:
 
 
 Column = tuple[tuple[int, str, int, bool] | None, ...]
-"""The action of each rank in one unit of time: stage, letter, microbatch, and whether it began
-earlier; None: idle.
+"""The actions of all ranks in one unit of time.
+
+Each is None if the rank is idle, else stage, letter, microbatch, and whether the action began in an
+earlier unit.
 """
 
 LONGEST = 600
-"""The longest part, in units of time, for which repetitions are searched."""
+"""Length in units of time up to which parts of a schedule are searched for repetitions."""
 OFTEN = 3
-"""Least number of repetitions of a part that is shown once, with its count."""
+"""Number of repetitions from which on a part is shown once, with its count."""
 
 
 def repeated(found: Timeline) -> list[Part]:
-    """A schedule as parts: those that occur several times in a row, with their count, and the parts
-    between them.
-    """
+    """Divide a schedule into parts: parts that are repeated, with their count, and the parts between these."""
     columns, parts, place, plain = _columns(found), list[Part](), 0, 0
     while place < len(columns):
         # The part that covers most time: a short one within a longer one would be shown many times.
@@ -254,7 +253,7 @@ def repeated(found: Timeline) -> list[Part]:
 
 
 def _from(columns: list[Column], start: int) -> Iterator[Part]:
-    """Parts that begin at `start` and occur at least `OFTEN` times in a row, the shortest first."""
+    """Yield parts that begin at `start` and are repeated at least `OFTEN` times, shortest first."""
     for period in range(1, min(LONGEST, (len(columns) - start) // OFTEN) + 1):
         further = _further(columns[start], columns[start + period])
         if not further:
@@ -272,8 +271,8 @@ def _from(columns: list[Column], start: int) -> Iterator[Part]:
 
 
 def _further(before: Column, after: Column) -> int:
-    """The number by which the microbatches of `after` are higher than those of `before`; 0 if
-    anything else differs.
+    """Return by how much the microbatch indices of `after` exceed those of `before`; 0 if the two
+    parts differ in anything else.
     """
     steps = set[int]()
     for one, other in zip(before, after, strict=True):
@@ -315,8 +314,9 @@ def several(found: Timeline) -> bool:
 
 
 def _cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
-    """The text for the action of a rank in each unit of time, with its letter; dashes stand for an
-    action that continues.
+    """Return text and action letter for each unit of time of a rank.
+
+    Dashes stand for an action that continues.
     """
     cells = [(".", "")] * round(found.length)
     for action, start, end in (

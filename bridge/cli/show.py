@@ -66,7 +66,7 @@ def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
 
 
 def resolved(dialect: Dialect, field: str) -> str | None:
-    """The path that `field` names: the path itself, or a spelling of it such as a flag."""
+    """Return the path that `field` names: `field` may be the path itself, or another spelling such as a flag."""
     if field in fields(dialect.schema):
         return field
     return next((path for path in fields(dialect.schema) if field in dialect.spellings(path)), None)
@@ -120,18 +120,18 @@ def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
 
 
 def default_of(span: Span, with_release: bool) -> str:
-    """A default, with the releases that it holds for."""
+    """Return the text of a default, with the releases in which it applies."""
     value = "unset" if span.default is None else shown(span.default)
     return f"{value}  ({span.since} to {span.until})" if with_release else value
 
 
 def releases_of(spans: tuple[Span, ...]) -> str:
-    """First and last release that have a field; gaps between them are not shown."""
+    """Return the first and the last release that have a field; gaps between them are not shown."""
     return f"{spans[0].since} to {spans[-1].until}" if spans else "none"
 
 
 def effect_of(entry: Entry) -> str:
-    """The effect of losing a field on a run, in words."""
+    """Describe how the run changes if the field is lost."""
     return str(entry.effect) if entry.effect else reference.DEPENDS
 
 
@@ -150,9 +150,7 @@ def _elsewhere(entry: Entry) -> Grid:
 
 
 def place_of(arrival: Arrival) -> str:
-    """The fields that stand for a field in another stack, and the values that this stack always
-    uses.
-    """
+    """Return the target stack's fields for a field, and the values that the target stack always uses, as text."""
     always = [f"always {value}" for _, value in arrival.fixed]
     return ", ".join((*arrival.paths, *always)) or "-"
 

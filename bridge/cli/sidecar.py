@@ -1,5 +1,6 @@
-"""The sidecar of the file that is converted: it is read together with the file, its secrets are put
-back, and findings report its faults.
+"""The sidecar of the file that is converted.
+
+It is read with the file; secrets are put back into it, and findings report its faults.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from bridge.secrets import Secrets, keep_hidden
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What the sidecar of a file carries over, findings about the sidecar, and the files that were
-    read for both.
+    """The carry-over in the sidecar of a file, findings on the sidecar, and the files that were read for it.
 
     `edited`: the file has changed since the sidecar was written.
     """
@@ -32,12 +32,12 @@ class Sidecar:
     edited: bool = False
 
     def fitting(self, dialect: Dialect) -> Carry | None:
-        """The carry-over, if it is for that stack and a known release of it; else None."""
+        """Return the carry-over if it belongs to that stack and a known release; else None."""
         return self.carry if self.carry and not self.unfit(dialect) else None
 
     def unfit(self, dialect: Dialect) -> str:
-        """The reason why the sidecar cannot be used for a file of that stack; empty if it can, or
-        if there is none.
+        """Return the reason why the sidecar cannot be used for a file of that stack; empty if it
+        can be used, or if there is no sidecar.
         """
         if self.carry is None:
             return ""
@@ -50,8 +50,9 @@ class Sidecar:
         return ""
 
     def remarks(self, dialect: Dialect, file: Path) -> tuple[Finding, ...]:
-        """Findings on the sidecar of `file`; if it does not fit the stack, only a finding that it
-        was not used.
+        """Return the findings on the sidecar of `file`.
+
+        If the sidecar does not fit the stack, the only finding is that it was not used.
         """
         why = self.unfit(dialect)
         if not why or self.carry is None:
@@ -63,9 +64,7 @@ class Sidecar:
         )
 
     def note(self, file: str, dialect: Dialect, way: str = "") -> str:
-        """The note that a sidecar is read too, and that the option `way` turns this off; empty if
-        there is no sidecar.
-        """
+        """Return the note that a sidecar is read too, and that the option `way` turns this off; empty if there is no sidecar."""
         if self.carry is None:
             return ""
         place = carry_over.beside(Path(file))
@@ -80,15 +79,18 @@ class Sidecar:
 
 
 def beside(file: Path, text: str | None = None) -> Sidecar:
-    """The sidecar of `file`, whose `text` may have been read already. Raises `SourceError` if it is damaged."""
+    """Return the sidecar of `file`. `text` is the content of `file` if it was read already.
+
+    Raises `SourceError` if the sidecar is damaged.
+    """
     carry = carry_over.find(file)
     if carry is None:
         return Sidecar()
     place = carry_over.beside(file)
     edited = carry.digest != carry_over.digest_of(read_text(file) if text is None else text)
     said = (
-        f"its digest is not that of {file.name}, which was edited since, or written by another "
-        f"run; the settings of {file.name} win"
+        f"the digest in the sidecar does not match {file.name}, which was edited since, or written "
+        f"by another run; the settings in {file.name} are used"
     )
     odd = (Finding(place.name, said, Effect.NONE),) if edited else ()
     if not carry_over.marks(carry):
@@ -97,22 +99,20 @@ def beside(file: Path, text: str | None = None) -> Sidecar:
     known = carry_over.revealed(carry, secrets)
     missing = (name for name in carry_over.marks(carry) if name not in secrets.marks.values())
     told = (
-        f"a secret is not kept in the sidecar, and {carry.source or 'its file'} {why}; replace "
-        "this name by the value"
+        f"the sidecar stores a name in place of this secret, and {carry.source or 'its file'} "
+        f"{why}; replace the name by the secret"
     )
     lost = tuple(Finding(name, told, Effect.STOPS, given=True) for name in missing)
     return Sidecar(known, (*odd, *lost), (place, *source), edited)
 
 
 def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str]:
-    """The file that has the secrets, the secrets, and the reason why a secret that is not among
-    them is missing.
-    """
+    """Return the file that contains the secrets, the secrets, and the reason why others are missing."""
     try:
         # The sidecar may come from somebody else: it opens no file outside the folder that was allowed.
         path = find(carry.source, folder) if carry.source else None
         if path is None:
-            return (), Secrets(), "is not there"
+            return (), Secrets(), "is missing"
         like = carry.original
         found = Original(
             read_text(path),
@@ -122,7 +122,7 @@ def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str
         )
         # The secrets that come back from there must not reach the report either.
         keep_hidden(found.text)
-        return (path,), found.secrets, "has it no more"
+        return (path,), found.secrets, "no longer has the secret"
     except OutsideError as error:
         return (), Secrets(), f"was not opened ({error})"
     except BridgeError:

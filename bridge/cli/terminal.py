@@ -41,13 +41,14 @@ def complain(problems: Iterable[str]) -> None:
 
 
 def complaints(problems: Iterable[str]) -> list[str]:
-    """Errors as they are printed."""
+    """Return the lines in which errors are printed."""
     return [brief(hide(clean(f"error: {problem}"))) for problem in problems]
 
 
 def print_json(content: Mapping[str, object], lines: bool = True) -> None:
-    """Print one JSON object, over several lines or on one; numbers that are not finite, which JSON
-    lacks, are written as text.
+    """Print one JSON object, on one line or indented.
+
+    Infinite numbers and NaN, which JSON does not have, are written as text.
     """
     print(
         json.dumps(_finite(HIDDEN.within(content)), indent=2 if lines else None, allow_nan=False),
@@ -74,13 +75,13 @@ def content(text: str) -> None:
 
 
 class Trimmed:
-    """A stream that is no terminal, and that drops blanks at the ends of lines."""
+    """An output stream that is not a terminal; spaces at line ends are removed."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write without the blanks before line ends."""
+        """Write the text without spaces at line ends."""
         self.stream.write(BLANK_ENDS.sub("", text))
         return len(text)
 
@@ -92,14 +93,17 @@ BLANK_ENDS = re.compile(r" +(?=\n)")
 
 
 def console(stream: Any) -> Console:
-    """A console on `stream`, with colour and the terminal's width if that is a terminal."""
+    """Return a console on `stream`. On a terminal it has colour and the terminal's width."""
     from rich.console import Console
 
     class Clean(Console):
-        """Prints texts cleaned; cells of tables are cleaned by `bridge.grid`."""
+        """A console that prints texts without secrets and control characters.
+
+        Cells of tables are cleaned by `bridge.grid`.
+        """
 
         def print(self, *objects: Any, **options: Any) -> None:
-            """Print as rich does, with texts cleaned."""
+            """Print like rich, with texts cleaned."""
             super().print(
                 *(hide(clean_block(item)) if isinstance(item, str) else item for item in objects),
                 **options,
@@ -111,7 +115,7 @@ def console(stream: Any) -> Console:
 
 
 def _width(stream: Any) -> int | None:
-    """Number of columns of a report, from COLUMNS; None: the terminal's own width."""
+    """Return the number of columns of a report, from COLUMNS; None: the width of the terminal."""
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
         return max(LEAST, min(int(said), 1000))

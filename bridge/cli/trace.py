@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from bridge.trace.verdicts import Line
 
 MEASURED = ("equal", "rounding")
-"""Verdicts on tensors whose values were compared."""
+"""Verdicts of tensors for which two values could be compared."""
 STATISTICS = ("mean", "std", "low", "high", "norm", "nans", "infs")
 """Statistics of a tensor that a line shows and that can be plotted."""
 SHOWN = 8
-"""The most differences after the first, and the most samples of a tensor, that are printed."""
+"""Largest number of printed differences after the first one, and of printed samples of one tensor."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a run to show: layers by a part of their name, kinds, steps (empty: all), and
-    whether to show microbatches.
+    """The tensors of a run to show: a part of the layer's name, kinds, steps (empty: all), and
+    whether to show microbatches separately.
     """
 
     layers: Sequence[str] = ()
@@ -108,8 +108,8 @@ def html(first: Path, second: Path | None, out: Path) -> int:
 
 @dataclass(frozen=True)
 class Kept:
-    """Limits on the log of `trace run`, as typed: steps that `every` divides, ranks, one copy of
-    equal tensors, bytes.
+    """The limits on the log of `trace run`, as typed: log only each step that `every` divides, only
+    some ranks, one copy of equal tensors, at most so many bytes.
     """
 
     every: int = 1
@@ -118,8 +118,9 @@ class Kept:
     budget: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """The limits as arguments of `bridge.trace.keeping.Keep`. Raises `BridgeError` if one is
-        malformed.
+        """Return the limits as arguments of `bridge.trace.keeping.Keep`.
+
+        Raises `BridgeError` for a malformed limit.
         """
         budget = None if self.budget is None else _bytes(self.budget)
         return {
@@ -207,8 +208,8 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     places = [place for place in (folder, *sorted(folder.glob(f"{APART}*"))) if (place / ATTACHED).exists()]
     if not places:
         say(
-            "trace run: nothing was watched: in training mode, no forward pass ran of a module with"
-            " weights in an optimizer or an engine; Python processes started with -I or -E cannot be"
+            "trace run: nothing was watched: no module whose weights an optimizer or an engine holds"
+            " ran forward in training mode; Python processes started with -I or -E cannot be"
             " watched"
         )
         # A training that failed keeps its own code: schedulers of jobs go by it.
@@ -261,7 +262,7 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
 
 
 def _exit(found: Comparison) -> Exit:
-    """Findings if the runs part; unproved if no tensor that both have was logged with values."""
+    """Return the exit code: findings if the runs part, unproved if no tensor had values in both logs."""
     if found.divergence:
         return Exit.FINDINGS
     return Exit.CLEAN if any(line.verdict in MEASURED for line in found.lines) else Exit.UNPROVED
@@ -330,7 +331,7 @@ def _diagnosis(found: Diagnosis) -> outputs.Diagnosed:
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinities; what cannot be measured is null."""
+    """Return the number for JSON, or None if it is infinite or NaN, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
@@ -348,7 +349,7 @@ def _tell(found: Comparison, html: Path | None) -> None:
     out.print(f"{len(found.lines)} tensors of {steps} steps: {counts}", markup=False)
     if found.worst and found.worst.bound:
         out.print(
-            f"nearest to its bound: {found.worst.name} {_measured(found.worst)}",
+            f"nearest to the bound of rounding: {found.worst.name} {_measured(found.worst)}",
             markup=False,
             soft_wrap=True,
         )
@@ -358,7 +359,7 @@ def _tell(found: Comparison, html: Path | None) -> None:
 
 
 def _tell_settings(found: Comparison, out: Console) -> None:
-    """Print the settings that differ: first those of the training, then those of the layout."""
+    """Print the settings that differ: first settings of the training, then settings of the layout."""
     for layout, words in ((False, "settings differ"), (True, "layouts differ")):
         told = [str(setting) for setting in found.settings if setting.layout is layout]
         if told:
@@ -382,7 +383,7 @@ def _tell_faults(found: Comparison, out: Console) -> None:
     out.print(f"  {_measured(first)}", markup=False, soft_wrap=True)
     if first.ranks:
         word = "rank" if len(first.ranks) == 1 else "ranks"
-        out.print(f"  only in what {word} {', '.join(map(str, first.ranks))} logged", markup=False)
+        out.print(f"  only in the log of {word} {', '.join(map(str, first.ranks))}", markup=False)
     if first.cause:
         out.print(f"  looks like: {first.cause}", markup=False, soft_wrap=True)
     why = found.diagnosis
@@ -434,7 +435,10 @@ def _tell_rest(found: Comparison, out: Console) -> None:
 def _measured(line: Line) -> str:
     if not math.isfinite(line.distance):
         return "no distance can be measured"
-    return f"distance {line.distance:.2g} (share of the values, root mean square); rounding reaches {line.bound:.2g}"
+    return (
+        f"distance {line.distance:.2g} (root mean square, as a share of the values); rounding "
+        f"explains at most {line.bound:.2g}"
+    )
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
@@ -526,8 +530,9 @@ def _figures(summary: Summary | None) -> tuple[str, ...]:
 
 
 def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
-    """Write a picture of one statistic over steps, with a line for each tensor. Raises
-    `BridgeError` if there is nothing to draw.
+    """Draw one statistic over steps, with a line for each tensor.
+
+    Raises `BridgeError` if there is nothing to draw.
     """
     if find_spec("matplotlib") is None:
         raise BridgeError("--plot: matplotlib is not installed; pip install 'stagebridge[plot]'")
@@ -564,7 +569,7 @@ def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
 
 
 def _series(entries: Iterable[Entry], statistic: str) -> dict[str, dict[int, float]]:
-    """The statistic of each tensor by step."""
+    """Return the statistic of each tensor by step."""
     found: dict[str, dict[int, float]] = {}
     for entry in entries:
         if entry.summary is not None:

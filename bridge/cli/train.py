@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Watch:
-    """The options for logging a run and for checking its ranks.
+    """The options for logging a run and for comparing its ranks.
 
-    The log goes to `folder`; with `full` it holds whole tensors. Ranks that must agree are compared
-    in steps that `every` divides; `desync` is the action if they differ.
+    The log goes to `folder`; with `full` it contains whole tensors. In each step that `every`
+    divides, tensors are compared that must be equal on several ranks; `desync` is the action if
+    they differ.
     """
 
     folder: Path | None = None
@@ -55,7 +56,10 @@ class Watch:
     every: int = 1
 
     def planned(self, plan: Plan) -> Plan:
-        """`plan` with the logging and the checks that the options ask for; levels that it sets itself stay."""
+        """Return `plan` with the logs and checks that the options ask for.
+
+        Log levels that the plan sets itself stay.
+        """
         said = plan.values()
         levels = (
             {}
@@ -68,7 +72,7 @@ class Watch:
         )
 
     def policy(self) -> Policy:
-        """The policy of the checks: how often ranks are compared, and the action if they differ."""
+        """Return the policy for comparing ranks: how often, and the action if they differ."""
         from bridge.trace.desync import ACTIONS, Policy
 
         # Typed as one of ACTIONS, which `checked` has made sure of.
@@ -77,7 +81,7 @@ class Watch:
 
 
 LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
-"""Kinds of logs that are written if FILE sets none, each at LEVEL: statistics and 64 samples."""
+"""Kinds of logs that are written with --trace if FILE sets none, each at level LEVEL: statistics and 64 samples."""
 LEVEL = 9
 NATIVE = "native"
 STEPS = 20
@@ -86,11 +90,11 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `train`: what to train, for how long, and where to save it.
+    """The options of `train`.
 
-    `model`: "tiny", "file" (the shape that the config states), or the folder of a Hugging Face
-    model; None: the model that the config names, else the tiny one. `steps` None: the number in a
-    config that names data, else `STEPS`.
+    `model` is "tiny", "file" (the shape that the config states), or the folder of a Hugging Face
+    model; with None, the model that the config names, else the tiny one. `steps` is None for the
+    number in a config that names data, else `STEPS`.
     """
 
     steps: int | None = None
@@ -108,12 +112,12 @@ class Options:
 
     @property
     def number(self) -> int:
-        """Number of steps if the config does not name a model and data of its own."""
+        """The number of steps for a config that does not name a model and data."""
         return self.steps or STEPS
 
     @property
     def native(self) -> Iterator[str]:
-        """The given options that only the native engine has."""
+        """Yield the given options that only the native engine supports."""
         given = {
             "--save": self.save,
             "--resume": self.resume,
@@ -136,7 +140,7 @@ class Options:
 
 
 def checked(option: str, value: str, known: tuple[str, ...]) -> str:
-    """`value`, if it is one of `known`."""
+    """Return `value` if it is one of `known`; else raise `BridgeError`."""
     if value not in known:
         raise BridgeError(
             f"{option}: found {value}, expected {' or '.join(known)}{nearest(value, known)}"
@@ -224,8 +228,9 @@ def _named(config: Config, options: Options, here: Environment, job: Job) -> Non
 def _backend(
     plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str
 ) -> Backend | None:
-    """The engine of a stack that runs the plan; None for the native engine. A note says which was
-    chosen, and why.
+    """Return the other stack's engine that runs the plan; None for the native engine.
+
+    A note names the engine and the reason.
     """
     if (
         checked("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine)))
@@ -300,9 +305,10 @@ def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> 
 
 
 def end(world: int) -> None:
-    """End the process of a rank at once, after all output is written and its group is left. Threads
-    of gloo that outlive the interpreter sometimes abort the process, and the launcher would report
-    a failed job.
+    """End the process of a rank at once, after all output is written and the process group is left.
+
+    Otherwise threads of gloo could abort the process at interpreter exit, and the launcher would
+    report a failed job.
     """
     if world > 1:
         sys.stdout.flush()
@@ -311,8 +317,10 @@ def end(world: int) -> None:
 
 
 def _read(job: Job, world: int, fit: bool) -> Config:
-    """The config of the job's file on the launched ranks; if it does not fit them, the config as it
-    stands, so that an error can name other numbers.
+    """Read the job's file for the launched ranks.
+
+    If it does not fit them, read it without a number of ranks, so that a later error can name the
+    numbers that fit.
     """
     if job.world_size is not None or fit:
         return read(job)
@@ -327,7 +335,7 @@ def _read(job: Job, world: int, fit: bool) -> Config:
 
 
 def _unheard(config: Config) -> Iterator[Finding]:
-    """Findings on settings that change numbers and that no plan can hold, so that the engine does not follow them."""
+    """Yield findings on settings that change numbers but have no plan field, so that the engine ignores them."""
     return (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
 
 
@@ -353,7 +361,7 @@ def _architecture(plan: Plan, model: str | None) -> Architecture:
 
 
 def _of_folder(folder: str, sequence: int) -> Architecture:
-    """The shape of the model in a folder, with samples of `sequence` tokens at most."""
+    """Return the shape of the model in a folder, with at most `sequence` tokens in a sample."""
     from bridge.engine.data import BYTES
     from bridge.engine.models.gpt import Architecture
 
@@ -369,7 +377,7 @@ def _of_folder(folder: str, sequence: int) -> Architecture:
 
 
 def _meshed(plan: Plan, world: int) -> Mesh:
-    """The mesh of a plan, whose sizes must fit the ranks on every engine."""
+    """Return the mesh of a plan. Raises an error if its sizes do not fit the ranks, on any engine."""
     return Mesh.of(plan.parallel, world)
 
 
@@ -381,8 +389,10 @@ def _fitted(
     file: str,
     check: Callable[[Plan, int], object],
 ) -> tuple[Plan, tuple[Finding, ...]]:
-    """The plan for the launched ranks: shrunk if `wanted`, else unchanged, if it passes the `check`
-    of its engine.
+    """Return the plan for the launched ranks, and findings on changed sizes.
+
+    With `wanted`, sizes are shrunk until they fit; otherwise `check` raises `ConfigError` for a
+    plan that the engine cannot run.
     """
     from bridge.engine.fit import fit
 
@@ -396,8 +406,8 @@ def _fitted(
 
 
 def _advice(plan: Plan, file: str) -> str:
-    """A line with the command that would run the plan as it is, if there is one, and with the
-    command that shrinks it.
+    """Return a line of advice with commands: the command that runs the plan unchanged, if there is
+    one, and the command that shrinks the sizes.
     """
     from bridge.engine.fields import check
 
@@ -442,7 +452,10 @@ def _say(findings: Iterable[Finding]) -> None:
 
 
 def _run(training: Any, number: int, options: Options, first: bool, as_json: bool) -> None:
-    """Run `training`, which has an `engine` and `steps(number)` that yields lines, until `number` steps are done."""
+    """Run `training` until `number` steps are done.
+
+    `training` has an `engine`, and `steps(number)` yields a report for each step.
+    """
     # One rank prints: the others would print the same lines.
     bar = first and not as_json and sys.stdout.isatty()
     show = _Bar(number) if bar else _line if not as_json else _object
@@ -458,7 +471,9 @@ def _run(training: Any, number: int, options: Options, first: bool, as_json: boo
 
 @contextmanager
 def _lost_ranks_named(options: Options) -> Iterator[None]:
-    """If a collective fails because a rank of this machine has ended, raise `BridgeError` that names the rank."""
+    """Return a context for training: if a collective fails because another rank of this machine has
+    ended, raise `BridgeError` that names that rank.
+    """
     from bridge.engine.environment import ended, neighbours
 
     processes = neighbours()
@@ -496,7 +511,7 @@ class _Bar:
         self.progress.start()
 
     def __call__(self, report: Report) -> None:
-        """Move on by one step."""
+        """Advance the progress bar to the step of `report`."""
         self.progress.update(self.task, completed=report.step, description=str(report))
         if self.progress.finished:
             self.progress.stop()

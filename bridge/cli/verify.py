@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 RANK = "bridge.cli.verify"
 MARK = "@stagebridge "
-"""The beginning of our own lines among those that stacks print."""
+"""Prefix of our own output lines, as stacks print to the same stream."""
 Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Own:
-    """The second config that the user wrote, the folder of the model, the file of the batch, and the engines of both."""
+    """The second config that the user wrote, the folder of the model, the file of the batch, and the engines for both configs."""
 
     other: str
     model: str
@@ -52,7 +52,11 @@ class Own:
 
 @dataclass(frozen=True)
 class Options:
-    """Stack and release to translate to, the most ranks, steps, and whether samples are padded; or a second config, `own`."""
+    """The options of `verify`: stack and release to translate to, largest number of ranks, number
+    of steps, and whether samples are padded.
+
+    `own` is a second config to compare with instead.
+    """
 
     to: str | None = None
     to_version: str | None = None
@@ -70,8 +74,9 @@ def own_of(
     batch: Path | None,
     on: str | None,
 ) -> Own | None:
-    """The second config with its options, or None. Raises `BridgeError` if options are missing or
-    contradict each other.
+    """Return the second config with its options; None without a second config.
+
+    Raises `BridgeError` if options are missing or contradict each other.
     """
     if other is None:
         alone = {"--model": model, "--batch": batch, "--on": on}
@@ -157,7 +162,11 @@ def orderly() -> Iterator[None]:
 
 
 def _at_hand(job: Job, folder: Path) -> Job:
-    """The job with its standard input in a private file in `folder`, so that every rank can read it."""
+    """Return the job.
+
+    If it reads standard input, the input is first saved in a private file in `folder`, so that
+    every rank can read it.
+    """
     if job.file != STDIN:
         return job
     path = folder / "standard input"
@@ -167,7 +176,7 @@ def _at_hand(job: Job, folder: Path) -> Job:
 
 
 def _measured(job: Job, options: Options) -> Fields:
-    """The report of the ranks; their progress goes to stderr."""
+    """Return the report that the ranks print; progress lines go to stderr."""
     world = (
         _own(job, options.own, options.ranks)[0] if options.own else _pair(job, options)
     ).size.world
@@ -198,8 +207,9 @@ class Told:
 def measured(
     tasks: Sequence[tuple[Job, Options]], world: int, told: Told | None = None
 ) -> Iterator[Fields]:
-    """The reports on several files, in order, from one start of `world` ranks; a file that fails
-    has its `problems` instead of a report.
+    """Return the reports on several files, in order. The `world` ranks are started once.
+
+    A file that fails has its `problems` instead of a report.
     """
     spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
     for line in ranks(world, RANK, json.dumps(spec)):
@@ -211,7 +221,7 @@ def measured(
 
 
 def _pair(job: Job, options: Options) -> Pair:
-    """Both sides of the translation, at small sizes."""
+    """Return both sides of the translation, at small sizes."""
     from bridge.verify.pair import fitted
 
     source = read(job)
@@ -221,7 +231,7 @@ def _pair(job: Job, options: Options) -> Pair:
 
 
 def _own(job: Job, own: Own, limit: int) -> tuple[Pair, Mapping[Side, Backend]]:
-    """Both configs, at small sizes, and the engine of each."""
+    """Return both configs at small sizes, and the engine of each config."""
     from bridge.engine.backend import BACKEND
     from bridge.engine.plain import BACKENDS
     from bridge.verify.own import engines_of, paired
@@ -242,9 +252,8 @@ def _read(job: Job) -> Config:
 
 
 def _target(source: Config, options: Options) -> Result:
-    """The translation for the release of --to-version, else for the release that is installed here.
-    """
-    assert options.to is not None, "the command asks for it where there is no second config"
+    """Translate for the release of --to-version, else for the release that is installed here."""
+    assert options.to is not None, "--to is required if there is no second config"
     dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
     # A run on the stack that is here proves nothing about a file for another release.
     installed = backend.release if backend and backend.release in dialect.versions else None
@@ -303,7 +312,10 @@ def _words(found: Fields) -> Iterator[str]:
         yield found["judged_release"]
     if found["no_script"]:
         why = "; ".join(found["no_script"])
-        yield f"Judged in a training script with this model; `convert --script` writes one with the nearest model: {why}"
+        yield (
+            "Both sides ran with this model; the training script of `convert --script` has the "
+            f"nearest model that it can build: {why}"
+        )
     smaller = [
         f"{path} {change['before']} -> {change['after']}"
         for path, change in found["changes"].items()
@@ -314,14 +326,14 @@ def _words(found: Fields) -> Iterator[str]:
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
     if left := found["left_out"]:
         some = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
-        yield f"It alone decides the updates of {len(left)} tensors, whose true gradients are zero; not compared: {some}."
+        yield f"Rounding alone decides the updates of {len(left)} tensors, whose true gradients are zero; not compared: {some}."
 
 
 # On a rank
 
 
 def warm(text: str) -> None:
-    """Load the engines that may run, before ranks are forked."""
+    """Load the engines that may be used, before ranks are forked."""
     spec = json.loads(text)
     # An engine that is loaded after the fork is loaded once by every rank.
     on = [name for said in spec for name in (said["options"].get("own") or {}).get("on") or ()]
@@ -411,14 +423,14 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
 
 
 def _otherwise(target: Config) -> str:
-    """A line that names the release of the translation, if `convert` would use another one by
-    default; else empty.
+    """Return a line that names the target release of the translation, if it is not the default
+    release of `convert`; else an empty text.
     """
     title, newest = target.dialect.title, target.dialect.newest
     if target.version == newest:
         return ""
-    asked = f"`convert` writes for {newest} unless told --to-version {target.version}"
-    return f"The translation is for {title} {target.version}, which runs here; {asked}."
+    asked = f"`convert` writes for {newest} unless given --to-version {target.version}"
+    return f"The translation is for {title} {target.version}, which is installed here; {asked}."
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""Families of models in Hugging Face's `config.json`: the meaning of each family's keys, by model type, and the way back.
+"""Families of models in Hugging Face's `config.json`: converts the keys of each model type to plan
+fields, and plan fields to keys.
 
-The facts are a table (`families.json`) with one row for each model type: facts that never change in it, the names of its
-keys, and parts, whose keys have a meaning only together. Defaults of transformers' own classes are in `defaults.json`.
+The facts are in a table (`families.json`) with one row for each model type. A row lists the plan
+fields that have the same value in every model of the type, the key of each other plan field, and
+the groups of keys that have a meaning only together. The defaults of transformers' own config
+classes are in `defaults.json`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Chooses the family of the config that a plan is written to.
-
-It is the family that the plan names, else the first whose config has the same meaning.
+"""Chooses the family of the config that a plan is written to: the family that the plan names, or
+else the first family that can express all fields of the plan's model.
 """
 
 from __future__ import annotations
@@ -40,7 +39,9 @@ NONE = (
     "moe.groups",
     "moe.top_groups",
 )
-"""Names of fields of features. If a plan leaves one open, the model does not have the feature."""
+"""Fields of optional features. If a plan leaves such a field open, the model does not have the
+feature.
+"""
 LATENT = "model.attention.latent.kv_rank"
 HEAVY = (
     "model.norm.kind",
@@ -49,7 +50,8 @@ HEAVY = (
     "model.embedding.positions",
     LATENT,
 )
-"""Names of fields that are compared first, and that weigh more in the choice of the nearest family.
+"""Fields that are compared first. A difference in one of these fields counts more than others when
+the nearest family is chosen.
 """
 UNSAID = (
     "model.family",
@@ -61,16 +63,17 @@ UNSAID = (
 
 
 def told(plan: Group) -> bool:
-    """Whether a plan sets enough of its model to choose a family."""
+    """Return whether a plan sets enough of its model to choose a family."""
     return all(plan.get(path) is not None for path in TELLING)
 
 
 def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
-    """The family of the config to write, and whether this config has exactly the plan's meaning.
+    """Return the family of the config to write, and whether a config of this family expresses the
+    plan's model exactly.
 
-    The choice is the family that the plan names if its config has the same meaning, else the first
-    family with the same meaning, else the nearest family. A plan that sets too little of its model
-    gets the generic family.
+    The family that the plan names is chosen if it expresses the model exactly, else the first
+    family that does, else the family with the smallest difference. A plan that sets too little of
+    its model gets the generic family.
     """
     model = {
         path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None
@@ -98,7 +101,9 @@ def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
 
 
 def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
-    """Names of the fields of a plan's model that differ in a config of `family`."""
+    """Return the paths of the model's fields in the plan for which a config of `family` has another
+    value or no value.
+    """
     facts: tuple[str, ...] = ()
     for name, value in family.facts.items():
         path = PREFIX + name

@@ -1,4 +1,6 @@
-"""Codecs between a key of a config and a field of a model, for each spelling of the same fact."""
+"""Codecs: each converts the value of a config's key to a field of the model, and the field back to
+the key's value.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "squared_relu": ("relu2",),
     "xielu": ("xielu",),
 }
-"""Names in transformers for each of a plan's activation functions (activations.py, ACT2CLS)."""
+"""transformers' names for each of a plan's activation functions (activations.py, ACT2CLS)."""
 NAMED = {name: ours for ours, names in ACTIVATIONS.items() for name in names}
 
 
 @dataclass(frozen=True)
 class Codec:
-    """The conversion of a value in both directions; `read` returns None for an open field."""
+    """A conversion in both directions: `read` returns a field's value (None leaves the field open),
+    and `write` returns a key's value.
+    """
 
     read: Read
     write: Write
@@ -58,7 +62,9 @@ SPELLED = ("hidden_act", "hidden_activation", "activation_function", "activation
 
 
 def _named(value: Any, target: Target, model: Group) -> Any:
-    """The family's default name if it stands for this activation, else the most common name."""
+    """Return the name under which a config stores an activation: the family's default name if this
+    name stands for the activation, else the most common name.
+    """
     if value is None:
         return None
     usual = (target.defaults.get(key) for key in SPELLED)
@@ -66,23 +72,25 @@ def _named(value: Any, target: Target, model: Group) -> Any:
 
 
 def _gemma(value: Any, source: Source, model: Group) -> Any:
-    """Gemma's activation: its released files say gelu, but mean the tanh approximation
-    (models/gemma/configuration_gemma.py).
+    """Read Gemma's activation. The released config files say `gelu`, but mean the tanh
+    approximation (models/gemma/configuration_gemma.py).
     """
     return "gelu_tanh" if value in (None, "gelu") else _activation(value, source, model)
 
 
 NO_FACTOR = (None, 1, 0)
-"""Values of a factor's key which mean that there is no factor."""
+"""Values of a key for a factor (such as `logit_scale`) which mean that the model has no factor."""
 
 
 def near(value: float) -> float:
-    """The number rounded to 12 digits, which removes rounding errors of roots and quotients."""
+    """Return the number rounded to 12 digits, which removes rounding errors of roots and quotients."""
     return float(f"{value:.12g}")
 
 
 def undone(forward: Callable[[float], float], guess: float, wanted: float) -> float:
-    """The number near `guess` with the fewest digits that `forward` maps exactly to `wanted`; `guess` if there is none."""
+    """Return the number near `guess` with the fewest digits that `forward` maps exactly to
+    `wanted`. Return `guess` if there is no such number.
+    """
     # Above 2**53 every float is a whole number already.
     tries = [float(round(guess)), near(guess), guess] if guess < 2**53 else [near(guess), guess]
     below = above = guess
@@ -96,10 +104,10 @@ KV = "num_key_value_heads"
 
 
 def _heads(value: Any, source: Source, model: Group) -> Any:
-    """The number of key and value heads; the default is the number of attention heads.
+    """Return the number of key and value heads. The default is the number of attention heads.
 
-    A family's default that does not divide this number belongs to its default model, and is
-    ignored.
+    If the number is only the family's default and does not divide the number of attention heads, it
+    is ignored: it was made for the family's default model.
     """
     heads = model.get("heads")
     if value is None:
@@ -108,7 +116,9 @@ def _heads(value: Any, source: Source, model: Group) -> Any:
 
 
 def head_size(model: Group) -> int | None:
-    """Default width of a head: hidden size / heads, rounded down; None if either is not known."""
+    """Return the default width of a head: hidden size / heads, rounded down. Return None if one of
+    the two is not known.
+    """
     hidden, heads = model.get("hidden"), model.get("heads")
     return hidden // heads if hidden and heads and hidden >= heads else None
 
@@ -136,7 +146,7 @@ RANK = "q_lora_rank"
 
 
 def _choice(on: str, off: str) -> Codec:
-    """The codec of a switch that chooses between two values of a plan's field."""
+    """Return the codec of a switch that chooses between two values of a plan's field."""
     return Codec(
         lambda value, source, model: on if value else off,
         lambda value, target, model: None if value is None else value == on,
@@ -180,4 +190,4 @@ CODECS: Mapping[str, Codec] = {
     "own": _choice("own", "none"),
     "before": _choice("before", "post"),
 }
-"""Codecs by the word before the colon in a key of `families.json`."""
+"""Codecs by name. In `families.json`, a codec's name is the word before the colon of a key."""

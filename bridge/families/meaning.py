@@ -1,4 +1,6 @@
-"""Converts keys of a config to fields of a model and back, by the row of the family."""
+"""Converts the keys of a config to fields of a model and back. The family's row in the table
+determines the meaning of each key.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,11 @@ EXPERTS = "moe."
 
 
 def meaning(keys: Group, family: Family, beyond: bool = False) -> Mapping[str, Any]:
-    """The values of plan fields that a config of `family` sets, by path such as `model.layers`.
+    """Return the values of plan fields that a config of `family` sets, by path such as
+    `model.layers`.
 
-    Fields without a value are left out.
-
-    With `beyond`, keys that the family does not read take the meaning that they have in other families. Raises `ConfigError`
-    for a value that no plan can hold.
+    Fields without a value are left out. If `beyond` is true, keys that this family does not read
+    are read as in other families. Raises `ConfigError` for a value that no plan can hold.
     """
     # A text can be a key of the cache, a mapping cannot.
     return _meaning(json.dumps(dict(keys), sort_keys=True), family.name, family, beyond)
@@ -68,17 +69,21 @@ def _read(source: Source, family: Family) -> dict[str, Any]:
 
 
 def _placed(model: dict[str, Any]) -> dict[str, Any]:
-    """The model; without rotary settings if its positions are not rotary."""
+    """Return the model's fields. Fields of rotary positions are left out if the model has another
+    kind of positions.
+    """
     if model.get("embedding.positions", "rotary") == "rotary":
         return model
     return {path: value for path, value in model.items() if not path.startswith("rotary.")}
 
 
 def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -> Mapping[str, Any]:
-    """The keys of `family` for the model of a plan; keys without a value are left out.
+    """Return the keys and values that a config of `family` needs for the plan's model. Keys without
+    a value are left out.
 
-    With `grouped`, rotary positions are one mapping (`rope_parameters`). With `beyond`, fields without a key in this family
-    are written under the keys of other families.
+    If `grouped` is true, rotary positions are written as one mapping (`rope_parameters`). If
+    `beyond` is true, fields for which this family has no key are written under the keys of other
+    families.
     """
     model = below(PREFIX, plan)
     keys = _write(model, family, grouped)
@@ -119,16 +124,15 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
 
 
 def said(path: str, model: Group, family: Family) -> bool:
-    """Whether a field is written.
+    """Return whether the config needs a key for this field.
 
-    A field without a value is written only for a known family, because families spell this
-    differently.
+    A field without a value needs a key only if the family is known, because each family has its own
+    value for "not set".
     """
     return model.get(path) is not None or family is not GENERIC
 
 
 OPEN = ("attention.softcap", "embedding.softcap", "attention.window", "mlp.clamp")
-"""Names of fields whose absence means that the model lacks the feature.
-
-A family's default is then overwritten with null.
+"""Fields such as `attention.window` that a model sets only if it has the feature. If such a field
+is open, a family's default for its key is overwritten with null.
 """

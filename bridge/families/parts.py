@@ -1,5 +1,5 @@
-"""Keys of a config that have a meaning only together: positions, windows, blocks with experts, and
-sizes that depend on others.
+"""Keys of a config that have a meaning only together with other keys: positions, windows, blocks
+with experts, and sizes that depend on other sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """A group of keys and fields that are read and written together, by options of a family's row.
+    """A group of keys and fields that are read and written together, such as those of rotary
+    positions. The options in a family's row adapt the group to the family.
     """
 
     keys: Callable[[Options], tuple[str, ...]]
@@ -46,7 +47,9 @@ def _fixed(*names: str) -> Callable[[Options], tuple[str, ...]]:
 
 
 def _read_heads(source: Source, model: Group, options: Options) -> Group:
-    """Read the number of key and value heads: 1 if a switch is on, else that of attention heads."""
+    """Read the number of key and value heads: 1 if the family's switch is on, else the number of
+    attention heads.
+    """
     single = options.get("key") and source.find(options["key"])
     return {"kv_heads": 1 if single else model.get("heads")}
 
@@ -109,7 +112,8 @@ def _write_falcon(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_shared(source: Source, model: Group, options: Options) -> Group:
-    """Read the width of all shared experts from their number; each is as wide as a routed expert.
+    """Read the width of all shared experts together from their number. Each shared expert is as
+    wide as a routed expert.
     """
     count, width = source.find(options["count"]), model.get("moe.ffn") or model.get("ffn")
     if (
@@ -137,8 +141,8 @@ def _read_gated(source: Source, model: Group, options: Options) -> Group:
 
 
 def _read_root(source: Source, model: Group, options: Options) -> Group:
-    """Read the factor of embeddings, the square root of their width
-    (models/gemma/modeling_gemma.py).
+    """Read the factor by which the embedding's output is multiplied: the square root of the hidden
+    size (models/gemma/modeling_gemma.py).
     """
     return {"embedding.scale": sqrt(model["hidden"])} if model.get("hidden") else {}
 
@@ -174,7 +178,9 @@ def _read_width(source: Source, model: Group, options: Options) -> Group:
 
 
 def _read_epsilon(source: Source, model: Group, options: Options) -> Group:
-    """Read the norm's epsilon, and the norm's kind from the name of the epsilon's key."""
+    """Read the epsilon and the kind of the norms. The name of the key that holds epsilon tells the
+    kind.
+    """
     for name, kind in (
         ("rms_norm_eps", "rms"),
         ("layer_norm_eps", "layer"),
@@ -201,9 +207,11 @@ BALANCE, ROUTED = "router_aux_loss_coef", "output_router_logits"
 def _read_balance(source: Source, model: Group, options: Options) -> Group:
     """Read the coefficient of the load-balancing loss over all tokens and all blocks.
 
-    Training includes it only if the router's logits are an output (models/mixtral/modeling_mixtral.py:
-    load_balancing_loss_func, MixtralForCausalLM.forward). If the key is false, there is no loss. If it is left out, the default
-    is false as well, but the coefficient is kept: other code that trains the model may use it.
+    Training includes this loss only if the key `output_router_logits` is true
+    (models/mixtral/modeling_mixtral.py: load_balancing_loss_func, MixtralForCausalLM.forward). If
+    the config sets the key to false, the model has no loss. If the config leaves the key out, the
+    coefficient is kept although the default is false, because other code that trains the model may
+    use the coefficient.
     """
     routed = source.find(ROUTED)
     loss = 0.0 if routed is False else source.find(BALANCE)
@@ -225,7 +233,9 @@ def _write_balance(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_auxiliary(source: Source, model: Group, options: Options) -> Group:
-    """Read DeepSeek-V2's load-balancing loss, which is a mean over a token's experts, not a sum."""
+    """Read DeepSeek-V2's load-balancing loss, which is averaged over a token's experts. Other
+    families sum over these experts.
+    """
     alpha, chosen = source.find("aux_loss_alpha"), model.get("moe.top_k")
     if alpha is None or not chosen:
         return {}
@@ -243,7 +253,9 @@ def _write_auxiliary(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_grouped(source: Source, model: Group, options: Options) -> Group:
-    """Read groups of experts, which only DeepSeek-V2's method group_limited_greedy uses."""
+    """Read the number of groups of experts, and of groups that a token may choose from. In
+    DeepSeek-V2 only the method group_limited_greedy uses groups.
+    """
     if source.find("topk_method") != "group_limited_greedy":
         return {}
     return {"moe.groups": source.find("n_group"), "moe.top_groups": source.find("topk_group")}
@@ -265,7 +277,9 @@ def _nothing(model: Group, target: Target, options: Options) -> Group:
 
 
 SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "moe.balance")}
-"""Names of the fields that a single key sets, if it does not set all fields of its part."""
+"""Keys that belong to a part but set only some of the part's fields, with the names of these
+fields.
+"""
 
 PARTS: Mapping[str, Part] = {
     "all_heads": Part(
@@ -337,4 +351,4 @@ PARTS: Mapping[str, Part] = {
     ),
     "sparse": Part(lambda options: SPARSE_KEYS, _fixed("moe.layers"), read_sparse, write_sparse),
 }
-"""Parts by their name in a family's row, in the order in which they are read."""
+"""Every `Part` by the name that rows of `families.json` use, in the order in which parts are read."""

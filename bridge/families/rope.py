@@ -1,4 +1,6 @@
-"""Rotary positions: `rope_theta` and `rope_scaling`, or since transformers 5 one mapping `rope_parameters`."""
+"""Reads and writes the settings of rotary positions: the keys `rope_theta` and `rope_scaling`, or
+since transformers 5 the mapping `rope_parameters`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ NAMES: Mapping[str, str] = {
     "mscale_all": "mscale_all_dim",
     "truncate": "truncate",
 }
-"""Keys of rotary scaling by the field of a plan."""
+"""The key of rotary scaling in a config for each plan field below `rotary.scaling`."""
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "none": (),
     "linear": ("factor",),
@@ -46,13 +48,15 @@ BY_KIND: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "original", "low", "high"),
     "longrope": ("factor", "original", "attention"),
 }
-"""Fields that each kind of scaling reads (modeling_rope_utils.py)."""
+"""Plan fields that each kind of scaling reads (modeling_rope_utils.py)."""
 SPELLED = {"default": "none", "su": "longrope", "mrope": "none", None: "none"}
 USUAL: Mapping[str, Mapping[str, Any]] = {
     "yarn": {"fast": 32.0, "slow": 1.0, "truncate": True},
     "llama3": {},
 }
-"""Defaults of a kind of scaling (modeling_rope_utils.py: _compute_yarn_parameters)."""
+"""Default values of each kind of scaling that has any (modeling_rope_utils.py:
+_compute_yarn_parameters).
+"""
 WHOLE, SWITCHES = ("original",), ("truncate",)
 WEIGHTS = ("mscale", "mscale_all")
 PATHS = (
@@ -70,23 +74,27 @@ SAYS: Mapping[str, tuple[str, ...]] = {
     SCALING: _STRETCHED,
     ORIGINAL: ("rotary.scaling.original", "rotary.scaling.factor"),
 }
-"""Names of the fields that a single key sets; `rope_parameters` sets all of them."""
+"""The fields that each key of rotary positions sets. The key `rope_parameters` is not listed,
+because it sets all fields.
+"""
 BASE = 10000.0
-"""Base of the frequencies if a family has no default of its own."""
+"""Base of the rotary frequencies if the family has no default of its own."""
 
 
 def apart(keys: Collection[str]) -> bool:
-    """Whether a config with these keys has base and scaling in separate keys."""
+    """Return whether a config with these keys stores the base and the scaling of rotary positions
+    under separate keys.
+    """
     return GROUPED not in keys and not APART.isdisjoint(keys)
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Read base, share and scaling from separate keys or from one mapping.
+    """Read base, share and scaling of rotary positions from separate keys or from the mapping
+    `rope_parameters`.
 
-    The mapping may have an entry for each kind of block.
-
-    If both are given, `rope_scaling` takes precedence over the mapping; families with a base for
-    each kind of block merge the two (modeling_rope_utils.py: convert_rope_params_to_dict).
+    The mapping may have an entry for each kind of block. If a config has both `rope_scaling` and
+    `rope_parameters`, the first takes precedence. In families with one base for each kind of block,
+    the entries of both are merged (modeling_rope_utils.py: convert_rope_params_to_dict).
     """
     # An empty name in the family's row: its code computes with the usual base and reads no key for
     # it.
@@ -193,7 +201,9 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
 
 
 def _weights(scaling: Mapping[str, Any]) -> dict[str, Any]:
-    """Both mscale values of YaRN; `mscale` takes effect only together with `mscale_all_dim` (_compute_yarn_parameters)."""
+    """Read both mscale values of YaRN. `mscale` takes effect only together with `mscale_all_dim`
+    (_compute_yarn_parameters).
+    """
     both = scaling.get(NAMES["mscale"]) and scaling.get(NAMES["mscale_all"])
     found: dict[str, Any] = {}
     for name in WEIGHTS:
@@ -219,7 +229,9 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """Write the keys of base, share and scaling in the spelling of the target's release."""
+    """Write base, share and scaling of rotary positions: as separate keys, or as `rope_parameters`
+    for releases from transformers 5 on.
+    """
     share, written = _written_share(model, options), {}
     base, kind = model.get("rotary.base"), model.get("rotary.scaling.kind")
     scaling = {"rope_type": "default" if kind == "none" else kind} if kind else {}

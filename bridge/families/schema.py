@@ -23,13 +23,15 @@ Switches = Annotated[tuple[bool, ...], BeforeValidator(tuples)]
 Bits = Annotated[tuple[Literal[0, 1], ...], BeforeValidator(tuples)]
 Free = dict[str, Any]
 WHOLE = ("query_pre_attn_scalar",)
-"""Names of keys that transformers accepts only as whole numbers, although the plan's value may have
-a fraction.
+"""Keys that transformers accepts only as whole numbers, although the plan's field may hold a
+fraction.
 """
 
 
 def spelled(key: str, value: Any) -> Any:
-    """A value as a file spells it: null for `NULL`, a list for a tuple, and for keys of `WHOLE` an int for a float."""
+    """Return a value as a file spells it: null for `NULL`, a list for a tuple, and an int for a
+    float if the key is in `WHOLE`.
+    """
     if isinstance(value, str) and value == "null":
         return None
     if key in WHOLE and isinstance(value, float) and value.is_integer():
@@ -87,7 +89,7 @@ class ModelKeys(Section):
     n_head: Count | None = field(None, description="Number of attention heads, as GPT-2 calls it.")
     n_positions: Count | None = field(None, description="Number of positions, as GPT-2 calls it.")
     n_inner: Count | None = field(
-        None, description="Width of the feed-forward layer, as GPT-2 calls it; open: 4 x hidden."
+        None, description="Width of the feed-forward layer, as GPT-2 calls it; null: 4 x hidden."
     )
     ffn_dim: Count | None = field(
         None, description="Width of the feed-forward layer, as OPT calls it."
@@ -96,7 +98,7 @@ class ModelKeys(Section):
         None, description="Width of the feed-forward layer, as Falcon calls it; open: 4 x hidden."
     )
     word_embed_proj_dim: Count | None = field(
-        None, description="Width of OPT's embedding, if it differs from the hidden size."
+        None, description="Width of the feed-forward layer, as Falcon calls it; null: 4 x hidden."
     )
     # Norms
     rms_norm_eps: NonNegative | None = field(

@@ -1,4 +1,6 @@
-"""The input of readers (keys with the family's defaults), and the facts that writers need."""
+"""The values that readers of keys get (the config's keys, with the family's defaults for missing
+keys), and the facts that writers of keys need.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 NULL = "null"
-"""Value that stands for null if null and a missing key have different meanings."""
+"""Value that stands for an explicit null, where null and a missing key have different meanings."""
 
 Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Given keys, and the family's defaults for the others."""
+    """The keys of a config, and the family's defaults for keys that the config does not have."""
 
     given: Group
     defaults: Group
     named: bool = True
-    """Whether the family is known."""
+    """Whether the family of the config is known."""
 
     def find(self, *names: str) -> Any:
-        """The value of the first given name, else of the first name with a default.
+        """Return the value of the first of these keys that the config has. If it has none of them,
+        return the first default among them.
 
-        None for null, and if no name has a value.
+        Return None if the value is null, or if no key has a value or a default.
         """
         for values in (self.given, self.defaults):
             for name in names:
@@ -33,17 +36,21 @@ class Source:
         return None
 
     def has(self, name: str) -> bool:
-        """Whether the key is given, even as null."""
+        """Return whether the config has the key, even with the value null."""
         return name in self.given
 
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a written config: the family's defaults, and whether rotary positions go into `rope_parameters`."""
+    """Facts about the config to write: the family's defaults, and whether rotary positions are
+    written as `rope_parameters`.
+    """
 
     defaults: Group
     grouped: bool = False
 
     def open(self, name: str) -> str | None:
-        """The spelling of no value: `NULL` if the family has a default for the key, else None, which leaves the key out."""
+        """Return the value to write for a key that is not set: `NULL` if the family has a default
+        for the key, else None, so that the key is left out.
+        """
         return NULL if self.defaults.get(name) is not None else None

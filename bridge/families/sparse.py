@@ -1,4 +1,6 @@
-"""The blocks with experts, in the spelling of each family."""
+"""Reads and writes the list of blocks that have experts. Each family has its own keys for this
+list.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Pattern = tuple[bool, ...]
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Read the blocks with experts; the field stays open if all blocks have experts."""
+    """Read the pattern of blocks with experts: one boolean for each block. The field stays open if
+    all blocks have experts.
+    """
     layers = model.get("layers")
     if not layers or not model.get("experts"):
         return {}
@@ -56,9 +60,11 @@ def _pattern(source: Source, options: Group, layers: int) -> Pattern:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """The keys of the family's rule, if it can express the pattern.
+    """Return the keys that describe the pattern of blocks with experts by the family's rule; empty
+    if this rule cannot express the pattern.
 
-    A model without experts is written as a pattern without blocks, if the family has experts by default.
+    A model without experts gets a pattern in which no block has experts, but only if the family's
+    default has experts.
     """
     layers, experts = model.get("layers"), bool(model.get("experts"))
     if not layers or not (experts or any(key in target.defaults for key in COUNTS)):

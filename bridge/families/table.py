@@ -20,7 +20,9 @@ def _data(name: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Key:
-    """The spelling of one field in a family: the names that it reads, of which the first is written, and the codec."""
+    """The keys of one field in a family, and the codec of their values. All keys are read, and the
+    first one is written.
+    """
 
     names: tuple[str, ...]
     codec: Codec
@@ -28,11 +30,12 @@ class Key:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """The row of a model type.
+    """The row of a model type in the table.
 
-    `facts`: fields that never change in it. `keys`: fields with a key of their own. `parts`: fields that several keys set
-    together. `config`: its class in transformers (empty if its code comes with the model). `foreign`: the layers that a plan
-    cannot describe. `order`: its place among the families that a model may be written as.
+    `facts`: fields with a fixed value. `keys`: fields with a key of their own. `parts`: fields that
+    several keys set together. `config`: the name of its class in transformers (empty if the model
+    brings its own code). `foreign`: layers of the model that a plan cannot describe. `order`: its
+    position among the families that a plan's model may be written as.
     """
 
     name: str
@@ -46,7 +49,7 @@ class Family:
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """Names of the model's fields that the family sets, by a fact or by a key."""
+        """Names of the model's fields that the family sets: by a fact, by a key or by a part."""
         inside = (path for part, options in self.parts for path in part.paths(options))
         return frozenset((*self.facts, *self.keys, *inside))
 
@@ -59,9 +62,9 @@ class Family:
 
 @cache
 def _row(name: str) -> Mapping[str, Any]:
-    """A row with its inherited content.
+    """Return the row of a model type, merged with the row that it inherits from.
 
-    A key replaces an inherited fact for the same field, and a fact replaces an inherited key.
+    A key replaces an inherited fact about the same field, and a fact replaces an inherited key.
     """
     row = _ROWS[name]
     base = _row(row["like"]) if "like" in row else {"keys": {}, "facts": {}, "parts": {}}
@@ -118,21 +121,25 @@ FAMILIES: Mapping[str, Family] = {
 }
 """Every family by its model type."""
 GENERIC: Family = _family("", _ROWS[""])
-"""Keys with the same meaning in every family, for a config without a model type."""
+"""The generic family, for configs without a model type. Its keys are those with the same meaning in
+every family.
+"""
 ORDERED: tuple[Family, ...] = tuple(
     sorted((one for one in FAMILIES.values() if not one.foreign), key=lambda one: one.order)
 )
-"""Families that a model may be written as, the most common first."""
+"""Families in which a plan's model can be written, the most common family first."""
 
 
 def family_of(model_type: str | None) -> Family | None:
-    """The family of a model type: the generic one if none is given, None for an unknown one."""
+    """Return the family of a model type. Return the generic family without a model type, and None
+    for an unknown model type.
+    """
     return GENERIC if not model_type else FAMILIES.get(model_type)
 
 
 @cache
 def alike() -> tuple[Family, ...]:
-    """Families that use the most common names of keys, in the order of `ORDERED`."""
+    """Return the families whose keys have the most common names, in the order of `ORDERED`."""
     said = {path: key.names for path, key in GENERIC.keys.items()}
     return tuple(
         family
@@ -146,16 +153,18 @@ def alike() -> tuple[Family, ...]:
 
 
 def of_class(name: str) -> str | None:
-    """The model type of one of transformers' config classes, by its name without the module."""
+    """Return the model type of a config class of transformers, given the class name with or without
+    its module. Return None if no family has this class.
+    """
     last = name.rpartition(".")[2]
     return next((one.name for one in FAMILIES.values() if one.config and one.config == last), None)
 
 
 @cache
 def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Groups of keys and fields: (keys, fields).
+    """Return pairs of keys and fields, (keys, fields), that belong together.
 
-    No family reads a field of one group from a key of another group.
+    No family reads a field of one pair from a key of another pair.
     """
     group: dict[
         str, str
@@ -179,7 +188,7 @@ def groups() -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
 
 @cache
 def stands_for() -> Mapping[str, tuple[str, ...]]:
-    """The names of the fields that each key sets in any family."""
+    """Return the names of the fields that each key sets in any family."""
     found: dict[str, dict[str, None]] = {}
     for keys, paths in _bundles():
         for key in keys:

@@ -1,4 +1,6 @@
-"""The blocks with a sliding window, and the blocks without rotary positions, in the spelling of each family."""
+"""Reads and writes the lists of blocks with a sliding window and of blocks without rotary
+positions. Each family has its own keys for these lists.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,18 @@ KEYS = (WINDOW, SWITCH, LATE, KINDS, PERIOD, STILL, EVERY)
 PATHS = ("attention.window", "attention.windowed", "rotary.layers")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LISTED = ("even", "late", "early", "period", "still")
-"""Rules of families that read `layer_types` since transformers 4.53; if it is given, it overrides the rule."""
+"""Rules of the families that also read the key `layer_types` since transformers 4.53. A config with
+`layer_types` needs no rule.
+"""
 
 Pattern = tuple[bool, ...]
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Read the window in tokens, the blocks with the window, and the blocks with rotary positions.
+    """Read the window in tokens, the pattern of blocks with the window, and the pattern of blocks
+    with rotary positions.
 
-    A list of blocks stays open if it would have all blocks.
+    A pattern has one boolean for each block. It stays open if all blocks are alike.
     """
     rule, layers = options["rule"], model.get("layers")
     window = source.find(WINDOW) or None
@@ -83,7 +88,9 @@ def _pattern(
 
 
 def _still(source: Source, layers: int | None) -> Pattern | None:
-    """SmolLM3's blocks with rotary positions; its list has 1 for them (models/smollm3/configuration_smollm3.py)."""
+    """Return the pattern of SmolLM3's blocks with rotary positions. The key `no_rope_layers` has 1
+    for a block that rotates (models/smollm3/configuration_smollm3.py).
+    """
     if layers is None:
         return None
     listed = source.find(STILL)
@@ -94,7 +101,9 @@ def _still(source: Source, layers: int | None) -> Pattern | None:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """The keys of the family's rule if it can express the pattern, else a list of the blocks."""
+    """Return the keys for the window and for the blocks with it: the keys of the family's rule if
+    this rule can express the pattern, else `layer_types`.
+    """
     rule, window, layers = options["rule"], model.get("attention.window"), model.get("layers")
     pattern: Pattern | None = model.get("attention.windowed")
     written: dict[str, Any] = {WINDOW: window if window else target.open(WINDOW)}

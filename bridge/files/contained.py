@@ -1,4 +1,7 @@
-"""Files of a folder that somebody else made: they are opened by plain names, and no link may lead out of the folder."""
+"""Files of a folder that may come from somebody else.
+
+They are opened by plain names, and no link may lead out of the folder.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from bridge.errors import SourceError
 LONGEST = 200
 """Largest length of a file name in bytes.
 
-A temporary name adds a few and still fits every file system.
+Temporary names add a few bytes and still fit every file system.
 """
 SMALL = 2**12
-"""Largest size in bytes of a file that holds a name."""
+"""Largest size in bytes of a file whose content is a file name."""
 
 
 def plain(name: str, where: object) -> str:
@@ -65,19 +68,25 @@ def regular(path: Path, root: Path) -> Path:
 
 
 def read_bytes(path: Path, root: Path, most: int) -> bytes:
-    """The content of a file below `root`. Raises `SourceError` for more than `most` bytes."""
+    """Return the content of a file below `root`.
+
+    Raises `SourceError` if it has more than `most` bytes.
+    """
     try:
         with regular(path, root).open("rb") as file:
             found = file.read(most + 1)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
     if len(found) > most:
-        raise SourceError(f"{path}: larger than {most} bytes; that is no file of this kind")
+        raise SourceError(f"{path}: found more than {most} bytes, expected at most so many in a file of this kind")
     return found
 
 
 def read_text(path: Path, root: Path, most: int) -> str:
-    """The text of a UTF-8 file below `root`. Raises `SourceError` as `read_bytes` does."""
+    """Return the text of a UTF-8 file below `root`.
+
+    Raises `SourceError` for the same reasons as `read_bytes`, and for text that is not UTF-8.
+    """
     try:
         return read_bytes(path, root, most).decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,7 @@
-"""A parsed document: plain data, the line of every value, and duplicate keys; and the limits for all formats."""
+"""A parsed document: plain data, the line of every value, and duplicate keys.
+
+Also the limits that apply to all formats.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ Key = tuple[str | int, ...]
 """Place of a value: mapping keys and list positions from the root."""
 
 LONGEST = 400
-"""Number of digits from which on an integer is not converted."""
+"""Number of digits from which on a decimal text is not converted to an integer."""
 TEXT = "text"
-"""Name of a source without a file name, for messages."""
+"""Name of a source that has no file name, used in messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A key that a mapping has twice: both lines, the first value, which is replaced, and whether
-    the values differ.
+    """A key that occurs twice in one mapping: both lines, the first value, which is replaced, and
+    whether the two values differ.
     """
 
     key: Key
@@ -33,10 +36,11 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Document:
-    """Parsed content: plain mappings, lists and scalars, and the line (from 1) of each value.
+    """Parsed content: plain mappings, lists and scalars, and the line of each value, counted from 1.
 
-    `format` is json, hjson, yaml or flags (then `data` is a list of words). `strings` holds the spelling of
-    numbers that YAML 1.1 loaders leave as strings, such as `1e-6`; `data` has the number.
+    `format` is json, hjson, yaml or flags; for flags `data` is a list of words. `strings` holds
+    numbers that YAML 1.1 loaders would leave as strings, such as `1e-6`, as they are spelled;
+    `data` has them as numbers.
     """
 
     data: Any
@@ -47,7 +51,7 @@ class Document:
     name: str = TEXT
 
     def line(self, *key: str | int) -> int | None:
-        """Line of the value at `key`, or of the nearest parent that has one."""
+        """Return the line of the value at `key`, else the line of its nearest parent that has one."""
         parents = (key[:length] for length in range(min(len(key), limits.DEPTH), -1, -1))
         return next((self.lines[parent] for parent in parents if parent in self.lines), None)
 
@@ -58,7 +62,8 @@ Entry = tuple[str, "Node", int]
 
 @dataclass(slots=True)
 class Node:
-    """A parsed value before duplicates and aliases are resolved: a scalar, a list of nodes, or entries.
+    """A parsed value, before duplicates and aliases are resolved: a scalar, a list of nodes, or the
+    entries of a mapping.
 
     `spelling` is set for numbers that YAML 1.1 loaders leave as strings.
     """
@@ -71,7 +76,7 @@ class Node:
 
 @dataclass
 class Builder:
-    """Turns nodes into plain data, within the limits."""
+    """Turns nodes into plain data. Raises `SourceError` if the data exceeds the limits."""
 
     name: str
     lines: dict[Key, int] = field(default_factory=dict)
@@ -80,7 +85,10 @@ class Builder:
     compared: int = 0
 
     def document(self, root: Node, format: str) -> Document:
-        """The document under `root`; `SourceError` if it is beyond the limits or holds a number that is not finite."""
+        """Return the document with the root node `root`.
+
+        Raises `SourceError` if it exceeds the limits or contains a number that is not finite.
+        """
         data = self.value(root, (), root.line)
         return Document(data, self.lines, format, tuple(self.duplicates), self.strings, self.name)
 
@@ -109,7 +117,11 @@ class Builder:
         self.duplicates.append(Duplicate(key, (before, line), value, not self.same(node, now)))
 
     def same(self, one: Node, other: Node) -> bool:
-        """Whether two nodes have the same value. Nodes that need more comparisons than a config has values count as different."""
+        """Return whether two nodes have the same value.
+
+        Two nodes also count as different if the comparison would take more than `limits.VALUES`
+        steps.
+        """
         pairs = [(one, other)]
         while pairs:
             left, right = pairs.pop()
@@ -128,7 +140,7 @@ class Builder:
 
 
 def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
-    """Pairs of inner nodes to compare; None if the two nodes differ already."""
+    """Return the pairs of inner nodes that remain to be compared; None if the two nodes already differ."""
     if left.kind != right.kind:
         return None
     if left.kind == "scalar":
@@ -146,7 +158,7 @@ def _pairs(left: Node, right: Node) -> list[tuple[Node, Node]] | None:
 
 
 def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
-    """Raises `SourceError` for more values than `limits.VALUES` or deeper nesting than `limits.DEPTH`."""
+    """Raise `SourceError` for more values than `limits.VALUES`, or for nesting deeper than `limits.DEPTH`."""
     if nodes > limits.VALUES:
         found = f"found more than {limits.VALUES:,} values, aliases expanded"
         raise SourceError(
@@ -160,9 +172,9 @@ def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
 
 
 def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
-    """Raises `SourceError` if data that comes from no file exceeds the limits for files.
+    """Raise `SourceError` if `data` exceeds the limits that apply to files.
 
-    It may have cycles.
+    `data` comes from no file, and may contain itself.
     """
     level, nodes, depth = [data], 0, 0
     while level:
@@ -181,7 +193,7 @@ def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
 
 
 def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
-    """Raises `SourceError` for NaN, infinity, numbers out of range, and text with half a surrogate pair."""
+    """Raise `SourceError` for NaN, infinity, numbers out of range, and text with half a surrogate pair."""
     if isinstance(value, float) and not math.isfinite(value):
         found = "found NaN, infinity or a number out of range"
         raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
@@ -203,11 +215,14 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
 
 
 def dotted(key: Key) -> str:
-    """`key` with dots between its parts: `zero_optimization.stage`."""
+    """Return `key` as one text with dots, such as `zero_optimization.stage`."""
     return ".".join(map(str, key)) or "the file"
 
 
 def integer(digits: str) -> int | float:
-    """A decimal integer. If it has too many digits it becomes infinity, which the limits refuse later."""
+    """Convert decimal digits to an integer.
+
+    Too many digits give infinity, which a later check refuses.
+    """
     # The time of the conversion grows with the square of the digits.
     return int(digits) if len(digits) < LONGEST else math.inf

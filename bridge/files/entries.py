@@ -1,4 +1,4 @@
-"""Edits of single lines `key: value` in a YAML text: comments, order and everything else stay byte for byte."""
+"""Edits of single lines `key: value` in a YAML text; everything else stays byte for byte."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ ENTRY = re.compile(
     r"""(?P<value>(?:\s+(?:"[^"]*"|'[^']*'|[^#\n]*?))?)"""
     r"""(?P<rest>\s*(?:\s\#.*)?)"""
 )
-"""One line: a key, a value on the same line, and a comment."""
+"""Pattern of one line: a key, a value on the same line, and a comment."""
 
 
 def edit_entries(text: str, put: Mapping[int, str | None], added: Mapping[int, list[str]]) -> str:
-    """`text` with new values on the lines of `put` (None removes the line) and new entries after
-    the lines of `added`.
+    """Return `text` with changed lines.
 
-    Lines count from 1. New entries are indented as the line before them. Raises `TranslationError`
-    for a value that spans several lines.
+    `put` gives the new value for the line with each number, counted from 1, or None to remove that
+    line. `added` gives new entries to insert after a line, with the indentation of that line.
+    Raises `TranslationError` for a value that spans several lines.
     """
     # From the end, so that the numbers of the lines before stay right.
     lines = text.split("\n")

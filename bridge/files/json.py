@@ -25,7 +25,10 @@ from bridge.files.document import (
 
 
 class MalformedError(SourceError):
-    """Text with a syntax error, and whether a laxer syntax may allow it."""
+    """Raised for text with a syntax error.
+
+    `lax` says whether a laxer syntax, such as HJSON, may allow the text.
+    """
 
     def __init__(self, problem: str, lax: bool) -> None:
         super().__init__(problem)
@@ -33,7 +36,10 @@ class MalformedError(SourceError):
 
 
 def load_json(text: str, name: str = TEXT) -> Document:
-    """Parse strict JSON. Raises `SourceError`, also for duplicate keys, NaN and numbers out of range."""
+    """Parse strict JSON.
+
+    Raises `SourceError` for syntax errors, duplicate keys, NaN and numbers out of range.
+    """
     import json
 
     constants: list[str] = []
@@ -55,7 +61,10 @@ def load_json(text: str, name: str = TEXT) -> Document:
 
 
 def load_hjson(text: str, name: str = TEXT) -> Document:
-    """Parse HJSON: JSON with comments, trailing commas, bare keys and strings. Raises `SourceError` as `load_json`."""
+    """Parse HJSON: JSON with comments, trailing commas, and keys and strings without quotes.
+
+    Raises `SourceError` for the same reasons as `load_json`.
+    """
     builder = Builder(name)
     document = builder.document(_nodes(text, name), "hjson")
     SourceError.raise_if(
@@ -98,7 +107,7 @@ def _malformed(error: Exception, text: str, name: str) -> MalformedError:
 
 
 def _constant_line(text: str) -> int:
-    """Line of the first NaN or Infinity outside of strings, in text that is otherwise JSON."""
+    """Return the line of the first NaN or Infinity outside of strings, in a text that is otherwise JSON."""
     for match in re.finditer(r'"(?:[^"\\]|\\.)*+"|(NaN|-?Infinity)', text):
         if match[1]:
             return text.count("\n", 0, match.start()) + 1
@@ -119,8 +128,9 @@ def _check_scalars(data: Any, document: Document, key: Key = ()) -> None:
 
 
 class _Infinite(float):
-    """Infinity with an `__int__` for the HJSON parser to call, so that the limits can refuse it and
-    name its line.
+    """An infinite float that `int()` turns into 0.
+
+    The HJSON parser calls `int()`; the infinity itself is refused later, with its line.
     """
 
     def __int__(self) -> int:
@@ -151,7 +161,7 @@ def _nodes(text: str, name: str) -> Node:
 
 
 class _Scan:
-    """Replaces functions of the HJSON parser, so that each value becomes a node with its line."""
+    """Replacements for functions of the HJSON parser, so that each value becomes a node with its line."""
 
     def __init__(self, text: str, name: str) -> None:
         self.name, self.nodes, self.depth = name, 0, 0

@@ -14,14 +14,14 @@ PATIENCE, PAUSE = 10.0, 0.005
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Within this block no other process that uses these locks reads or writes files in `folder`."""
+    """Return a context in which no other process that uses these locks reads or writes files in `folder`."""
     with _held(folder, alone=True):
         yield
 
 
 @contextmanager
 def shared(folder: Path) -> Iterator[None]:
-    """Within this block no other process that uses these locks writes files in `folder`."""
+    """Return a context in which no other process that uses these locks writes files in `folder`."""
     with _held(folder, alone=False):
         yield
 

@@ -15,20 +15,20 @@ from bridge.files.document import Document
 
 @dataclass(frozen=True)
 class Reach:
-    """The folder of the input, and further files and folders that the user allows."""
+    """The folder of the input, and further files and folders that the user allows to open."""
 
     folder: Path = Path()
     allowed: tuple[Path, ...] = ()
 
     def holds(self, path: Path) -> bool:
-        """Whether `path`, its links resolved, lies inside the folder or is allowed."""
+        """Return whether `path`, with links resolved, lies inside the folder or is allowed."""
         # Links are resolved on both sides: a link within the folder must not lead out of it.
         real = Path(os.path.realpath(path))
         roots = [Path(os.path.realpath(root)) for root in (self.folder, *self.allowed)]
         return any(real.is_relative_to(root) for root in roots)
 
     def candidates(self, name: str) -> Iterator[Path]:
-        """Paths that a name can mean: from the folder, from the working directory, and from each allowed folder."""
+        """Yield the paths that a name can stand for: in the folder, in the working directory, and in each allowed folder."""
         yield from dict.fromkeys(root / name for root in (self.folder, Path(), *self.allowed))
 
 
@@ -36,12 +36,15 @@ _REACH: ContextVar[Reach | None] = ContextVar("reach", default=None)
 
 
 class OutsideError(SourceError):
-    """An input names a file that lies outside its folder and was not allowed; it was not opened."""
+    """Raised if an input names a file that lies outside the input's folder and was not allowed.
+
+    The file was not opened.
+    """
 
 
 @contextmanager
 def reaching(folder: str | Path, allowed: Iterable[str | Path] = ()) -> Iterator[None]:
-    """Within this block an input in `folder` may name files inside of it, and the `allowed` files and folders."""
+    """Return a context in which an input in `folder` may name files inside `folder`, and the `allowed` files and folders."""
     token = _REACH.set(Reach(Path(folder), tuple(Path(path) for path in allowed)))
     try:
         yield
@@ -50,7 +53,7 @@ def reaching(folder: str | Path, allowed: Iterable[str | Path] = ()) -> Iterator
 
 
 def folder_of(source: object) -> Path | None:
-    """The folder of an input that is a file; None for any other."""
+    """Return the folder of an input that is a file; None for any other input."""
     name = source.name if isinstance(source, Document) else source
     if not isinstance(name, str | Path) or "\n" in str(name):
         return None
@@ -58,15 +61,18 @@ def folder_of(source: object) -> Path | None:
 
 
 def own(name: str) -> Path | None:
-    """The path of the file `name`, an argument of the caller; None if it does not exist."""
+    """Return `name` as a path if that file exists; else None.
+
+    The name comes from the caller, not from an input, so it may be anywhere.
+    """
     return Path(name) if is_file(Path(name)) else None
 
 
 def find(name: str, folder: Path | None = None) -> Path | None:
-    """The path of the file that an input in `folder` calls `name`; None if it does not exist.
+    """Return the path of the file that an input calls `name`; None if it does not exist.
 
-    Default of `folder`: that of the current input. Raises `OutsideError`, and opens nothing, if the
-    file is outside the folder and not allowed.
+    `folder` is the folder of that input; None: the folder of the current input. Raises
+    `OutsideError`, and opens nothing, if the file lies outside the folder and is not allowed.
     """
     known = _REACH.get() or Reach()
     reach = Reach(known.folder if folder is None else folder, known.allowed)
@@ -82,23 +88,25 @@ def find(name: str, folder: Path | None = None) -> Path | None:
 
 
 def placed(name: str) -> str | Path:
-    """The path of the file that the current input calls `name`; `name` itself if there is no input
-    or no file.
+    """Return the path of the file that the current input calls `name`.
+
+    Without a current input, or if the file does not exist, return `name`.
     """
     return name if _REACH.get() is None else find(name) or name
 
 
 def reached(name: str) -> Path | None:
-    """The path of the file that the current input, or the caller if there is none, calls `name`;
-    None if absent.
+    """Return the path of the file `name`, as the current input or, without one, the caller calls
+    it; None if the file does not exist.
     """
     return own(name) if _REACH.get() is None else find(name)
 
 
 def writable(name: str) -> Path:
-    """The output folder `name` of an input, from the working directory.
+    """Return the path of the output folder that an input calls `name`, relative to the working directory.
 
-    Raises `OutsideError` unless it is below the working directory or the input's folder, or is allowed.
+    Raises `OutsideError` unless the folder lies below the working directory or the input's folder,
+    or is allowed.
     """
     reach, place = _REACH.get(), Path(name)
     if reach is not None and not (reach.holds(place) or Reach().holds(place)):

@@ -1,4 +1,4 @@
-"""The text of a config's source, kept so that new values can be written into it with all comments."""
+"""The text from which a config was read, kept so that new values can be written into it and comments stay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from bridge.secrets import Secrets
 
 @dataclass(frozen=True)
 class Original:
-    """The text of a source, its suffix, which tells the format, and the arguments and variables of a script."""
+    """The text from which a config was read, and the suffix that tells its format.
+
+    For a script, also the variables that the user gave and the chosen launch.
+    """
 
     text: str
     suffix: str = ""
@@ -23,7 +26,10 @@ class Original:
 
     @cached_property
     def secrets(self) -> Secrets:
-        """Secrets in the text, in variables of a script, and in its arguments. They must not be shown."""
+        """Secrets in the text, in the given variables, and in the arguments of a script.
+
+        They must not be shown.
+        """
         data = self.document.data
         return Secrets.of(
             self.text, {**self.outside, **(data.named if isinstance(data, Script) else {})}
@@ -31,7 +37,7 @@ class Original:
 
     @cached_property
     def document(self) -> Document:
-        """The text, parsed again in its format."""
+        """The text, parsed again."""
         document = parse(self.text, "the original", self.suffix)
         if isinstance(document.data, Script):
             return replace(document, data=document.data.told(self.outside, self.chosen))

@@ -9,15 +9,18 @@ from bridge.errors import SourceError
 from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, dotted
 
 ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
-"""Beginning of a text that assigns a dictionary to a name."""
+"""Pattern for the beginning of a text that assigns a dictionary or list to a name."""
 
 
 class NotPythonError(SourceError):
-    """Text that is no Python literal; it may be another format."""
+    """Raised for text that is no Python literal; the text may be in another format."""
 
 
 def load_python(text: str, name: str = TEXT) -> Document:
-    """Parse one dictionary or list of literals, bare or assigned to a name. Raises `SourceError`."""
+    """Parse one dictionary or list of literals, bare or assigned to a name.
+
+    Raises `SourceError` for anything else.
+    """
     builder = Builder(name)
     root = _literal(text, name)
     check_limits(
@@ -53,7 +56,10 @@ def _literal(text: str, name: str) -> ast.expr:
 
 
 def _node(value: ast.expr, name: str, depth: int) -> Node:
-    """A literal as a node with its line. Raises `SourceError` for anything that would have to be executed."""
+    """Return a literal as a node with its line.
+
+    Raises `SourceError` for an expression that would have to be executed.
+    """
     check_limits(0, depth, name, value.lineno)
     match value:
         case ast.Constant(value=str() | bool() | int() | float() | None as constant):

@@ -1,4 +1,4 @@
-"""Reads a path or a text safely, and parses it in its format."""
+"""Reads a file or a text within size limits, and parses it in its format."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ LOADERS: Mapping[str, Loader] = {
 
 
 def load(source: str | Path | Document, name: str | None = None) -> Document:
-    """Read a file, or a text: a string with a line break, or one that starts like JSON or like a
-    flag.
+    """Parse a file or a text.
 
-    The suffix decides the format, and the content does if there is no known suffix. A `Document` is
-    returned unchanged. Raises `SourceError`.
+    A string is a text if it has a line break, or starts like JSON or a flag; else it is a path. The
+    suffix decides the format, or the content if the suffix is unknown. A `Document` is returned
+    unchanged. Raises `SourceError`.
     """
     if isinstance(source, Document):
         return source
@@ -47,12 +47,15 @@ def load(source: str | Path | Document, name: str | None = None) -> Document:
 
 
 def is_text(source: str) -> bool:
-    """Whether `source` is content rather than the path of a file."""
+    """Return whether `source` is text to parse, rather than the path of a file."""
     return "\n" in source or not source.strip() or source.lstrip().startswith(("{", "[", "--"))
 
 
 def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
-    """Parse `text` in the format of `suffix` (`.json`, ...), or else in the format of its content."""
+    """Parse `text` in the format of `suffix` (`.json`, ...).
+
+    For an unknown suffix, the content decides the format.
+    """
     if len(text) > limits.TEXT:
         found = f"found more than {limits.TEXT >> 10} KiB of text"
         raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
@@ -68,7 +71,10 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
 
 
 def _loader(text: str, suffix: str) -> Loader:
-    """The loader for a suffix, or else for the content. A text that starts with a flag is a list of flags."""
+    """Return the loader for a suffix; for an unknown suffix, the content decides.
+
+    A text that starts with a flag is a list of flags.
+    """
     known = LOADERS.get(suffix)
     if known is load_script or (known is None and re.match(r"#!.*sh\b", text)):
         return load_words if _opens_with_flag(_start(text)) else load_script
@@ -81,7 +87,10 @@ def _start(text: str) -> str:
 
 
 def _opens_with_flag(start: str) -> bool:
-    """Whether the text starts with a flag, maybe quoted. A colon behind it makes it a quoted key instead."""
+    """Return whether the text starts with a flag, quoted or not.
+
+    A quoted flag before a colon is a key of JSON, and not a flag.
+    """
     return bool(
         re.match(r"--?[a-zA-Z]", start) or re.match(r"([\'\"])--?[a-zA-Z](?!.*\1\s*:)", start)
     )
@@ -99,7 +108,7 @@ def _sniffed(text: str) -> Loader:
 def _bracketed(text: str, name: str) -> Document:
     """Parse JSON, else a Python literal, else HJSON.
 
-    Errors are reported for the most similar format.
+    If all three fail, the error is the one for the format that the text resembles most.
     """
     try:
         return load_json(text, name)
@@ -118,13 +127,14 @@ def _bracketed(text: str, name: str) -> Document:
 
 
 PYTHONIC = re.compile(r"'\s*:|:\s*(?:True|False|None)\b")
-"""Literals of Python that JSON does not have."""
+"""Matches Python syntax that JSON does not have: a key in single quotes, or True, False or None as a value."""
 
 
 def read_text(path: str | Path) -> str:
-    """Text of the UTF-8 file at `path` with line ends `\\n`. Raises `SourceError` if it is no text file or over 16 MiB.
+    r"""Return the text of the UTF-8 file at `path`, with line ends `\n`.
 
-    Line ends of Windows stay in scripts, because a shell does not read them as line ends.
+    Scripts keep the line ends of Windows, which a shell does not read as line ends. Raises
+    `SourceError` for a file that is not text or is larger than 16 MiB.
     """
     try:
         with open(path, "rb", opener=_at_once) as stream:
@@ -151,12 +161,15 @@ def read_text(path: str | Path) -> str:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting: a pipe would block until another process writes into it."""
+    """Open a file without waiting: opening a pipe would otherwise block until another process writes into it."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_stream(stream: BinaryIO, name: str) -> str:
-    """Text of a binary stream. Raises `SourceError` if it cannot be read, is not text, or has more than 16 MiB."""
+    """Return the text of a binary stream.
+
+    Raises `SourceError` if the stream cannot be read, is not text, or has more than 16 MiB.
+    """
     try:
         content = stream.read(limits.FILE + 1)  # one byte more tells that there is more
     except OSError as error:

@@ -15,14 +15,20 @@ SEAL = re.compile(r'(\{.*), "digest": "([0-9a-f]{64})"\}', re.DOTALL)
 
 
 def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
-    """`value`, which must not be empty, as JSON with the digest of the text before it."""
+    """Return `value`, which must not be empty, as a JSON object.
+
+    The last entry is the digest of the text before that entry.
+    """
     # The digest covers the text up to its own entry, without the closing bracket.
     body = json.dumps(value, indent=indent)[:-1].rstrip()
     return f'{body}, "digest": "{_digest(body)}"}}'
 
 
 def unseal(text: str, where: object) -> dict[str, Any]:
-    """The value that `seal` wrote as `text`. Raises `SourceError` with a message that starts with `where`."""
+    """Return the value that `seal` wrote as `text`.
+
+    Raises `SourceError`, with a message that starts with `where`, if the text was changed.
+    """
     match = SEAL.fullmatch(text)
     if match is None:
         raise SourceError(
@@ -36,7 +42,10 @@ def unseal(text: str, where: object) -> dict[str, Any]:
 
 
 def parsed(text: str, where: object) -> dict[str, Any]:
-    """A JSON object. Raises `SourceError` with a message that starts with `where`."""
+    """Return a JSON object.
+
+    Raises `SourceError`, with a message that starts with `where`, for any other text.
+    """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,7 @@
-"""Command-line flags in a text file, split as a shell splits them; nothing is expanded or run."""
+"""Command-line flags in a text file.
+
+The text is split as a shell would split it, and nothing is expanded or run.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ PART = re.compile(
 
 
 def load_words(text: str, name: str = TEXT) -> Document:
-    """Split a text into flags.
+    r"""Split a text into flags.
 
-    It may have quotes, `\\` at line ends, and `#` comments at the start of a word.
+    The text may have quotes, `\` at line ends, and `#` comments at the start of a word.
     """
     words: list[str] = []
     lines: dict[Key, int] = {(): 1}
@@ -34,7 +37,7 @@ def load_words(text: str, name: str = TEXT) -> Document:
 
 
 def pieces(text: str, name: str = TEXT) -> list[Pieces]:
-    """The words of `text` with their places, for edits."""
+    """Return the words of `text` with their spans, for edits."""
     return [
         (Text(_unquoted(word), (start, start + len(word)), plain=False),)
         for start, _, word in _words(text, name)

@@ -14,16 +14,16 @@ from bridge.errors import SourceError
 from bridge.files.lock import exclusive
 
 PLAIN = 0o666
-"""Widest mode of a new file, before the process's umask."""
+"""Widest mode of a new file, before the umask of the process applies."""
 PRIVATE = 0o600
 _WIDEST: ContextVar[int] = ContextVar("widest", default=0o777)
 
 
 @contextmanager
 def as_private_as(*sources: str | Path | None) -> Iterator[None]:
-    """Within this block no file that this process writes has a wider mode than any of `sources`.
+    """Return a context in which no file that this process writes has a wider mode than any of `sources`.
 
-    None stands for a source that has no file, such as standard input.
+    A source None has no file, such as standard input.
     """
     widest = _WIDEST.get()
     for source in sources:
@@ -47,10 +47,10 @@ def write_text(path: str | Path, text: str) -> None:
 def write_all(
     texts: Mapping[Path, str] | Mapping[Path, str | bytes], beside: Iterable[Path] = ()
 ) -> None:
-    """Write several files, all of them or none, under a lock against other writers.
+    """Write several files, either all or none, under a lock against other writers.
 
-    A link at a path in `beside`, which the user did not name, is refused and not followed. Raises
-    `SourceError`.
+    A link at one of the paths in `beside`, which the user did not name, is refused and not
+    followed. Raises `SourceError`.
     """
     # A link that the user named is followed: its target is replaced, and not the link.
     targets = {Path(os.path.realpath(path)): text for path, text in texts.items()}
@@ -82,7 +82,7 @@ def write_all(
 
 
 def obstacles(path: Path) -> Iterator[str]:
-    """Reasons why no file can be written to `path`."""
+    """Yield reasons why no file can be written to `path`."""
     try:
         if not path.name or path.is_dir():
             yield f"{path}: found a directory, expected the name of a file; name a file in it"
@@ -95,7 +95,10 @@ def obstacles(path: Path) -> Iterator[str]:
 
 
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:
-    """Write the new content to a temporary file, with the mode of the file to replace, but no wider than its source's."""
+    """Write the new content to a temporary file.
+
+    It gets the mode of the file to replace, but no wider mode than the source has.
+    """
     there = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else None
     # A file that is replaced gets its mode before the content, and is private until then.
     mode = PLAIN & _WIDEST.get() if there is None else PRIVATE
@@ -109,7 +112,10 @@ def _stage(path: Path, beside: Path, text: str | bytes) -> None:
 
 
 def _rename(staged: Mapping[Path, Path]) -> None:
-    """Move the temporary files into place. If one cannot be moved, restore those that were."""
+    """Move the temporary files to their final paths.
+
+    If one cannot be moved, restore the files that were replaced already.
+    """
     before = {path: path.read_bytes() if path.exists() else None for path in staged}
     moved: list[Path] = []
     try:

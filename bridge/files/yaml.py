@@ -25,8 +25,9 @@ from bridge.files.document import (
 def load_yaml(text: str, name: str = TEXT) -> Document:
     """Parse one YAML 1.1 document.
 
-    A key given twice takes its last value and is noted in `duplicates`. Numbers, switches and null are those of PyYAML's
-    safe loader, and `1e-6` is a number. Raises `SourceError` for foreign tags, NaN, infinity, and beyond the limits.
+    A key given twice has its last value, and is noted in `duplicates`. Numbers, switches and null
+    are read like PyYAML's safe loader, except that `1e-6` is a number. Raises `SourceError` for
+    foreign tags, NaN, infinity, and content beyond the limits.
     """
     return Builder(name).document(_Events(name).read(text), "yaml")
 
@@ -47,7 +48,10 @@ the exponent.
 
 
 def plain_scalar(text: str) -> Any:
-    """An unquoted YAML 1.1 scalar as PyYAML's safe loader reads it; dates stay text, and so does `1e-6`."""
+    """Return the value of an unquoted YAML 1.1 scalar, like PyYAML's safe loader, except that dates stay text.
+
+    `1e-6` stays text too.
+    """
     if NULL.fullmatch(text):
         return None
     if INTEGER.fullmatch(text):
@@ -64,7 +68,7 @@ def plain_scalar(text: str) -> Any:
 
 
 def scalar(text: str) -> Any:
-    """The value of a text in a YAML file; `1e-6` is a number."""
+    """Return the value of a text in a YAML file. Unlike for YAML 1.1 loaders, `1e-6` is a number."""
     value = plain_scalar(text)
     return float(value) if isinstance(value, str) and ONLY_OURS.fullmatch(value) else value
 
@@ -90,8 +94,7 @@ def _sexagesimal(text: str, number: Callable[[str], float]) -> float:
 
 @dataclass(slots=True)
 class _Named(Node):
-    """A node that can name an entry: `key` is its text, and `merge` tells that it is a bare `<<`.
-    """
+    """A node that can be the key of an entry: `key` is its text, and `merge` is true for an unquoted `<<`."""
 
     key: str = ""
     merge: bool = False
@@ -226,8 +229,9 @@ class _Events:
             )
 
     def entries(self, items: list[Node]) -> list[Entry]:
-        """Pairs of a mapping: merged ones first, without duplicates; the mapping's own take
-        precedence.
+        """Return the pairs of a mapping: merged pairs first, without duplicates.
+
+        The mapping's own keys win over merged keys.
         """
         merged: dict[str, Entry] = {}
         own: list[Entry] = []

@@ -16,9 +16,9 @@ from bridge.plan import Model
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module with a weight, a matrix (`outputs`, `inputs`) or a vector if there are no inputs, and maybe a bias.
-
-    `tied` names the module whose weight it uses instead of its own. `copies` is the number of experts that have such a module.
+    """A module with a weight and maybe a bias. The weight is a matrix (`outputs`, `inputs`), or a
+    vector if there are no inputs. `tied` names the module whose weight is used in place of a weight
+    of this module. `copies` is the number of experts that have such a module.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Number of elements of all copies, without a tied weight."""
+        """Number of elements of all copies; a tied weight does not count."""
         return self.used - (self.outputs * self.inputs if self.tied else 0)
 
     @property
     def used(self) -> int:
-        """Number of elements of all copies, including a tied weight."""
+        """Number of elements of all copies; a tied weight counts."""
         # A vector has `outputs` elements, a matrix `outputs` x `inputs`, and a bias adds one
         # element for each output.
         return self.copies * self.outputs * ((self.inputs or 1) + self.bias)
@@ -61,9 +61,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A tensor rank's part: its index among `ranks`, and whether norms and dropout are split by tokens (`sequence`).
-
-    Experts are divided among `experts` ranks, and each expert among `within` tensor ranks. `same` ranks hold the same experts.
+    """The share of one tensor rank: its index among `ranks`, and whether norms and dropout are
+    split by tokens (`sequence`). Experts are divided among `experts` ranks, and each expert among
+    `within` tensor ranks. `same` ranks hold the same experts.
     """
 
     ranks: int = 1
@@ -104,9 +104,9 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Shape of a GPT, with sizes as in a plan's model section. `vocab` is 0 if it is not known.
-
-    Learned positions have `sequence` rows, or `positions` if it is set. A bias that is None follows `bias`.
+    """Shape of a GPT, with sizes as in a plan's model section. `vocab` is 0 if the vocabulary size
+    is not known. Learned positions have `sequence` rows, or `positions` rows if `positions` is set.
+    A bias setting that is None has the value of `bias`.
     """
 
     layers: int = 4
@@ -159,7 +159,7 @@ class Architecture:
         )
 
     def problems(self) -> Iterator[str]:
-        """A problem for each size that does not fit the others or exceeds a limit."""
+        """Yield a problem for each size that contradicts other sizes or exceeds a limit."""
         for size in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence"):
             if getattr(self, size) > limits.PLAN[f"model.{size}"]:
                 yield f"model.{size}: found {getattr(self, size):,}, expected at most {limits.PLAN[f'model.{size}']:,}"
@@ -171,7 +171,9 @@ class Architecture:
             yield f"model.heads: heads of width {self.head} cannot rotate; make the width even"
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
-        """The split of this model over `ranks` tensor ranks. Raises `ConfigError` if they do not divide the heads."""
+        """Return the tensor plan that splits this model over `ranks` tensor ranks. Raises
+        `ConfigError` if `ranks` does not divide the number of heads.
+        """
         if self.heads % ranks:
             raise ConfigError(
                 f"parallel.tensor: {ranks} ranks do not divide heads ({self.heads}); use a divisor"
@@ -207,7 +209,9 @@ class Architecture:
         return 0 if self.rotary else self.sequence
 
     def biased(self, name: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias"]) -> bool:
-        """Whether a kind of layer has biases: by its own setting, or by `bias`; norms by default only LayerNorm."""
+        """Return whether layers of this kind have biases, by the setting of this kind, or else by
+        `bias`. If neither is set, only LayerNorm has biases.
+        """
         told: bool | None = getattr(self, name)
         if told is not None:
             return told
@@ -230,7 +234,9 @@ class Architecture:
         return self._block(f"block{layer - 1}", layer - 1) if layer <= self.layers else self._head()
 
     def facts(self) -> Layers:
-        """Facts for partition rules. A tied weight counts in each layer that uses it."""
+        """Return the facts about the model that partition rules use. A tied weight counts in each
+        layer that uses it.
+        """
         # `_sizes` leaves out tied weights. A stage with the head holds the weight all the same, so
         # its memory counts there too.
         first, *blocks, last = self._sizes()
@@ -244,8 +250,8 @@ class Architecture:
         return sum(self._sizes())
 
     def active(self) -> int:
-        """Number of parameters that are active for a token: all except those of experts that were
-        not chosen for it.
+        """Number of parameters that are active for a token: all parameters except those of experts
+        that were not chosen for the token.
         """
         if self.experts is None:
             return self.size()
@@ -275,8 +281,8 @@ class Architecture:
         return (first, *(kinds[self.routed(block)] for block in range(self.layers)), last)
 
     def parameters(self, stages: Mapping[int, int], share: Share) -> list[Parameter]:
-        """The fp32 parameters that the tensor rank of `share` holds of some layers. `stages` maps each of
-        these layers to its stage.
+        """Return the fp32 parameters of some layers that the tensor rank of `share` holds. `stages`
+        maps each of these layers to its stage.
         """
         found: dict[str, Parameter] = {}
         for layer, stage in stages.items():
@@ -348,8 +354,9 @@ class Architecture:
             yield Part(f"{name}.attention.sinks", "norm", self.heads)
 
     def _latent(self, name: str) -> Iterator[Part]:
-        """Low-rank projections, their norms, and projections from them. Only the low-rank
-        projections and the output projection have biases.
+        """Yield the modules of latent attention: low-rank projections, their norms, and the
+        projections that follow. Only the low-rank projections and the output projection have
+        biases.
         """
         it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
         queries, out = self.heads * (it.plain + it.rotary), self.heads * it.value
@@ -417,7 +424,7 @@ class Architecture:
 
 
 def _stated(model: Model) -> dict[str, Any]:
-    """Settings of norms, biases and dropout that the plan has."""
+    """Return the settings of norms, biases and dropout that the plan sets."""
     norm, attention = model.norm, model.attention
     told = {
         "norm": norm.kind,
@@ -489,7 +496,9 @@ def _embedding(model: Model) -> dict[str, Any]:
 def _split(
     part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share
 ) -> Parameter:
-    """A parameter on a tensor rank: its part along one dimension, or the whole parameter."""
+    """Return the parameter on one tensor rank: its share along one dimension, or the whole
+    parameter.
+    """
     role = part.role(names)
     dim = _CUT.get((role, len(shape)))
     if dim is None:
@@ -511,7 +520,9 @@ _CUT: Mapping[tuple[str | None, int], int] = {
     ("column", 1): 0,
     ("row", 2): 1,
 }
-"""The dimension along which tensor ranks split a weight (2 dimensions) or bias (1), by the module's role."""
+"""The dimension along which tensor ranks split a parameter, by the role of the module and the number
+of dimensions of the parameter (weight: 2, bias: 1).
+"""
 
 
 def _sites(parts: Iterable[Part], names: TensorPlan) -> Iterator[Site]:

@@ -1,5 +1,4 @@
-"""Compares ZeRO stages: in a model of few pipeline stages a lower ZeRO stage may keep fewer bytes.
-"""
+"""Compares ZeRO levels: in a model of few pipeline stages, a lower level may take less memory."""
 
 from __future__ import annotations
 
@@ -14,10 +13,12 @@ MEBIBYTE = 2**20
 
 
 def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Finding | None:
-    """A finding if a lower ZeRO stage keeps fewer bytes of `parameters` on a rank than `layout`, the plan's own.
+    """Return a finding if a lower ZeRO level takes fewer bytes of `parameters` on a rank than the
+    level of `layout`, the plan's layout.
 
-    ZeRO stages 2 and 3 keep slices of everything and two whole buffers, each as large as the largest pipeline stage. In a model
-    of few stages that is more than one whole copy.
+    ZeRO levels 2 and 3 store slices of all flats and two whole buffers, each as large as the
+    largest pipeline stage. In a model of few stages, this takes more memory than one whole copy of
+    the model.
     """
     kept: dict[int, int] = {}
     for level in range(1, layout.level):
@@ -31,9 +32,6 @@ def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Findi
     if best == layout.level or kept[best] >= own:
         return None
     here, there = (f"{size / MEBIBYTE:,.1f} MiB" for size in (own, kept[best]))
-    why = (
-        f"in {layout.stages} stages, two whole buffers beside the slices take more memory than the "
-        "slices save"
-    )
+    why = f"in {layout.stages} stages, two whole buffers take more memory than the slices save"
     said = f"level {layout.level} keeps {here} on each of these ranks, level {best} {there}: {why}; use level {best}"
     return Finding("zero.stage", said, Effect.COST, given=True)

@@ -35,7 +35,9 @@ class Mesh:
 
     @classmethod
     def of(cls, parallel: Parallel, world: int) -> Mesh:
-        """The mesh of `world` ranks. An unset `data` takes all ranks that are left. Raises `ConfigError` if sizes do not fit."""
+        """Return the mesh of `world` ranks. If `data` is not set, the data axis gets the ranks that
+        remain. Raises `ConfigError` if the sizes contradict `world`.
+        """
         sizes = {axis: getattr(parallel, axis) or 1 for axis in AXES}
         if max(world, *sizes.values()) > limits.RANKS:
             raise ConfigError(
@@ -74,11 +76,13 @@ class Mesh:
         return {axis: self.coordinate(rank, axis) for axis in self.sizes}
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
-        """The rank at `coordinates`; axes left out count as 0."""
+        """Return the rank at `coordinates`. An axis that is left out has coordinate 0."""
         return sum(self.axes[axis].stride * index for axis, index in coordinates.items())
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Ranks that differ from `rank` along `axes` only, `rank` included, in increasing order."""
+        """Return the ranks that differ from `rank` along `axes` only, in increasing order. `rank`
+        is included.
+        """
         # From the member of the group with coordinate 0 along each of the axes, every combination
         # of steps.
         base = rank - sum(self.coordinate(rank, axis) * self.axes[axis].stride for axis in axes)
@@ -89,7 +93,7 @@ class Mesh:
         return tuple(sorted(base + sum(offsets) for offsets in product(*steps)))
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
-        """Every group along `axes`; together they hold each rank once."""
+        """Return every group along `axes`. Each rank is in exactly one group."""
         return tuple(sorted({self.group(rank, *axes) for rank in range(self.world)}))
 
 

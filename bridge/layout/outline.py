@@ -1,4 +1,6 @@
-"""Outline: a whole run as values: the stages of each rank, the bytes that it keeps, and its collectives in a step."""
+"""Outline: a whole run as values: the stages of each rank, the bytes that each rank stores, and its
+collectives in a step.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Place:
-    """Facts about all ranks with the same pipeline and tensor coordinates: the layout of their
-    stages, the sites of activations, and a finding if a lower ZeRO stage keeps fewer bytes.
+    """Facts about all ranks with one pair of pipeline and tensor coordinates: the layout of their
+    stages, the sites at which activations are exchanged, and a finding if a lower ZeRO level takes
+    fewer bytes.
     """
 
     layout: Layout
@@ -34,8 +37,8 @@ class Place:
 
 
 FOLLOWED = 4
-"""Number of periods of a step's micro batches that are simulated one by one. Each further period
-sends the same as the last of them.
+"""Number of periods of a step's microbatches that are simulated one by one. Each further period
+sends as much as the last simulated period.
 """
 
 
@@ -43,9 +46,10 @@ sends the same as the last of them.
 class Outline:
     """A plan, on a mesh of ranks, with a model of known shape.
 
-    A long step is not simulated whole. `pipeline` has a few periods of its micro batches, and the pipelines in `more` have one
-    period more each; `periods` further periods send the same as the last difference. `notes` explain a schedule that is not the
-    plan's own.
+    A long step is not simulated as a whole. `pipeline` simulates a few periods of the step's
+    microbatches, and each pipeline in `more` simulates one period more than the pipeline before.
+    The traffic that the last period adds is counted for `periods` further periods. `notes` explain
+    a schedule that differs from the plan's schedule.
     """
 
     plan: Plan
@@ -60,7 +64,9 @@ class Outline:
 
     @classmethod
     def of(cls, plan: Plan, shape: Architecture, world: int) -> Outline:
-        """Raises `ConfigError` if the sizes do not fit `world` ranks, the model or each other."""
+        """Return the outline of `plan` for a model of this shape. Raises `ConfigError` if the sizes
+        do not fit `world` ranks, the model or each other.
+        """
         ConfigError.raise_if(shape.problems())
         mesh = Mesh.of(plan.parallel, world)
         shape.tensor_plan(mesh.sizes["tensor"])
@@ -91,13 +97,13 @@ class Outline:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of a micro batch on one context rank."""
+        """Number of tokens of a microbatch on one context rank."""
         return self.micro * self.shape.sequence // self.mesh.sizes["context"]
 
     @property
     def shards(self) -> int:
-        """Number of data ranks times context ranks: these ranks hold the same weights, and state is
-        sharded over them.
+        """Number of data ranks times number of context ranks. All these ranks hold the same
+        weights, and the optimizer state is sharded over them.
         """
         return self.mesh.sizes["data"] * self.mesh.sizes["context"]
 
@@ -117,22 +123,26 @@ class Outline:
         return self.mesh.coordinate(rank, "pipeline"), self.mesh.coordinate(rank, "tensor")
 
     def kind(self, rank: int) -> tuple[int, int, int]:
-        """Pipeline, tensor and shard coordinate of `rank`. Ranks with the same kind keep and send the same."""
+        """Pipeline, tensor and shard coordinates of `rank`. Ranks with equal coordinates have the
+        same bytes and traffic.
+        """
         sizes, place = self.mesh.sizes, self.mesh.coordinates(rank)
         return *self._at(rank), place["data"] * sizes["context"] + place["context"]
 
     @property
     def costly(self) -> tuple[Finding, ...]:
-        """Findings of pipeline ranks on which a lower ZeRO stage keeps fewer bytes, without repetition."""
+        """Findings about pipeline ranks on which a lower ZeRO level takes fewer bytes, without
+        repetition.
+        """
         found = (self._places[rank, 0].costly for rank in range(self.mesh.sizes["pipeline"]))
         return tuple(dict.fromkeys(finding for finding in found if finding))
 
     def bytes(self, rank: int) -> dict[str, int]:
-        """Bytes that `rank` keeps between steps, by kind."""
+        """Return the bytes that `rank` stores between steps, by kind."""
         return self.place(rank).layout.bytes()
 
     def traffic(self, rank: int) -> Mapping[str, Traffic]:
-        """Collectives of `rank` in a step, and the messages that it sends."""
+        """Return the collectives of `rank` in a step, and the messages that `rank` sends."""
         same = {
             name: total for name, total in self._traffic[self._at(rank)].items() if name != REPLICAS
         }
@@ -161,7 +171,9 @@ class Outline:
         )
 
     def _share(self, index: int) -> Share:
-        """The part of a tensor rank. Experts are spread over data and tensor ranks (Megatron: parallel_state.py)."""
+        """Return the share of a tensor rank. Experts are spread over data and tensor ranks
+        (Megatron: parallel_state.py).
+        """
         parallel, ranks = self.plan.parallel, self.mesh.sizes["tensor"]
         experts, within = parallel.expert or 1, parallel.expert_tensor or ranks
         # All data, context and tensor ranks, divided by those that hold different experts or parts of them.
@@ -204,7 +216,9 @@ class Outline:
 
     @property
     def _sizes(self) -> Sizes:
-        """Bytes of the hidden states that pass between stages: with sequence parallelism only the tensor rank's tokens."""
+        """Tokens of a microbatch, and bytes of the hidden states that pass between stages. With
+        sequence parallelism, only the tokens of one tensor rank count.
+        """
         ranks = self.mesh.sizes["tensor"] if self.plan.parallel.sequence else 1
         dtype = self.plan.precision.compute or "fp32"
         # One message of tokens x hidden elements for each stage, the same size forward and
@@ -227,7 +241,7 @@ class Outline:
 def _times(
     after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int
 ) -> dict[str, Traffic]:
-    """The traffic `times` x (`after` - `before`), by name."""
+    """Return `times` x (`after` - `before`) for the traffic of each collective."""
     found = {}
     for name, total in after.items():
         less = before.get(name, Traffic())
@@ -238,7 +252,9 @@ def _times(
 
 
 def _pipelines(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipeline, ...], int]:
-    """The pipelines to simulate, and the number of periods beyond the first of them."""
+    """Return the pipelines to simulate, and the number of periods of the step that the first
+    pipeline lacks.
+    """
     layers, table = shape.facts(), text_of(plan)
     stages = stages_of(plan, layers)
     period = period_of(plan, number, stages)

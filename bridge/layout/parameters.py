@@ -11,17 +11,19 @@ from bridge.plan import Plan
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters: all, and those that are active for a token, without experts that were not chosen for it."""
+    """Number of all parameters, and number of parameters that are active for a token: all but those
+    of experts that were not chosen for the token.
+    """
 
     all: int
     active: int
 
 
 def count_parameters(plan: Plan) -> Parameters:
-    """Parameters of the model of `plan`. Tied weights count once, padding of the vocabulary counts,
-    heads for multi-token prediction do not.
+    """Count the parameters of the model of `plan`.
 
-    Raises `BridgeError` with the fields that are needed and not set.
+    Tied weights count once, padding of the vocabulary counts, and heads for multi-token prediction
+    do not count. Raises `BridgeError` with the fields that are needed and not set.
     """
     lacking = lacks(plan)
     if lacking:
@@ -35,11 +37,13 @@ def count_parameters(plan: Plan) -> Parameters:
 
 
 COUNTED = ("ernie4_5_moe",)
-"""Families whose code keeps the load-balancing bias as a parameter, though it gets no gradient. Others keep it as a buffer."""
+"""Families whose code has the load-balancing bias as a parameter, although the bias gets no
+gradient. In other families the bias is a buffer.
+"""
 
 
 def lacks(plan: Plan) -> list[str]:
-    """Fields that are not set in `plan`, although the count needs them."""
+    """Return the fields that are not set in `plan` although the count needs them."""
     values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
     return [path for path in _needed(values) if values.get(path) is None]
 
@@ -59,7 +63,7 @@ LATENT = ("query_rank", "plain_size", "rotary_size", "value_size")
 
 
 def _needed(values: Mapping[str, Any]) -> Iterator[str]:
-    """Fields on which the count depends, except those that have a default."""
+    """Return the fields on which the count depends, except fields with a default."""
     yield from (f"model.{name}" for name in ALWAYS)
     if values.get("model.norm.bias") is None:
         yield "model.norm.kind"

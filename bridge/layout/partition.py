@@ -15,14 +15,15 @@ from bridge.errors import ConfigError
 from bridge.plan import Stages
 
 ALONE = 1000
-"""Cost of a leading layer, such as an embedding, in the `ceil` rule. It is so high that the layer gets its own stage."""
+"""Cost of a leading layer, such as an embedding, in the `ceil` rule. The cost is so high that the
+layer gets its own stage.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The facts about a model that rules use.
-
-    `count` includes `leading` layers (embeddings) and `trailing` ones (final norm, output head). `parameters` has the number of
+    """The facts about a model that partition rules use. `count` includes `leading` layers
+    (embeddings) and `trailing` layers (final norm, output head). `parameters` has the number of
     elements of each layer; only the rule `parameters` needs it.
     """
 
@@ -42,10 +43,12 @@ Boundaries = tuple[int, ...]
 
 
 def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple[range, ...]:
-    """Cut `layers` into stages by `stages.rule` (unset: `explicit` if boundaries are given, else `carry`).
+    """Cut `layers` into stages by `stages.rule` (default: `explicit` if boundaries are given, else
+    `carry`).
 
-    `parts` is the wanted number of stages (pipeline ranks x virtual stages). Rules use it if `layers_per_stage` is not set.
-    Raises `ConfigError` if a setting that the rule needs is missing, or if a stage would have no layer.
+    `parts` is the wanted number of stages (pipeline ranks x virtual stages). Rules use `parts` if
+    `layers_per_stage` is not set. Raises `ConfigError` if a setting that the rule needs is missing,
+    or if a stage would have no layer.
     """
     if max(layers.count, parts or 0) > limits.LAYERS:
         raise ConfigError(
@@ -57,16 +60,16 @@ def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple
 
 
 FEW, SMALL = 32, 2**20
-"""Limits for joining layers: models of up to `FEW` layers keep a stage for each layer, and a stage
-needs `SMALL` elements to be worth its own collective. For fewer elements, the fixed cost of a call
-is higher than the cost of the transfer.
+"""Limits for joining layers. In models of up to `FEW` layers, each layer has its own stage. In
+larger models, a stage needs `SMALL` elements: for fewer elements, the fixed cost of a collective is
+higher than the cost of the transfer.
 """
 
 
 def together(layers: Layers, within: Sequence[range]) -> tuple[range, ...]:
-    """A stage for each layer of each range. In models of many layers, neighbours share a stage until it has `SMALL` elements.
-
-    The last stage of a range also takes the layers that are left.
+    """Cut each range into stages of one layer. In models of many layers, neighbouring layers share
+    a stage until it has `SMALL` elements. The last stage of a range also takes the remaining
+    layers.
     """
     if layers.count <= FEW or len(layers.parameters) != layers.count:
         return tuple(range(layer, layer + 1) for part in within for layer in part)
@@ -86,14 +89,18 @@ def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
 
 
 def carry(count: int, size: Fraction) -> Boundaries:
-    """`size` layers in each stage. Fractions carry over: 1.5 gives stages of 1, 2, 1, 2."""
+    """Return the boundaries of stages with `size` layers. Fractions carry over: 1.5 gives stages of
+    1, 2, 1, 2.
+    """
     # Fractions and not floats: a size of 32 / 3 must cut exactly at 32 after three stages.
     cuts = (floor(size * index) for index in range(1, ceil(count / size) + 1))
     return tuple(sorted({0, count, *(cut for cut in cuts if cut < count)}))
 
 
 def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
-    """Cut as soon as a stage costs at least `size`, as Fast-LLM does. A surplus does not carry over to the next stage."""
+    """Return the boundaries of stages that end as soon as their cost is at least `size`, as in
+    Fast-LLM. A surplus does not carry over to the next stage.
+    """
     boundaries, cost = [0], 0.0
     for index, layer in enumerate(costs, 1):
         cost += layer
@@ -104,21 +111,25 @@ def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
 
 
 def even(count: int, parts: int) -> Boundaries:
-    """`parts` stages that differ by at most one layer, the longer ones first."""
+    """Return the boundaries of `parts` stages that differ by at most one layer, the longer stages
+    first.
+    """
     size, longer = divmod(count, parts)
     # Each of the first `longer` stages moves the cuts behind it by one layer.
     return tuple(index * size + min(index, longer) for index in range(parts + 1))
 
 
 def floor_last(count: int, parts: int) -> Boundaries:
-    """`parts` stages that differ by at most one layer, the longer ones last."""
+    """Return the boundaries of `parts` stages that differ by at most one layer, the longer stages
+    last.
+    """
     size, longer = divmod(count, parts)
     return tuple(index * size + max(0, index - (parts - longer)) for index in range(parts + 1))
 
 
 def balanced(costs: Sequence[int], parts: int) -> Boundaries:
-    """`parts` non-empty stages whose largest cost is as small as possible; of several such cuts,
-    the most even one.
+    """Return the boundaries of `parts` non-empty stages whose largest cost is as small as possible.
+    Among several such cuts, return the most even one.
     """
     # Two steps: find the smallest possible largest cost, then minimise the sum of squared costs under that limit.
     limit = _bottleneck(costs, parts)
@@ -126,8 +137,8 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
     @cache
     def best(first: int, left: int) -> tuple[int, Boundaries]:
-        """The least sum of squared costs of layers from `first` on in `left` stages,
-        with the cuts.
+        """Return the least sum of squared stage costs, with the cuts, for the layers from `first`
+        on in `left` stages.
         """
         if left == 1:
             return (sums[-1] - sums[first]) ** 2, (len(costs),)
@@ -145,8 +156,8 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
     @cache
     def fits(first: int, left: int) -> bool:
-        """Whether layers from `first` on can be cut into `left` stages within the limit, none of
-        them empty.
+        """Return whether the layers from `first` on can be cut into `left` non-empty stages within
+        the limit.
         """
         return _greedy(costs[first:], limit) <= left <= len(costs) - first
 
@@ -154,7 +165,7 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
 
 def _bottleneck(costs: Sequence[int], parts: int) -> int:
-    """The smallest limit that `parts` stages can keep, by bisection."""
+    """Find by bisection the smallest cost limit that `parts` stages can satisfy."""
     low, high = max(costs), sum(costs)
     while low < high:
         middle = (low + high) // 2
@@ -163,7 +174,9 @@ def _bottleneck(costs: Sequence[int], parts: int) -> int:
 
 
 def _greedy(costs: Sequence[int], limit: int) -> int:
-    """The fewest stages that cost at most `limit` each. `limit` must be at least the largest cost."""
+    """Return the minimum number of stages that cost at most `limit` each. `limit` must be at least
+    the largest cost of a layer.
+    """
     parts, room = 1, limit
     for cost in costs:
         if cost > room:
@@ -228,7 +241,9 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
 
 
 def _with_ends(boundaries: Boundaries, layers: Layers) -> Boundaries:
-    """Boundaries of all layers from those of the body. Leading layers join the first stage, trailing layers the last."""
+    """Return the boundaries of all layers from those of the body. Leading layers join the first
+    stage, and trailing layers join the last stage.
+    """
     return (0, *(boundary + layers.leading for boundary in boundaries[1:-1]), layers.count)
 
 
@@ -239,7 +254,9 @@ def _size(stages: Stages) -> Fraction:
 
 
 def _number(stages: Stages, count: int, parts: int | None) -> int:
-    """Number of stages: by `layers_per_stage`, else `parts`; if `parts` is None or 1, one for each layer."""
+    """Return the number of stages: by `layers_per_stage` if it is set, else `parts`. If `parts` is
+    None or 1, each layer is a stage.
+    """
     if stages.layers_per_stage is not None:
         return min(count, ceil(count / _size(stages)))
     number = parts if parts is not None and parts > 1 else count

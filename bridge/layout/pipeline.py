@@ -41,14 +41,14 @@ class Pipeline:
         parts: Ranges | None = None,
         short: bool = False,
     ) -> Pipeline:
-        """The pipeline of `plan`. `table` is the text of its CSV file; `parts` are stages that were
-        chosen without the plan's rules.
+        """Return the pipeline of `plan`. `table` is the text of the plan's CSV file. `parts` are
+        stages that were chosen without the plan's rules.
 
-        With `short`, fewer micro batches than ranks are allowed. The plan's stages are divided
-        further into layers, so that the weights and gradients of a stage need not be whole at once;
-        `stages.layers_per_stage` keeps them together, and in models of many small layers neighbours
-        share a stage (`partition.together`). Raises `ConfigError` if sizes do not fit, or if the
-        schedule would fail.
+        With `short`, the number of microbatches may be smaller than the number of ranks. The plan's
+        stages are divided further into layers, so that not all weights and gradients of a stage
+        must be whole at once. With `stages.layers_per_stage` they are not divided, and in models of
+        many small layers neighbouring layers stay together (`partition.together`). Raises
+        `ConfigError` if sizes do not fit, or if the schedule would fail.
         """
         check_size(layers.count, microbatches)
         outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
@@ -72,7 +72,9 @@ def ranks_of(plan: Plan) -> int:
 
 
 def name_of(plan: Plan) -> str:
-    """The schedule that a plan names or implies. The default on one pipeline rank is depth first."""
+    """Return the name of the schedule that a plan names or implies. On one pipeline rank, the
+    default is depth first.
+    """
     schedule, wide = plan.schedule, (plan.schedule.breadth_first or 1) > 1
     if ranks_of(plan) == 1:
         return "breadth_first" if wide else "depth_first"
@@ -90,7 +92,9 @@ def schedule_of(
     table: str | None = None,
     short: bool = False,
 ) -> Schedule:
-    """The plan's schedule over `stages` (default: as many as its ranks hold). Raises `ConfigError` if it does not fit."""
+    """Return the plan's schedule over `stages` (default: as many stages as the plan's ranks hold).
+    Raises `ConfigError` if the schedule does not fit.
+    """
     name = name_of(plan)
     if name == "csv":
         return _kept(plan, _from_table(plan, microbatches, stages, table))
@@ -100,7 +104,9 @@ def schedule_of(
 def described(
     plan: Plan, microbatches: int, layers: Layers | None = None
 ) -> tuple[Plan, tuple[str, ...]]:
-    """`plan` with the nearest schedule that exists for so many micro batches, and the reasons if it is not the plan's own."""
+    """Return `plan` with the nearest schedule that exists for this number of microbatches, and the
+    reasons if this is not the plan's schedule.
+    """
     if name_of(plan) == "csv" or ranks_of(plan) == 1:
         return plan, ()
     plan, notes = _cut(plan, layers) if layers else (plan, ())
@@ -115,7 +121,9 @@ def described(
 
 
 def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
-    """`plan`, with one stage on each rank if it has too few layers for its virtual stages."""
+    """Return `plan`, or `plan` with one stage on each rank if it has too few layers for its virtual
+    stages. Also return the reason for the change.
+    """
     try:
         stages_of(plan, layers)
     except ConfigError as error:
@@ -139,7 +147,9 @@ def _shape(plan: Plan, microbatches: int, stages: int | None = None, short: bool
 
 
 def stages_of(plan: Plan, layers: Layers) -> int:
-    """Number of stages of the plan's schedule over `layers`; 0 for a CSV file. Raises `ConfigError` if they do not fit."""
+    """Return the number of stages of the plan's schedule over `layers`; 0 for a CSV file. Raises
+    `ConfigError` if the layers do not fit the stages.
+    """
     if name_of(plan) == "csv":
         return 0
     return len(
@@ -150,9 +160,8 @@ def stages_of(plan: Plan, layers: Layers) -> int:
 
 
 def period_of(plan: Plan, microbatches: int, stages: int) -> int:
-    """Number of micro batches after which the schedule repeats; 0 if it is not known to repeat.
-
-    Raises `ConfigError` if the schedule does not fit the number of micro batches.
+    """Return the number of microbatches after which the schedule repeats, or 0 if no period is
+    known. Raises `ConfigError` if the schedule does not fit the number of microbatches.
     """
     if name_of(plan) == "csv" or plan.recompute.kept_microbatches:
         return 0
@@ -163,7 +172,9 @@ def period_of(plan: Plan, microbatches: int, stages: int) -> int:
 
 
 def _kept(plan: Plan, schedule: Schedule) -> Schedule:
-    """`schedule` with the micro batches that keep their activations, if several are in flight."""
+    """Return `schedule` with the microbatches that keep their activations, if several microbatches
+    are in flight.
+    """
     number = plan.recompute.kept_microbatches or 0
     return partly_kept(schedule, number) if number and schedule.ranks > 1 else schedule
 
@@ -201,7 +212,7 @@ def _outline(
     parts: Ranges | None,
     short: bool,
 ) -> tuple[Ranges, Schedule]:
-    """The plan's stages, and the schedule over them."""
+    """Return the plan's stages and the schedule over these stages."""
     ranks = ranks_of(plan)
     if ranks == 1:
         outer = parts or partition(plan.stages, layers)
@@ -222,7 +233,9 @@ def _outline(
 
 
 def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
-    """The parts of the plan's stages. With recomputation each layer is a part, because recomputation works by stage."""
+    """Divide the plan's stages into smaller stages. With recomputation each layer becomes a stage,
+    because recomputation works by stage.
+    """
     recompute, alone = plan.recompute, (plan.parallel.tensor or 1) == 1
     again = recompute.granularity not in (None, "none", "selective") or recompute.ratio is not None
     if again or not alone:
@@ -231,17 +244,18 @@ def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
 
 
 def _virtual(plan: Plan) -> int:
-    """Number of stages on a pipeline rank: the plan's number, or the smallest that its schedule
-    allows.
+    """Return the number of stages on a pipeline rank: the plan's number, or the smallest number
+    that its schedule allows.
     """
     name = name_of(plan)
     return plan.schedule.virtual or (SCHEDULES[name].least if name in SCHEDULES else 1)
 
 
 def text_of(plan: Plan) -> str | None:
-    """The text of the plan's CSV schedule, if it names one. Raises `SourceError` if the file does not exist.
+    """Return the text of the plan's CSV schedule, or None if the plan names none.
 
-    Within `bridge.files.reaching` it also raises if the file lies outside the allowed folders.
+    Raises `SourceError` if the file does not exist, or, within `bridge.files.reaching`, if the file
+    is outside the allowed folders.
     """
     from bridge.files import placed, read_text
 
@@ -251,12 +265,12 @@ def text_of(plan: Plan) -> str | None:
 
 
 def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:
-    """Stages from the names of the modules in each, such as torch's and AutoModel's
+    """Return the stages from the module names in each stage, as in torch's and AutoModel's
     `module_fqns_per_model_part`.
 
-    A name stands for a layer of that name, or for all layers within it. Raises `ConfigError` for
-    names that match nothing, layers that are in no stage or in several, and stages out of the
-    model's order.
+    A name stands for the layer of this name, or for all layers inside this module. Raises
+    `ConfigError` for names that match nothing, for layers in no stage or in several stages, and for
+    stages out of the model's order.
     """
     found = [
         [index for index, layer in enumerate(layers) if _named(layer, names)] for names in stages

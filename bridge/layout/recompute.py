@@ -14,7 +14,9 @@ from bridge.plan import Recompute
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive layers of a stage. With `again` they are recomputed: only their first input is kept until backward."""
+    """Consecutive layers of a stage. With `again`, the layers are recomputed: only the input of the
+    first layer is stored until backward.
+    """
 
     layers: range
     again: bool
@@ -30,9 +32,11 @@ def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, 
 def again_by_stage(
     row: Row, parts: Sequence[Sequence[Chunk]], stages: Sequence[range]
 ) -> dict[int, frozenset[int]]:
-    """The layers that a rank recomputes, by stage, for micro batches whose activations the schedule does not keep.
+    """Return the layers that a rank recomputes, by stage, for microbatches whose activations the
+    schedule does not keep.
 
-    If the schedule splits backward, or has recomputation as an action, a stage with any such layer is recomputed whole.
+    If the schedule splits backward passes, or has recomputation as an action, a stage with at least
+    one such layer is recomputed as a whole.
     """
     apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
     trained = {action.stage for action in row if action.kind in WRITES}

@@ -1,4 +1,4 @@
-"""Residency: which stage's flat tensor of weights each buffer holds, and when the next one can be
+"""Residency: the flat of weights that each buffer holds, and the time at which the next flat can be
 gathered into the buffer.
 """
 
@@ -10,7 +10,9 @@ from bridge.layout.shard import Home, Layout
 
 
 class Residency:
-    """Contents of one rank's weight buffers while it visits stages. Flats are named by their index in the layout."""
+    """Contents of one rank's weight buffers during a step. Flats are identified by their index in
+    the layout.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.flats = layout.flats
@@ -20,7 +22,7 @@ class Residency:
 
     @property
     def full(self) -> bool:
-        """Whether every flat is whole or being gathered. Then no gather is due."""
+        """Return whether every flat is whole or being gathered. Then no gather is due."""
         return not self._absent
 
     def needed(self, stage: int) -> tuple[int, ...]:
@@ -47,10 +49,11 @@ class Residency:
                 self._absent.add(index)
 
     def due(self, visits: Iterable[int]) -> Iterator[int]:
-        """The flats to gather now, in order. `visits` are the stages from the current one on.
+        """Yield the flats to gather now, in order. `visits` are the stages from the current stage
+        on.
 
-        A buffer is refilled only when no visit before the one that needs the new flat uses the old one. The look-ahead ends at
-        the first flat that must wait.
+        A flat may replace the flat in its buffer only if no earlier visit needs the old flat. The
+        look-ahead ends at the first flat that has to wait.
         """
         if self.full:
             return
@@ -67,7 +70,9 @@ class Residency:
 
 
 def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
-    """The stages that one microbatch visits: forward, and backward down to the first stage that trains."""
+    """Yield the stages that one microbatch visits: forward through all stages, and backward down to
+    the first stage that trains.
+    """
     forward = range(layout.stages)
     return (
         (*forward, *reversed(range(layout.first_trained, layout.stages)))
@@ -77,9 +82,11 @@ def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
 
 
 def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """For each visit in `writers`, the stages that write gradients in order, the flats to reduce after it.
+    """Return the flats to reduce after each visit. `writers` are the stages that write gradients,
+    one for each visit, in order.
 
-    A flat is reduced after its last writer, and before another flat is written into the same buffer.
+    A flat is reduced after the last visit that writes it, and before another flat is written into
+    the same buffer.
     """
     # Backwards: `following` has the flat that is written next into each buffer. If it is the same flat, reduction can wait.
     following: dict[Home, int] = {}

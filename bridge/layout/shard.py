@@ -23,15 +23,15 @@ to sgd.
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter in a layout: `shape` is its shape on one tensor rank, `stages` are the stages
-    that use it, in order.
+    """One parameter in a layout.
 
-    `split` is the dimension that tensor ranks divide: it has `whole` elements in all, and this
-    rank's part begins at `start`. None: every tensor rank holds a replica. Of a `partial` replica
-    each tensor rank computes only a share of the gradient, and the shares have to be summed.
-    `replicas` are the pipeline ranks whose stages use it, empty if there is only one. `same` is the
-    number of data ranks with the same values, for experts that are divided among ranks (0: all data
-    ranks).
+    `shape` is the shape on one tensor rank, and `stages` are the stages that use the parameter, in
+    order. `split` is the dimension that tensor ranks divide: `whole` is the total size of this
+    dimension, and this rank's share begins at `start`. If `split` is None, every tensor rank holds
+    a replica. If the replica is `partial`, each tensor rank computes only a share of the gradient,
+    and the shares must be summed. `replicas` are the pipeline ranks whose stages use the parameter,
+    empty if there is only one such rank. `same` is the number of data ranks with the same values,
+    for experts that are divided among ranks (0: all data ranks).
     """
 
     name: str
@@ -58,7 +58,9 @@ def holders_of(parameter: Parameter, homes: Sequence[int]) -> tuple[int, ...]:
 
 
 def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) -> list[Parameter]:
-    """The parameters that a pipeline rank holds. Their stages are numbered among the rank's own."""
+    """Return the parameters that a pipeline rank holds. The stages of these parameters are numbered
+    within the rank.
+    """
     local = [stage for stage, home in enumerate(homes) if home == rank]
     found = []
     for parameter in parameters:
@@ -75,7 +77,7 @@ def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A parameter's place in its flat buffer, in elements."""
+    """The position of a parameter in its flat buffer, in elements."""
 
     parameter: Parameter
     start: int
@@ -88,9 +90,8 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of one parameter that lies in a slice of a flat buffer.
-
-    `start` and `stop` count elements of the flattened parameter, `offset` counts from the start of the slice.
+    """A range of elements of one parameter in a slice of a flat buffer. `start` and `stop` count
+    elements of the flattened parameter, and `offset` counts from the start of the slice.
     """
 
     parameter: Parameter
@@ -101,14 +102,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangular part of a tensor: its offset and its size along each dimension."""
+    """A rectangular region of a tensor: its offset and its size along each dimension."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Boxes that cover elements `start` to `stop` of a tensor in row-major order, in that order."""
+    """Yield boxes that cover elements `start` to `stop` of a tensor. Elements are counted in
+    row-major order, and the boxes are in this order too.
+    """
     if stop <= start:
         return
     if len(shape) < 2:
@@ -130,7 +133,9 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 
 
 def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterator[Box]:
-    """Boxes of elements `start` to `stop`, which all lie in row `index` of the first dimension."""
+    """Yield boxes that cover elements `start` to `stop`, which are all in row `index` of the first
+    dimension.
+    """
     row = prod(shape[1:])
     # A row is a tensor with one dimension less, in which the elements count from its own beginning.
     for box in boxes(shape[1:], start - index * row, stop - index * row):
@@ -139,10 +144,11 @@ def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Number formats of a run, and the number of its moments, with defaults filled in.
+    """Number formats of a run, and the number of moments of its optimizer, with defaults filled in.
 
-    If `compute` is None, each parameter keeps its own format. With `frozen_in_master`, frozen weights have a master too. If
-    `communicate` is None, gradients are exchanged in the format of `reduce`.
+    If `compute` is None, each parameter keeps its own format. With `frozen_in_master`, frozen
+    weights have a master too. If `communicate` is None, gradients are exchanged in the format
+    `reduce`.
     """
 
     compute: Dtype | None
@@ -169,7 +175,9 @@ class Format:
         )
 
     def master_of(self, dtype: Dtype, frozen: bool = False) -> Dtype:
-        """Format of the weights between steps: that of the optimizer's master, or `dtype` for frozen weights."""
+        """Return the format of the weights between steps: the format of the optimizer's master, or
+        `dtype` for frozen weights.
+        """
         return dtype if frozen and not self.frozen_in_master else self.master or _full(dtype)
 
     def reduce_of(self, dtype: Dtype) -> Dtype:
@@ -186,7 +194,9 @@ def _full(dtype: Dtype) -> Dtype:
 
 
 class Home(NamedTuple):
-    """Key of a buffer that holds one flat at a time: `place` numbers the buffers of a pool, the other fields name the pool."""
+    """Key of a buffer that holds one flat at a time. `place` is the buffer's number in its pool,
+    and the other fields identify the pool.
+    """
 
     tied: bool
     frozen: bool
@@ -197,10 +207,12 @@ class Home(NamedTuple):
 
 @dataclass(frozen=True)
 class Flat:
-    """One flat buffer: the parameters of one stage that share a format and are all trainable or all frozen.
+    """One flat buffer: the parameters of one stage that share a format and are all trainable or all
+    frozen.
 
-    `shards` data ranks own one slice each (1: every rank owns all of it). `weight_home` and `grad_home` name the buffers that
-    hold it whole. `weight_shared` and `grad_shared` tell whether flats of other stages use these buffers too.
+    `shards` data ranks own one slice each (1: every rank owns the whole flat). `weight_home` and
+    `grad_home` are the keys of the buffers in which the flat is whole. `weight_shared` and
+    `grad_shared` are true if flats of other stages use these buffers too.
     """
 
     stage: int
@@ -236,29 +248,35 @@ class Flat:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """The pipeline ranks that hold this flat and sum its gradients; empty if only one holds it."""
+        """The pipeline ranks that hold this flat and sum its gradients; empty if only one rank
+        holds it.
+        """
         return self.slots[0].parameter.replicas
 
     @property
     def alone(self) -> bool:
-        """Whether no other data rank holds this flat, so that its gradients need no reduction."""
+        """Whether each data rank holds different parameters in this flat, so that its gradients
+        need no reduction.
+        """
         return self.slots[0].parameter.same == 1
 
     @property
     def sharded(self) -> bool:
-        """Whether data ranks own different slices."""
+        """Whether the data ranks own different slices of this flat."""
         return self.shards > 1
 
     @property
     def master_is_weight(self) -> bool:
-        """Whether the master weights are the owned slice of the weight buffer itself, so that nothing is
-        stored twice.
+        """Whether the master weights are the owned slice of the weight buffer itself, so that no
+        second copy is stored.
         """
         return not self.weight_shared and self.master == self.dtype
 
     @property
     def kept_as(self) -> Literal["weights", "master"]:
-        """Kind of bytes of an owned slice that is stored apart from the weight buffer: frozen weights, or the master."""
+        """Kind under which the bytes of an owned slice outside the weight buffer are counted:
+        "weights" for frozen weights, else "master".
+        """
         return "master" if self.trainable or self.master != self.dtype else "weights"
 
     def owned(self, index: int) -> range:
@@ -269,7 +287,9 @@ class Flat:
         return range(start, start + self.shard)
 
     def pieces(self, index: int) -> Iterator[Piece]:
-        """The parts of parameters that data rank `index` owns. Padding belongs to no parameter."""
+        """Yield the ranges of parameters that data rank `index` owns. Padding belongs to no
+        parameter.
+        """
         owned = self.owned(index)
         for slot in self.slots:
             start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
@@ -280,21 +300,27 @@ class Flat:
 
     @cached_property
     def split(self) -> range:
-        """The leading elements that hold parameters split over tensor ranks; replicas follow."""
+        """The leading elements of the flat, which hold parameters split over tensor ranks. Replicas
+        follow.
+        """
         return range(
             sum(slot.parameter.size for slot in self.slots if slot.parameter.split is not None)
         )
 
     @cached_property
     def partial(self) -> range:
-        """The last elements of the flat: parameters whose gradients tensor ranks have to sum."""
+        """The last elements of the flat, which hold parameters whose gradients tensor ranks must
+        sum.
+        """
         return range(
             self.size - sum(slot.parameter.size for slot in self.slots if slot.parameter.partial),
             self.size,
         )
 
     def own(self, part: range, index: int) -> range:
-        """The elements of `part` that data rank `index` owns, counted from the start of its slice."""
+        """Return the elements of `part` that data rank `index` owns, counted from the start of its
+        slice.
+        """
         owned = self.owned(index)
         start, stop = max(part.start, owned.start), min(part.stop, owned.stop)
         # Without overlap, `stop` is before `start`, and the range has to be empty rather than
@@ -312,8 +338,8 @@ class Counts:
 
     @classmethod
     def of(cls, plan: Plan, data: int) -> Counts:
-        """The counts for `plan` on `data` ranks. Explicit counts override the ZeRO stage; None
-        means all stages.
+        """Return the counts for `plan` on `data` ranks. Buffer counts that the plan sets override
+        the ZeRO level. None means all stages.
         """
         zero = plan.zero
         stage = zero.stage or 0
@@ -326,8 +352,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Layout:
-    """Every flat buffer of one pipeline rank, by stage; flats of one stage are adjacent, tied parameters come
-    last.
+    """Every flat buffer of one pipeline rank, by stage. Flats of one stage are adjacent, and flats
+    of tied parameters come last.
     """
 
     stages: int
@@ -342,12 +368,14 @@ class Layout:
         return cls(stages, tuple(_flats(parameters, stages, format_, counts)), data, format_)
 
     def of_stage(self, stage: int) -> tuple[Flat, ...]:
-        """The flats that must be whole while `stage` computes: its own, and those of tied parameters that it uses."""
+        """Return the flats that must be whole while `stage` computes: the flats of this stage, and
+        the flats of tied parameters that the stage uses.
+        """
         return tuple(self.flats[index] for index in self.users[stage])
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage, the numbers of the flats that must be whole while it computes."""
+        """For each stage, the indices of the flats that must be whole while the stage computes."""
         found: list[list[int]] = [[] for _ in range(self.stages)]
         for index, flat in enumerate(self.flats):
             for stage in sorted({stage for slot in flat.slots for stage in slot.parameter.stages}):
@@ -356,7 +384,9 @@ class Layout:
 
     @cached_property
     def first_trained(self) -> int:
-        """The first stage with a trainable parameter; `stages` if there is none. No earlier stage runs backward."""
+        """The first stage with a trainable parameter, or `stages` if no parameter is trainable. No
+        earlier stage runs backward.
+        """
         used = (
             slot.parameter.stages[0] for flat in self.flats if flat.trainable for slot in flat.slots
         )
@@ -364,7 +394,7 @@ class Layout:
 
     @property
     def level(self) -> int:
-        """The ZeRO stage that corresponds to these buffers."""
+        """The ZeRO level that corresponds to these buffers."""
         if not any(flat.sharded for flat in self.flats):
             return 0
         if any(flat.weight_shared for flat in self.flats):
@@ -377,8 +407,8 @@ class Layout:
         return sum(flat.size for flat in self.flats)
 
     def homes(self, kind: str) -> dict[Home, int]:
-        """Number of elements of each whole buffer of `kind` ("weight" or "grad"), enough for its
-        largest stage.
+        """Return the number of elements of each whole buffer of `kind` ("weight" or "grad"). Each
+        buffer is large enough for its largest stage.
         """
         sizes: dict[Home, int] = defaultdict(int)
         for flat in self.flats:
@@ -401,7 +431,9 @@ class Layout:
         return found
 
     def slices(self, flat: Flat) -> dict[str, int]:
-        """Bytes of `flat` that one rank keeps in slices of its own, by kind."""
+        """Return the bytes of `flat` that one rank stores in slices outside the whole buffers, by
+        kind.
+        """
         each = {"weights": 0, "gradients": 0, "master": 0, "moments": 0}
         if not flat.master_is_weight:
             each[flat.kept_as] = BYTES[flat.master]
@@ -417,8 +449,8 @@ def _buffers(homes: Mapping[Home, int]) -> int:
 
 
 Kind = tuple[bool, bool, Dtype, int]
-"""The kind of a parameter: tied or not, frozen or not, its format, and the ranks with the same
-values. Parameters of different kinds lie in different pools.
+"""The kind of a parameter: tied or not, frozen or not, its format, and the number of data ranks
+with the same values. Parameters of different kinds are in different pools.
 """
 
 
@@ -435,9 +467,10 @@ def _flats(
 def _groups(
     parameters: Sequence[Parameter], format_: Format
 ) -> Iterator[tuple[Kind, list[Parameter]]]:
-    """Parameters by kind and stage, in the order of stages, tied ones last.
+    """Group the parameters by kind and stage, in the order of stages, with tied parameters last.
 
-    A parameter that other pipeline ranks hold too gets a flat of its own, because only its holders sum its gradients.
+    A parameter that other pipeline ranks hold too gets its own flat, because only the ranks that
+    hold the parameter sum its gradients.
     """
 
     def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype, str, int]:
@@ -488,7 +521,9 @@ def _flat(
 
 
 def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
-    """Parameters one after the other: split ones first, partial replicas last, so that each kind is one run of elements."""
+    """Sort parameters for one flat: split parameters first, partial replicas last, so that each
+    kind is contiguous.
+    """
     start = 0
     for parameter in sorted(
         group, key=lambda parameter: (parameter.split is None, parameter.partial)
@@ -498,7 +533,9 @@ def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
 
 
 def _shared(index: int, buffers: int, number: int) -> bool:
-    """Whether two of `number` flats share a buffer, if the flats use `buffers` buffers in turn."""
+    """Return whether two of `number` flats share a buffer, if the flats use `buffers` buffers in
+    turn.
+    """
     # Flat i lies in buffer i modulo `buffers`, so the others of its buffer are `buffers` places
     # before and behind it.
     followed, preceded = index + buffers < number, index >= buffers

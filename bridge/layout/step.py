@@ -1,4 +1,6 @@
-"""Steps: all collectives and messages of one rank in a step, from its layout and the order of its actions."""
+"""Steps: all collectives and messages of one rank in a step, derived from the rank's layout and the
+order of its actions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from bridge.layout.traffic import (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Traffic of one micro batch: its tokens, the inputs sent to each stage (`taken`), and their gradients (`given`)."""
+    """Traffic of one microbatch: its number of tokens, the inputs sent to each stage (`taken`), and
+    the gradients of these inputs (`given`).
+    """
 
     tokens: int
     taken: Mapping[int, Traffic]
@@ -34,9 +38,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step:
-    """A pipeline rank's part of a step: its layout, its row of the program, and the sites of its activations.
-
-    `parts` are the chunks of every stage, `names` the names of every layer. With `sequence`, tokens are split over tensor ranks.
+    """The work of one pipeline rank in a step: the rank's layout, its row of the program, and the
+    sites at which it exchanges activations. `parts` are the chunks of every stage, `names` the
+    names of every layer. With `sequence`, tokens are split over tensor ranks.
     """
 
     rank: int
@@ -49,7 +53,9 @@ class Step:
     sequence: bool
 
     def traffic(self, sizes: Sizes, world: int, index: int = 0) -> dict[str, Traffic]:
-        """The collectives and messages of data rank `index` among `world` ranks, once training is under way."""
+        """Return the collectives and messages of data rank `index` among `world` ranks, in a step
+        after the first ones.
+        """
         schedule = self.pipeline.schedule
         local = {stage: place for place, stage in enumerate(self.pipeline.local(self.rank))}
         # Micro batches of a depth-first step are all alike, so a few of them are simulated. Others
@@ -62,7 +68,9 @@ class Step:
         )
 
     def _activations(self, tokens: int) -> dict[str, Traffic]:
-        """Collectives of activations. Micro batches that recompute the same layers are counted together."""
+        """Return the collectives of activations. Microbatches that recompute the same layers are
+        counted together.
+        """
         if not self.sites:
             return {}
         layers = again_by_stage(self.row, self.parts, self.pipeline.layers)

@@ -23,17 +23,17 @@ SiteKind = Literal[
 ]
 
 _NO_SPLIT = ("attributes", "scattered", "partial", "tokens")
-"""Fields of a tensor plan that alone split no weights."""
+"""Fields of a tensor plan that, without other fields, split no weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The split by tokens of the residual stream between the blocks `first` and `last`, for a model
-    whose code does not split it.
+    """The split of the residual stream by tokens between the blocks `first` and `last`, for a model
+    whose code does not split the stream.
 
-    `regions` are modules that take whole sequences into split layers, the last of which sums its
-    output and gives slices back. `whole` are modules that every rank runs on whole sequences. All
-    names are exact; `width` is the number of features of the stream.
+    `regions` are groups of modules that pass whole sequences into split layers; the last module of
+    a region sums its output and returns slices. `whole` are modules that every rank runs on whole
+    sequences. All names are exact. `width` is the number of features of the stream.
     """
 
     first: str
@@ -45,9 +45,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A module that holds `count` experts, each of its parameters along the first dimension.
-
-    It takes `width` features of each token, the numbers of its experts, and their weights: `choices` of each.
+    """A module that holds `count` experts, which are stacked along the first dimension of each
+    parameter. Its inputs are `width` features for each token, and the numbers and the weights of
+    the `choices` experts of each token.
     """
 
     name: str
@@ -58,18 +58,22 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """Parts of module names, or of parameter names for `weights`. A module matches if its dotted name contains one.
+    """Patterns for the modules that tensor ranks split. A pattern is a part of a module's dotted
+    name, and of a parameter's name for `weights`.
 
-    columns, rows: linear layers split by output or by input features. `gathered`, `divided`: the same, but each takes whole
-    features and gives whole features: outputs are gathered, and each rank takes its part of the input. `experts`: stacks of
-    experts, of which each rank keeps some. `shapes`: (input, output, kind) in any unit; a linear
-    layer that no name claims is taken if its features stand in that ratio, first match first. `weights`: parameters cut along
-    a dimension. `attributes`: integers on any module that are divided, such as numbers of heads. `shared`: linear layers that
-    every rank holds whole while it uses a part of their output. `vocabulary`: embeddings, and linear layers that return
-    logits, split by vocabulary. `scattered`: modules after which sequence parallelism splits by tokens. `partial`: modules
-    that every rank holds whole and uses on its part of the activations, so that their gradients are shares of a sum. `tokens`:
-    how sequence parallelism splits a model that does not split its stream itself. `whole`: nothing is split, and every rank
-    holds the whole model.
+    `columns`, `rows`: linear layers that are split by output features or by input features.
+    `gathered`, `divided`: linear layers that are split by output or input features, and take and
+    return whole features: outputs are gathered, and each rank takes its slice of the input.
+    `experts`: stacks of experts, of which each rank holds some. `shapes`: (input, output, kind) in
+    any unit; a linear layer that matches no pattern gets the kind of the first shape with the same
+    ratio of features. `weights`: parameters that are cut along a dimension. `attributes`: integers
+    on any module that are divided, such as numbers of heads. `shared`: linear layers that every
+    rank holds whole, but of whose output it uses only a slice. `vocabulary`: embeddings, and linear
+    layers that return logits, split by vocabulary. `scattered`: modules after which sequence
+    parallelism splits by tokens. `partial`: modules that every rank holds whole and runs on its
+    slice of the activations, so that the gradients on all ranks must be summed. `tokens`: the split
+    by tokens for sequence parallelism, if the model's code does not split its stream. `whole`:
+    nothing is split, and every rank holds the whole model.
     """
 
     columns: tuple[str, ...] = ()
@@ -91,7 +95,9 @@ class TensorPlan:
         ConfigError.raise_if(self._problems())
 
     def kind(self, name: str, inputs: int, outputs: int) -> str | None:
-        """How the linear layer `name` is split: vocabulary, shared, column, row, gathered, divided, or None."""
+        """Return the way in which the linear layer `name` is split: vocabulary, shared, column,
+        row, gathered, divided, or None.
+        """
         for kind, parts in self._lists():
             if matches(name, parts):
                 return kind
@@ -112,7 +118,7 @@ class TensorPlan:
         if not any(
             getattr(self, field.name) for field in fields(self) if field.name not in _NO_SPLIT
         ):
-            yield "tensor plan: splits nothing; name columns and rows, shapes, weights or a vocabulary"
+            yield "tensor plan: splits nothing; name modules in `columns`, `rows`, `shapes`, `weights` or `vocabulary`"
         lists = list(self._lists())
         for index, (kind, parts) in enumerate(lists):
             for other, theirs in lists[index + 1 :]:
@@ -122,15 +128,15 @@ class TensorPlan:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place where tensor ranks exchange activations; `width` is the number of features of a token
-    there.
+    """A point in the model where tensor ranks exchange activations. `width` is the number of
+    features of a token at this point.
 
     Activations `enter` split layers or `leave` one, come out of a split `embed`-ding, are
     `scatter`-ed by tokens, or are `logits` of a split loss. If the stream is split by tokens,
-    `gather` assembles it for modules that every rank computes on whole sequences, and activations
-    that enter or leave split layers there are `whole`. Where split layers stand alone, ranks
-    `gather features` of their outputs and `divide features` of their inputs. What is `exact` is
-    exchanged in fp32 at least.
+    `gather` assembles whole sequences for modules that every rank computes on whole sequences;
+    activations that enter or leave split layers inside such modules are `enter whole` or `leave
+    whole`. Around a single split layer, ranks `gather features` of its outputs and `divide
+    features` of its inputs. If `exact`, activations are exchanged in fp32 at least.
     """
 
     name: str
@@ -140,7 +146,9 @@ class Site:
 
     @staticmethod
     def ends(whole: bool) -> tuple[SiteKind, SiteKind]:
-        """The kinds at the two ends of split layers; `whole`: of whole sequences, while the stream is split by tokens."""
+        """Return the kinds of the two sites at the beginning and end of split layers. With `whole`,
+        the layers run on whole sequences although the stream is split by tokens.
+        """
         return ("enter whole", "leave whole") if whole else ("enter", "leave")
 
 
@@ -150,8 +158,8 @@ def matches(name: str, parts: tuple[str, ...]) -> bool:
 
 
 def cut(size: int, ranks: int, rank: int) -> range:
-    """The part of `size` for `rank`. The sizes of parts differ by at most one, and larger parts
-    come first.
+    """Return the range of `size` that belongs to `rank`. The sizes of two ranges differ by at most
+    one, and larger ranges come first.
     """
     length, longer = divmod(size, ranks)
     # Each of the first `longer` ranks takes one more and moves those behind it by one.

@@ -27,19 +27,21 @@ GATHER_FEATURES = "gather features"
 LARGEST = "largest logit"
 LOGITS = "sum logits"
 AGREE = "agree"
-"""The only collective over all ranks in a step: squared norm, loss, the count by which the loss is divided, and end of data."""
+"""The only collective over all ranks in a step. It sums the squared norm, the loss, the count that
+divides the loss, and a flag for the end of data.
+"""
 
 AGREED = 4
 """Number of values that ranks agree on, in fp64."""
 
 HEADER_LENGTH = 64
-"""Number of values in a header: the number of tensors, and for each tensor its format, whether it
-takes part in backward, and its shape.
+"""Number of values in a header: the number of tensors, and for each tensor its format, a flag for
+gradients, and its shape.
 """
 HEADER_BYTES = 8 * HEADER_LENGTH
 
 FOLLOWED = 4
-"""Number of micro batches of a step whose gathers are simulated one by one."""
+"""Number of microbatches of a step whose gathers are simulated one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,18 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """The stages of one rank, in the order in which a step computes them, and in which it writes their gradients."""
+    """The stages of one rank, in the order in which a step computes them, and in the order in which
+    it writes their gradients.
+    """
 
     path: tuple[int, ...]
     writers: tuple[int, ...]
 
     @classmethod
     def of(cls, row: Row, local: Mapping[int, int]) -> Visits:
-        """The visits of a row of a program; `local` numbers the rank's own stages."""
+        """Return the visits of a row of a program. `local` maps each stage to its number within the
+        rank.
+        """
         path = tuple(local[action.stage] for action in row if action.kind in COMPUTE)
         return cls(path, tuple(local[action.stage] for action in row if action.kind in WRITES))
 
@@ -73,10 +79,12 @@ class Visits:
 def step_traffic(
     layout: Layout, accumulation: int, world: int, index: int = 0, order: Visits | None = None
 ) -> Mapping[str, Traffic]:
-    """Collectives on data rank `index` in a step of `accumulation` micro batches, in steady state.
+    """Return the collectives on data rank `index` in a step of `accumulation` microbatches, in
+    steady state.
 
-    Without `order` the step runs depth first. Recomputation adds none: it runs within backward, when the weights of the stage
-    are whole anyway. A step that is skipped by an overflow makes the same calls without the gathers after an update.
+    Without `order`, the step runs depth first. Recomputation adds no collectives, because it runs
+    within backward, when the weights of the stage are whole. A step that an overflow skips makes
+    the same calls, except the gathers after the update.
     """
     if order is None:
         times = _repeated(layout, accumulation)
@@ -98,9 +106,11 @@ def step_traffic(
 def message_traffic(
     row: Row, taken: Mapping[int, Traffic], given: Mapping[int, Traffic], variable: bool
 ) -> dict[str, Traffic]:
-    """Messages of a rank in its row of a program: inputs of a stage (`taken`), their gradients (`given`), and headers.
+    """Return the messages of a rank in its row of a program: inputs of a stage (`taken`), the
+    gradients of these inputs (`given`), and headers.
 
-    A header with the shapes comes before a step's first micro batch, or with `variable` before each.
+    A header with the shapes precedes the first microbatch of a step, or with `variable` every
+    microbatch.
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     announced: set[int] = set()
@@ -116,7 +126,7 @@ def message_traffic(
 
 
 def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
-    """The sum of several mappings of traffic, by name."""
+    """Return the sum of several mappings of traffic, by collective."""
     found: dict[str, Traffic] = defaultdict(Traffic)
     for part in parts:
         for name, total in part.items():
@@ -125,7 +135,7 @@ def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
 
 
 def within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
-    """The sites that lie in layers with these names."""
+    """Return the sites in the layers with these names."""
     prefixes = tuple(f"{name}." for name in layers)
     return [site for site in sites if f"{site.name}.".startswith(prefixes)]
 
@@ -143,7 +153,9 @@ def _gathers(layout: Layout, times: Counter[int]) -> Traffic:
 
 
 def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
-    """Gathers of each flat in a step. From the third micro batch on all gather the same, so the rest is extrapolated."""
+    """Return the number of gathers of each flat in a step. From the third microbatch on, all
+    microbatches gather equally often, so the remaining ones are extrapolated.
+    """
     followed, path = min(accumulation, FOLLOWED), visits(layout)
     times = _times(layout, path * followed)
     if accumulation > followed:
@@ -158,7 +170,9 @@ def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
 
 
 def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
-    """Gathers of each flat in steady state: in the second of two steps, because the first fills the buffers of frozen flats."""
+    """Return the number of gathers of each flat in steady state. This is the second of two steps,
+    because the first step also fills the buffers of frozen flats.
+    """
     if not any(flat.weight_shared for flat in layout.flats):
         return Counter(index for index, flat in enumerate(layout.flats) if flat.trainable)
     residency = Residency(layout)
@@ -177,7 +191,9 @@ def _gathered(layout: Layout, residency: Residency, path: tuple[int, ...]) -> li
 
 
 def ahead(layout: Layout) -> int:
-    """Number of visits for which a rank gathers ahead: as many as a micro batch makes."""
+    """Return the number of visits for which a rank gathers ahead: the number of visits of one
+    microbatch.
+    """
     return 2 * layout.stages
 
 
@@ -192,8 +208,8 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
-    """The collective whose size differs between data ranks: the sum over tensor ranks of a data
-    rank's slices of partial replicas.
+    """Return the one collective whose size differs between data ranks: the sum of partial replicas
+    over tensor ranks, of which each data rank sums its own slices.
     """
     sizes: Counter[str] = Counter()
     for flat in layout.flats:
@@ -209,9 +225,11 @@ def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
 def activation_traffic(
     sites: Iterable[Site], again: Collection[str], sequence: bool, tokens: int, compute: Dtype
 ) -> Mapping[str, Traffic]:
-    """Collectives of activations between tensor ranks in one training micro batch of `tokens` tokens.
+    """Return the collectives of activations between tensor ranks in one training microbatch of
+    `tokens` tokens.
 
-    `again` names the sites whose layers are recomputed; the loss never is. All parameters are assumed to be trained.
+    `again` names the sites whose layers are recomputed; the loss is never recomputed. All
+    parameters are assumed to be trained.
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     for site in sites:
@@ -227,7 +245,9 @@ def activation_traffic(
 
 
 Calls = tuple[tuple[str, int], ...]
-"""Names of collectives, and the elements that each moves for a token (0: the features of the site)."""
+"""Names of the collectives, each with the number of elements that it moves per token. 0 stands for
+the width of the site.
+"""
 
 # As in Megatron's core/tensor_parallel/mappings.py: what is the identity in one direction is a sum
 # in the other; with sequence parallelism the sum becomes a scatter, and its counterpart a gather of

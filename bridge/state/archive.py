@@ -1,4 +1,7 @@
-"""Archives of `torch.save`: a zip file with a pickle, which is read as data, and storages, which are read a tensor at a time."""
+"""Archives of `torch.save`: zip files with a pickle and storages.
+
+The pickle is read as data, the storages one tensor at a time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from bridge.state.lazy import SAFE, WIDTH, Lazy, Span, Strided
 from bridge.state.pickled import PLAIN, Constant, Known, Record
 
 LOCAL, SIGNATURE = 30, b"PK\x03\x04"
-"""The header before each file of an archive: its length without names, and its first bytes."""
+"""The header before each file of an archive: its length in bytes without names, and the bytes with which it begins."""
 STORAGES = {
     "Double": "F64",
     "Float": "F32",
@@ -55,7 +58,10 @@ compression.
 
 @dataclass(frozen=True)
 class Storage:
-    """A range of bytes of an archive; `dtype` is that of the storage's class."""
+    """A range of bytes in an archive.
+
+    `dtype` is the number format that the class of the storage stands for.
+    """
 
     path: Path
     begin: int
@@ -78,9 +84,9 @@ def _parameter(tensor: Any, *_: Any) -> Lazy:
 
 
 def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """A tensor that torch rebuilds with attributes, which are dropped.
+    """Build a tensor that was saved with attributes; the attributes are dropped.
 
-    Raises `ValueError` for a subclass.
+    Raises `ValueError` for a subclass of Tensor.
     """
     if getattr(kind, "name", "") not in (
         "torch Tensor",
@@ -111,7 +117,10 @@ def _typed(
 
 
 def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:
-    """A tensor in a storage. Raises `ValueError` if the tensor reaches beyond the storage."""
+    """Return a tensor that lies in a storage.
+
+    Raises `ValueError` if the tensor reaches beyond the storage.
+    """
     shape, strides = _size(shape), _size(strides)
     if (
         not isinstance(storage, Storage)
@@ -135,8 +144,9 @@ def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Laz
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a tensor in row-major order without gaps. A dimension of 0 counts
-    as 1, as in torch.
+    """Return the strides, in elements, of a tensor in row-major order without gaps.
+
+    A dimension of 0 counts as 1, as in torch.
     """
     found, step = [], 1
     for size in reversed(shape):
@@ -159,11 +169,11 @@ TENSORS: Known = {
     **pickled.recorded(*(f"torch {name}Storage" for name in STORAGES)),
     **{f"torch {name}": Constant(code) for name, code in SAFE.items()},
 }
-"""Names in the pickles of tensors, as torch/_utils.py and torch/serialization.py write them."""
+"""Names in the pickles of tensors, as in torch/_utils.py and torch/serialization.py, with functions that build the values."""
 
 
 def _scalar(dtype: Any, content: Any) -> Any:
-    """The value of a numpy scalar, read from its little-endian bytes."""
+    """Return the value of a numpy scalar, read from its little-endian bytes."""
     form = NUMBERS.get(dtype.arguments[0] if isinstance(dtype, Record) and dtype.arguments else "")
     if form is None or not isinstance(content, bytes):
         raise ValueError("a numpy number in an unknown format")
@@ -192,15 +202,12 @@ NUMPY: Known = {
     },
     **pickled.recorded("numpy ndarray"),
 }
-"""Names in the pickles of numpy's numbers and arrays, which learning rates and random states hold.
-"""
+"""Names in the pickles of numpy's numbers and arrays, which learning rates and random states may contain."""
 KNOWN: Known = {**PLAIN, **TENSORS, **NUMPY}
 
 
 class Window:
-    """A part of a file that acts as a file, so that `zipfile` can read an archive within a larger
-    file.
-    """
+    """A range of a file that behaves like a file, so that `zipfile` can read an archive within a larger file."""
 
     def __init__(self, file: IO[bytes], begin: int, size: int) -> None:
         self.file, self.begin, self.size, self.at = file, begin, size, 0
@@ -229,7 +236,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file within an archive: where its bytes lie in the file around it, and their checksum."""
+    """A file within an archive: the offset and size of its bytes in the surrounding file, and its checksum."""
 
     begin: int
     size: int
@@ -239,11 +246,10 @@ class Entry:
 def read(
     path: Path, root: Path, extra: Known | None = None, begin: int = 0, size: int | None = None
 ) -> Any:
-    """The value that `torch.save` wrote to `path`, or to a part of it; tensors are lazy. Raises
-    `SourceError`.
+    """Return the value that `torch.save` wrote to `path`, or to the given range of it; tensors are lazy.
 
-    `extra` has the names that this kind of checkpoint may hold beside those of tensors and plain
-    values.
+    `extra` are names that this kind of checkpoint may contain, in addition to names for tensors and
+    plain values. Raises `SourceError`.
     """
     with _opened(path, root) as file:
         found = entries(path, file, begin, path.stat().st_size - begin if size is None else size)
@@ -272,7 +278,7 @@ def read(
 
 @contextmanager
 def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
-    """Context with the open file, in which errors of a damaged archive become a `SourceError`."""
+    """Return a context with the open file. Errors about a damaged archive become a `SourceError`."""
     try:
         with regular(path, root).open("rb") as file:
             yield file
@@ -291,7 +297,7 @@ def _content(file: IO[bytes], entry: Entry) -> bytes:
 
 
 def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Storage:
-    """The storage that a pickle refers to by `("storage", class, key, device, elements)`."""
+    """Return the storage that a pickle refers to as `("storage", class, key, device, elements)`."""
     kind, holder, key, _, count = reference
     name = holder.name.removeprefix("torch.storage ").removeprefix("torch ").removesuffix("Storage")
     dtype, entry = STORAGES[name], storages[str(key)]
@@ -303,8 +309,9 @@ def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Stora
 
 
 def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Entry]:
-    """The files of an archive by name. Raises `SourceError` if two have one name or share bytes, or
-    if one is compressed.
+    """Return the files of an archive by name.
+
+    Raises `SourceError` if two files have the same name or share bytes, or if a file is compressed.
     """
     whole = Window(file, begin, size)
     if whole.read(4) != SIGNATURE:
@@ -342,10 +349,10 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
 
 
 def _start(whole: Window, info: zipfile.ZipInfo) -> int:
-    """The offset of the byte at which an entry's content begins: behind its own header.
+    """Return the offset at which the content of an archive's file begins, after its header.
 
-    The list at the end of the archive does not tell it: the padding in the header may have another
-    length there.
+    The header must be read for this: its padding may differ from the length in the directory at the
+    archive's end.
     """
     whole.seek(info.header_offset)
     header = whole.read(LOCAL)
@@ -356,7 +363,7 @@ def _start(whole: Window, info: zipfile.ZipInfo) -> int:
 
 
 def title(path: Path, root: Path) -> str:
-    """The name, without suffix, that a file of `torch.save` had when it was written."""
+    """Return the name, without suffix, that a file of `torch.save` had when it was written."""
     # torch.save names the folder within the archive after the file, so that a renamed file gives
     # itself away.
     with _opened(path, root) as file:
@@ -364,16 +371,15 @@ def title(path: Path, root: Path) -> str:
 
 
 Used = Mapping[Path, Sequence[int]]
-"""For each file, the ascending offsets of the tensors that are read from it."""
+"""Offsets, by file and ascending, of the tensors that are read from the file."""
 
 
 def verify(
     path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None
 ) -> None:
-    """Raises `SourceError` unless every file of the archive in `path` has the checksum that was
-    written with it.
+    """Raise `SourceError` unless every file of the archive in `path` has the checksum that was written with it.
 
-    With `used`, storages that hold no used tensor are not read.
+    With `used`, storages without a used tensor are not read.
     """
     begins = None if used is None else used.get(path, ())
     with _opened(path, root) as file:

@@ -21,8 +21,9 @@ BINARY = Names(
 
 
 def tensors(path: Path, root: Path) -> dict[str, Lazy]:
-    """The tensors of a file by name. Raises `SourceError` if the file holds anything but a state
-    dict.
+    """Return the tensors of a file by name.
+
+    Raises `SourceError` if the file contains anything but a state dict.
     """
     found = archive.read(path, root)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -44,7 +45,7 @@ class Binary(Format):
     names = "huggingface"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder, if it has files with the usual names."""
+        """Return the folder if it has files with the usual names; else None."""
         return (
             folder
             if (folder / BINARY.index).is_file() or (folder / BINARY.alone).is_file()
@@ -52,7 +53,7 @@ class Binary(Format):
         )
 
     def read(self, place: Path) -> Hub:
-        """All weights, in the order of the model."""
+        """Return all weights, in the order of the model."""
         # `state_dict()` lists parameters in the order of the modules, and a pickled dictionary
         # keeps its order.
         paths = listed(place, BINARY) or ()
@@ -66,7 +67,7 @@ class Binary(Format):
             archive.verify(path, place, used=used)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """One file, or several with an index; each tensor has its own storage."""
+        """Return one file, or several files with an index; each tensor has its own storage."""
         parts = shards(weights(hub, wanted.dtype), wanted.shard)
         files = [packing.saved(name, OrderedDict(part)) for name, part in index(BINARY, parts)]
         return Written(

@@ -15,11 +15,11 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 """Names that Hugging Face's configs use for the number of layers."""
 DROPOUT = re.compile(r".*(?:_pdrop|dropout|_dropout_prob)")
 OTHER_HEADS = ("summary", "classifier")
-"""Prefixes of settings of heads that are not for language modelling."""
+"""Prefixes of settings for heads that do not predict tokens, such as classifiers."""
 
 
 def layers_of(hub: Hub) -> dict[str, int]:
-    """The number of layers in each list of layers, by the name of the list."""
+    """Return the number of layers in each list of layers, by the name of the list."""
     found: dict[str, int] = {}
     for name in hub.parameters:
         if match := NUMBERED.match(name):
@@ -28,9 +28,7 @@ def layers_of(hub: Hub) -> dict[str, int]:
 
 
 def elements(hub: Hub, layers: int | None = None) -> int:
-    """The number of elements of all weights, or of those that remain after a cut to `layers`
-    layers.
-    """
+    """Return the number of elements of all weights, or of the weights that remain after a cut to `layers` layers."""
     return sum(
         held.weight.count
         for name, held in hub.parameters.items()
@@ -44,9 +42,7 @@ def _stays(name: str, layers: int) -> bool:
 
 
 def cut(hub: Hub, layers: int) -> Hub:
-    """`hub` with only the first `layers` layers of each list, and with everything that is in no
-    layer.
-    """
+    """Return `hub` with only the first `layers` layers of each list, and with all parameters outside of layers."""
     groups = (
         Group(tuple(name for name in group.names if _stays(name, layers)), group.settings)
         for group in hub.groups
@@ -63,8 +59,9 @@ def cut(hub: Hub, layers: int) -> Hub:
 
 
 def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The config.json of a model with that many layers. Raises `SourceError` if none of its keys is
-    a number of layers.
+    """Return the config.json of a model with that many layers.
+
+    Raises `SourceError` if none of its keys is a number of layers.
     """
     key = next((key for key in LAYERS if isinstance(config.get(key), int)), None)
     if key is None:
@@ -83,7 +80,7 @@ def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The config.json with dropout at 0, and the names of the settings that were above 0.
+    """Return the config.json with dropout at 0, and the names of the settings that were above 0.
 
     No two engines draw the same dropout masks, so runs with dropout cannot be compared.
     """

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint: boxes of tensors by rank, and a list of where each lies, as users of fully_shard save them."""
+"""torch.distributed.checkpoint: each rank saves boxes of tensors, and `.metadata` lists the file and offset of each box."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ from bridge.state.pickled import Constant, Known, Record, recorded
 METADATA = ".metadata"
 DATA = "__0_0.distcp"
 COMMON = "common.pt"
-"""Name of a file that only Megatron-Core writes beside these, for all values that are no tensors.
+"""Name of a file that only Megatron-Core writes into such a checkpoint.
+
+It has all values that are no tensors.
 """
 VERSION = "1.0.0"
 DAMAGED = "the checkpoint is damaged"
@@ -62,54 +64,55 @@ KNOWN = {
     **recorded(*(f"{OWN} {name}" for name in NAMES), PLACES, "torch.serialization _get_layout"),
     **recorded("pathlib PosixPath", "pathlib._local PosixPath", "pathlib WindowsPath"),
 }
-"""What torch/distributed/checkpoint/metadata.py and filesystem.py put into `.metadata`, as records."""
+"""Names in the pickle `.metadata`, from torch/distributed/checkpoint/metadata.py and filesystem.py.
+
+They are read as records.
+"""
 OPTIMIZERS = re.compile(r"optim(?:izer)?s?")
 NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("amsgrad", "maximize", "capturable", "differentiable"), False),
     **dict.fromkeys(("foreach", "fused")),
     "decoupled_weight_decay": True,
 }
-"""Settings that torch's AdamW requires by name, with the values at which they change no numbers."""
+"""Settings that the state of torch's AdamW must have, with the values at which they change no numbers."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor, or a value that torch.save wrote, with the keys that lead to it through the saved
-    dictionary.
-    """
+    """A tensor, or a value that torch.save wrote, with its path of keys through the saved dictionary."""
 
     path: tuple[Any, ...]
     value: Any
 
 
 class Dcp(Format):
-    """Checkpoints of torch's own parallelism."""
+    """Checkpoints of torch.distributed.checkpoint, as users of FSDP save them."""
 
     name = "dcp"
     title = "torch.distributed.checkpoint"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder, if it has `.metadata` and no `common.pt`, which another format adds."""
+        """Return the folder if it has `.metadata` and no `common.pt`, which only Megatron-Core's format has."""
         return folder if (folder / METADATA).is_file() and not (folder / COMMON).is_file() else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Check the digests or, if there are none, the checksums within the files' archives."""
+        """Check the digests in SHA256SUMS or, without that file, the checksums within the archives."""
         super().verify(place, used)
         if not (place / SUMS).is_file():
             verified(place, KNOWN, used)
 
     def read(self, place: Path) -> Hub:
-        """The checkpoint: weights are under `model` or at the top, optimizer states under names of
-        parameters.
+        """Return the checkpoint.
 
-        The rest is client state.
+        Weights are read from `model` or from the top, optimizer states by name of parameter. All
+        other values become client state.
         """
         return hub_of(
             self.name, place, entries(place), (place / METADATA, *sorted(place.glob("*.distcp")))
         )
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """One rank's files, with `model` and `optimizer` as torch's get_state_dict returns them.
+        """Return one rank's files, with `model` and `optimizer` as torch's get_state_dict returns them.
 
         Masters are written as the weights.
         """
@@ -125,7 +128,10 @@ class Dcp(Format):
 
 
 def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Path, ...]) -> Hub:
-    """The checkpoint that these entries make up. Raises `SourceError` if no model is among them."""
+    """Return the checkpoint that these entries make up.
+
+    Raises `SourceError` if they contain no model.
+    """
     model, optimizer, rest = _sorted(found, place)
     if not model:
         raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
@@ -188,10 +194,10 @@ def verified(place: Path, known: Known, used: Used | None = None) -> None:
 def entries(
     place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True
 ) -> dict[str, Entry]:
-    """Every key that is `wanted`, with its whole tensor or its value. `known` has the names that
-    the pickles may hold.
+    """Return the entry of every key that is `wanted`, with the whole tensor or the value.
 
-    Raises `SourceError`, also if an element of a tensor is missing or stored twice.
+    `known` are the names that pickles may contain. Raises `SourceError`, also if an element of a
+    tensor is missing or stored twice.
     """
     path = place / METADATA
     found = pickled.value(read_bytes(path, place, pickled.MOST), known, path)
@@ -220,7 +226,7 @@ def entries(
 def _value(
     place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known
 ) -> Any:
-    """The tensor whose boxes are at `places`, or the value that is saved at a single place."""
+    """Return the tensor whose boxes are stored at `places`, or the value that is stored at a single place."""
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
         return _saved(place, info, known)
@@ -250,13 +256,13 @@ def _value(
 
 
 def _saved(place: Path, info: Mapping[str, Any], known: Known) -> Any:
-    """The value that torch.save wrote into a part of a file."""
+    """Return the value that torch.save wrote into a part of a file."""
     path, root, begin, size = _part(place, info)
     return archive.read(path, root, known, begin, size)
 
 
 def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
-    """The file of a part, its folder, and the part's offset and size in bytes.
+    """Return the file that contains a part, the checkpoint's folder, and the part's offset and size in bytes.
 
     Raises `SourceError`.
     """
@@ -275,7 +281,7 @@ Model = dict[str, Lazy]
 def _sorted(
     found: Mapping[str, Entry], place: Path
 ) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
-    """Tensors of the model by name, the optimizer's entries by path, and the rest by key."""
+    """Return three dictionaries: tensors of the model by name, entries of the optimizer by path, and all other values by key."""
     # A script may save the model under `model`, or its parameters at the top beside everything
     # else.
     nested = any(entry.path[0] == "model" and len(entry.path) > 1 for entry in found.values())
@@ -295,9 +301,7 @@ def _sorted(
 
 
 def _flattened(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """`(top, name, key)` of an entry of the optimizer, such as `("state", "head.weight",
-    "exp_avg")`.
-    """
+    """Return `(top, name, key)` for an entry of the optimizer, such as `("state", "head.weight", "exp_avg")`."""
     # torch nests state_dict(), and torchtitan flattens it into "state.head.weight.exp_avg". Joined,
     # both are alike: names of parameters hold dots, the first and the last part do not.
     whole = ".".join(map(str, path))
@@ -316,10 +320,9 @@ def _states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any
 
 
 def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...], list[Finding]]:
-    """The optimizer's groups, and findings for settings that are not kept.
-
-    torch writes groups by number or, flattened, the settings of each parameter. Parameters with
-    equal settings then make up a group again.
+    """Return the optimizer's groups, and findings for settings that are not kept. torch saves
+    groups by number or, flattened, the settings of each parameter; in the second case, parameters
+    with equal settings form a group again.
     """
     rows: dict[str, dict[str, Any]] = {}
     for path, value in optimizer.items():
@@ -353,10 +356,10 @@ def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter
 
 
 def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """Whether a tensor counts as a buffer.
+    """Return whether a tensor is taken for a buffer.
 
-    It does if its elements are no floating-point numbers, or if it is whole and unknown to the
-    optimizer while all parameters that the optimizer knows are sharded.
+    It is if its elements are not floating-point numbers. It also is if the optimizer does not know
+    it and it is stored whole, while all parameters of the optimizer are sharded.
     """
     held = model[name]
     if held.dtype not in FLOATING:
@@ -368,9 +371,7 @@ def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
 
 
 def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield each tensor that the optimizer does not know, with a parameter of the optimizer that
-    equals it.
-    """
+    """Yield each tensor that the optimizer does not know, with a parameter of the optimizer that has equal elements."""
     import torch
 
     for name, held in model.items() if known else ():
@@ -453,8 +454,7 @@ def _key(path: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """A box of the tensor `key`, which has a `shape` and a `dtype`; or a value, which has no shape.
-    """
+    """A box of the tensor `key`, with the tensor's `shape` and `dtype`; or a value, whose shape is None."""
 
     key: str
     value: Any
@@ -463,7 +463,7 @@ class Saved:
 
     @classmethod
     def of(cls, key: str, value: Any) -> Saved:
-        """A whole tensor, or a value."""
+        """Return the entry to save for a whole tensor or a value."""
         return (
             cls(key, value, value.shape, (0,) * len(value.shape))
             if isinstance(value, Lazy)
@@ -474,16 +474,13 @@ class Saved:
 def files_of(
     saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None
 ) -> tuple[File, ...]:
-    """One rank's files.
-
-    `paths` has the path to each key, if the dictionary that was saved is nested.
-    """
+    """One rank's files. `paths` gives the path of each key, if the saved dictionary is nested."""
     body, places = _body(saved)
     return File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places, paths),))
 
 
 def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
-    """The parts of the data file, and the offset and size of each value."""
+    """Return the parts of the data file, and the offset and size of each value."""
     body: list[Any] = []
     places = []
     at = 0
@@ -502,7 +499,7 @@ def _metadata(
     places: Sequence[tuple[int, int]],
     paths: Mapping[str, tuple[Any, ...]] | None,
 ) -> bytes:
-    """The content of `.metadata`: the list of keys and places, as torch's `Metadata`."""
+    """Return the content of `.metadata`: torch's `Metadata`, which lists the keys and the places of their boxes."""
     # A tensor that several ranks hold has a box for each of them, all under its one key.
     boxes: dict[str, list[Saved]] = {}
     for held in saved:
@@ -563,7 +560,7 @@ def _about(boxes: Sequence[Saved]) -> Record:
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
-    """Yield a finding for each value that torch's own checkpoint has no place for."""
+    """Yield a finding for each value that torch's own checkpoint cannot hold."""
     if hub.moments and not hub.groups:
         yield lost(
             "groups",
@@ -593,5 +590,5 @@ def _left(hub: Hub) -> Iterator[Finding]:
         )
     skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
     if skipped:
-        message = f"{', '.join(skipped)}: not kept; of the run's progress only the step is"
+        message = f"{', '.join(skipped)}: not kept; of the run's progress only the step is kept"
         yield lost("run", message, Effect.NONE)

@@ -18,24 +18,25 @@ MOST = 2**26
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal digits."""
+    """Return the SHA-256 of a file's content, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_text(text: str) -> str:
-    """The SHA-256 of a file that holds `text`, in UTF-8."""
+    """Return the SHA-256 of a file that contains `text`, in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def text_of(digests: Mapping[str, str]) -> str:
-    """The content of a file SHA256SUMS with `digests` by name."""
+    """Return the content of a file SHA256SUMS for `digests` by file name."""
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
 def read(folder: Path, root: Path) -> dict[str, str]:
-    """Digests by file name, which may begin with folders. Raises `SourceError` unless `text_of`
-    would write the same file.
+    """Return the digests by file name, which may begin with folders.
+
+    Raises `SourceError` for a text that `text_of` would write differently.
     """
     path = folder / SUMS
     text = read_text(path, root, MOST)
@@ -44,7 +45,7 @@ def read(folder: Path, root: Path) -> dict[str, str]:
         match = LINE.fullmatch(line)
         if match is None:
             raise SourceError(
-                f"{path}:{number}: found {shown(line)}, expected a digest, two blanks and a name; it is damaged"
+                f"{path}:{number}: found {shown(line)}, expected a digest, two spaces and a name; it is damaged"
             )
         # A name must not lead out of the folder: "..", an absolute path and an empty part are
         # refused.
@@ -61,7 +62,7 @@ def read(folder: Path, root: Path) -> dict[str, str]:
 
 
 def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
-    """Raises a `SourceError` that names each file whose content differs from what was written."""
+    """Raise a `SourceError` that names each file whose content differs from the content that was written."""
     SourceError.raise_if(
         problem
         for name in counted(list(names))

@@ -1,5 +1,4 @@
-"""Files to be written, described by their parts, so that sizes and progress are known in advance.
-"""
+"""Files to be written, as lists of parts, so that sizes and progress are known in advance."""
 
 from __future__ import annotations
 
@@ -11,9 +10,10 @@ from bridge.state.lazy import WIDTH, Lazy, Run
 
 @dataclass(frozen=True)
 class Late:
-    """Bytes with the checksums of earlier runs. Their number is known before the runs are read.
+    """Bytes that contain checksums of earlier runs of the file.
 
-    `make` takes the CRC-32 of each of `runs`, in that order.
+    `size` is known before the runs are read. `make` returns the bytes for the CRC-32 of each of
+    `runs`, in that order.
     """
 
     size: int
@@ -35,17 +35,17 @@ class File:
 
     @property
     def sums(self) -> bool:
-        """Whether a part of the file holds checksums of other parts."""
+        """Whether a part of the file contains checksums of other parts."""
         return any(isinstance(part, Late) for part in self.parts)
 
 
 def size_of(part: bytes | Run | Late) -> int:
-    """The size of a part in bytes."""
+    """Return the size of a part in bytes."""
     if isinstance(part, Run):
         return len(part) * WIDTH[part.source.dtype]
     return part.size if isinstance(part, Late) else len(part)
 
 
 def all_of(source: Lazy) -> Run:
-    """The whole of a tensor."""
+    """Return all elements of a tensor as one run."""
     return Run(source, 0, source.count)

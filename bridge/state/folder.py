@@ -23,13 +23,15 @@ from bridge.state.schema import STATE
 LATEST = "latest"
 LOCK = ".lock"
 PATIENCE = 600.0
-"""Seconds that a job waits for another that publishes or loads in the same folder."""
+"""Seconds that a job waits while another job publishes or loads in the same folder."""
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 @contextmanager
 def locked(folder: Path, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
-    """Context that holds the folder's lock: alone, or `shared` with other readers."""
+    """Return a context in which this process holds the folder's lock: exclusively or, if `shared`,
+    together with other readers.
+    """
     path = folder / LOCK
     try:
         descriptor = os.open(path, os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT, 0o666)
@@ -59,9 +61,9 @@ def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
 
 
 def _try(descriptor: int, kind: int) -> bool:
-    """Take a lock; False if another job has it.
+    """Try to lock a file. Returns False if another job holds the lock.
 
-    On a file system without locks every job gets it.
+    On a file system without locks every job gets the lock.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -74,8 +76,9 @@ def _try(descriptor: int, kind: int) -> bool:
 
 @dataclass
 class Saving:
-    """A checkpoint that is being written to `temporary`, whose lock tells other jobs that this one
-    is alive.
+    """A checkpoint that is being written to the folder `temporary`.
+
+    A lock on that folder tells other jobs that this job is alive.
     """
 
     folder: Path
@@ -109,9 +112,9 @@ class Saving:
         return saving
 
     def publish(self, texts: Mapping[str, str], latest: bool) -> Path:
-        """Add small files, flush everything to the disk, and give the checkpoint its name.
+        """Add small files, flush everything to the disk, and rename the folder to the checkpoint's name.
 
-        A checkpoint that had this name is removed.
+        An earlier checkpoint of this name is removed.
         """
         for name, text in texts.items():
             write_text(self.temporary / name, text)
@@ -137,7 +140,7 @@ class Saving:
         return final
 
     def discard(self) -> None:
-        """Remove the temporary folder. A checkpoint that was published stays."""
+        """Remove the temporary folder. A checkpoint that was published already stays."""
         remove(self.temporary)
         self._held.close()
         if self.temporary.exists():
@@ -149,9 +152,9 @@ class Saving:
 
 
 def _left(path: Path) -> bool:
-    """Whether no job writes to a temporary folder, so that its lock is free.
+    """Return whether a temporary folder is left over: no job holds its lock.
 
-    False if that is not known.
+    Return False if that is not known.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -169,7 +172,7 @@ def _left(path: Path) -> bool:
 def remove(path: Path) -> None:
     """Remove a folder with its content, or a link without its target.
 
-    Does nothing if there is neither.
+    Do nothing if there is neither.
     """
     if path.is_symlink():
         path.unlink()
@@ -186,7 +189,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush the names in a folder to the disk, so that a loss of power does not undo a rename."""
+    """Flush the names in a folder to the disk, so that a power failure does not undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -195,11 +198,10 @@ def sync(folder: Path) -> None:
 
 
 def find(folder: Path, tag: str | None) -> Path:
-    """The folder of a checkpoint, or of the one before it if a save was killed between its two
-    renames.
+    """Return the folder of a checkpoint; without `tag`, of the checkpoint that `latest` names.
 
-    Without `tag`, the checkpoint is the one that `latest` names. Raises `SourceError` if there is
-    none.
+    If a save was killed between its two renames, this is the folder of the previous checkpoint.
+    Raises `SourceError` if there is none.
     """
     if tag is None:
         pointer = folder / LATEST
@@ -219,7 +221,7 @@ def find(folder: Path, tag: str | None) -> Path:
 
 
 def tags(folder: Path) -> list[str]:
-    """Names of the checkpoints in a folder."""
+    """Return the names of the checkpoints in a folder."""
     return [
         path.name
         for path in folder.glob("*")

@@ -1,4 +1,4 @@
-"""Formats of checkpoints: their interface and their list.
+"""Formats of checkpoints: the interface, and the list of formats.
 
 Formats of a stack are in the stack's own folder.
 """
@@ -29,8 +29,8 @@ GIGABYTE = 2**30
 
 @dataclass(frozen=True)
 class Wanted:
-    """The user's wishes for the files: dtype of the weights, data ranks, ZeRO level, largest size
-    in bytes.
+    """The user's wishes for the files: number format of the weights, number of data ranks, ZeRO
+    level, and largest size of a file in bytes.
 
     None stands for the value of the source.
     """
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Written:
-    """The files to write, the name of the file with their digests, and a finding for each loss."""
+    """The files to write, the name of the file with digests, and a finding for each loss."""
 
     files: tuple[File, ...]
     sums: str
@@ -56,26 +56,26 @@ class Format(ABC):
     name: str
     title: str
     fixed: bool = False
-    """Whether a checkpoint can be loaded only by as many ranks as saved it."""
+    """Whether a checkpoint can be loaded only by the number of ranks that saved it."""
     names: str | None = None
-    """Name of the naming (`bridge.state.names`) that readers of this format expect, if any."""
+    """Name of the parameter naming (`bridge.state.names`) that readers of this format expect; None if they accept any."""
     takes: frozenset[str] = frozenset()
-    """Names of the fields of `Wanted`, beside `dtype`, that change the files: `ranks`, `level`."""
+    """Fields of `Wanted`, in addition to `dtype`, that change the files of this format, such as `ranks` and `level`."""
     unseen: str = ""
-    """The damage that cannot be detected in the files without SHA256SUMS, for messages."""
+    """Text for messages: the kind of damage that is not detected without SHA256SUMS."""
 
     @abstractmethod
     def find(self, folder: Path) -> Path | None:
-        """The folder of a checkpoint of this format, or None: `folder`, or one that a file in it
-        names.
+        """Return the folder with a checkpoint of this format: `folder`, or a folder that a file in
+        it names; None if there is none.
         """
 
     @abstractmethod
     def read(self, place: Path) -> Hub:
-        """The checkpoint in a folder that `find` returned. Raises `SourceError`."""
+        """Return the checkpoint in a folder that `find` returned. Raises `SourceError`."""
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Compare the files in `place` with the digests beside them.
+        """Compare the files in `place` with the digests in SHA256SUMS.
 
         Raises a `SourceError` that names each changed file. With `used`, a format that has a
         checksum for each tensor may check only the used tensors.
@@ -85,14 +85,17 @@ class Format(ABC):
             digests.verify(place, place, found, found)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files that would hold `hub`. Raises `SourceError` if this format cannot hold it."""
+        """Return the files that would hold `hub`.
+
+        Raises `SourceError` if this format cannot hold it.
+        """
         raise SourceError(
             f"{self.name}: {self.title} can be read but not written; choose another format"
         )
 
 
 def known() -> Mapping[str, Format]:
-    """Every format by name: those that belong to no stack, then those of the stacks in compat/."""
+    """Return every format by name: first formats that belong to no stack, then the formats of the stacks in compat/."""
     # Imported here, as each of them imports this module for `Format`.
     from bridge.state.binary import Binary
     from bridge.state.dcp import Dcp
@@ -105,7 +108,7 @@ def known() -> Mapping[str, Format]:
 
 
 def named(name: str) -> Format:
-    """The format with that name. Raises a `SourceError` that suggests the nearest name."""
+    """Return the format with that name. Raises a `SourceError` that suggests the nearest name."""
     found = known()
     if name not in found:
         raise SourceError(
@@ -116,10 +119,10 @@ def named(name: str) -> Format:
 
 
 def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
-    """The format of the checkpoint in `folder`, and the folder that holds it.
+    """Return the format of the checkpoint in `folder`, and the folder with its files.
 
-    Raises `SourceError` if there is none, or if it is of several formats and `name` does not choose
-    one.
+    Raises `SourceError` if there is no checkpoint, or if there are several formats and `name` does
+    not choose one.
     """
     if not folder.is_dir():
         raise SourceError(f"{folder}: no folder there; name the folder of a checkpoint")
@@ -141,8 +144,8 @@ SHOWN, MOST = 5, 200
 
 
 def _near(folder: Path, tried: Sequence[Format]) -> str:
-    """Advice for messages: the folders in `folder` that hold a checkpoint, and a pointer that names
-    none.
+    """Return advice for messages: the folders inside `folder` that contain a checkpoint, and a
+    pointer file that names no checkpoint.
     """
     inside = [
         path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()
@@ -160,14 +163,14 @@ def _near(folder: Path, tried: Sequence[Format]) -> str:
 
 
 def read(folder: Path, name: str | None = None) -> Hub:
-    """The checkpoint in `folder`. Raises `SourceError`."""
+    """Return the checkpoint in `folder`. Raises `SourceError`."""
     return read_at(*found(folder, name))
 
 
 def read_at(format: Format, place: Path) -> Hub:
-    """The checkpoint that `found` located.
+    """Return the checkpoint that `found` located.
 
-    Raises `SourceError` if a part does not have the format's form.
+    Raises `SourceError` if a part of it does not have the form of the format.
     """
     try:
         hub = format.read(place)
@@ -185,9 +188,10 @@ def read_at(format: Format, place: Path) -> Hub:
 
 
 def verified(format: Format, place: Path, files: Sequence[File] | None = None) -> None:
-    """Check a checkpoint's checksums, with `files` at least those of the tensors in these files.
+    """Check the checksums of a checkpoint.
 
-    Raises `SourceError`.
+    With `files`, at least the tensors that are written into these files are checked. Raises
+    `SourceError`.
     """
     try:
         format.verify(place, None if files is None else used(files))
@@ -199,9 +203,7 @@ def verified(format: Format, place: Path, files: Sequence[File] | None = None) -
 
 
 def doubted(format: Format, place: Path, hub: Hub) -> Hub:
-    """The checkpoint with two more kinds of findings: impossible moments, and damage that no check
-    detects.
-    """
+    """Return the checkpoint with findings added: moments that no run can have, and the kinds of damage that are not detected."""
     unseen = format.unseen and not (place / digests.SUMS).is_file()
     limits = (
         [lost("checksums", f"{digests.SUMS} is missing: {format.unseen}", Effect.NONE)]
@@ -212,7 +214,7 @@ def doubted(format: Format, place: Path, hub: Hub) -> Hub:
 
 
 def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
-    """The files that would hold `hub`.
+    """Return the files that would hold `hub`.
 
     Raises `SourceError` if a value of the source has the wrong type.
     """
@@ -225,10 +227,8 @@ def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
 
 
 def _unsound(hub: Hub) -> Iterator[str]:
-    """Yield the problems of a damaged checkpoint.
-
-    These are values in place of tensors, copies of a wrong shape, and groups and ties that name
-    parameters which do not exist.
+    """Yield the problems of a damaged checkpoint: values in place of tensors, copies of wrong
+    shape, and groups and ties with names of parameters that do not exist.
     """
     rows: Iterable[tuple[Any, str, Any]] = hub.tensors()
     for name, kind, held in rows:
@@ -249,9 +249,9 @@ def _unsound(hub: Hub) -> Iterator[str]:
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:
-    """The folder in `folder` that the file `pointer`, such as `latest`, names.
+    """Return the folder inside `folder` that the file `pointer`, such as `latest`, names.
 
-    Without that file it is `folder` itself; None if the file names no folder.
+    Without that file, return `folder`. Return None if the file names no folder.
     """
     from bridge.files.contained import SMALL, inside, plain, read_text
 
@@ -263,9 +263,9 @@ def pointed(folder: Path, pointer: str) -> Path | None:
 
 
 def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
-    """Yield the findings about what a format without optimizer states loses.
+    """Yield findings on the losses of a format without optimizer states.
 
-    The weights are written in `dtype`, or in their own format if it is None.
+    `dtype` is the format in which the weights are written; None: the format that they have.
     """
     written = dtype or hub.computed
     if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):

@@ -23,18 +23,14 @@ Row = Mapping[str, Any]
 
 FILE = "parameter_groups.json"
 TREATED = ("weight_decay", "betas", "eps", "momentum")
-"""Settings of a group that change numbers. Learning rates are not among them: they follow the
-schedule.
-"""
+"""Settings of a group that change numbers, apart from learning rates, which follow the schedule."""
 MOST = 2**28
 NEAR = 1e-9
 """Relative difference up to which two learning rates count as equal."""
 
 
 def treated(group: Group, name: str) -> Any:
-    """The effective value of a group's setting: Megatron's `wd_mult` may multiply a weight decay by
-    zero.
-    """
+    """Return the effective value of a group's setting: if Megatron's `wd_mult` is 0, weight decay is 0."""
     return 0.0 if name == DECAY and group.settings.get("wd_mult") == 0 else group.settings.get(name)
 
 
@@ -42,19 +38,16 @@ DECAY = "weight_decay"
 
 
 def base(group: Group) -> float | None:
-    """The rate from which the schedule starts: `initial_lr`, which torch's schedulers set, else
-    `lr`.
-    """
+    """Return the learning rate from which the schedule starts: `initial_lr`, which torch's schedulers set, else `lr`."""
     found = group.settings.get("initial_lr", group.settings.get("lr"))
     return float(found) if isinstance(found, int | float) else None
 
 
 def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
-    """The rate of each group divided by the config's rate.
+    """Return the learning rate of each group, divided by the config's rate.
 
-    A group has the config's rate if its rate equals that rate, or the rate that the schedule
-    computes from it at this step. If no group does, the group with most elements counts as the one
-    that does.
+    A group has ratio 1 if its rate equals the config's rate, or the rate of the schedule at this
+    step. If no group does, the group with most elements gets ratio 1.
     """
     rates, steps = [base(group) for group in hub.groups], hub.where.steps or 0
     planned = [optimizer.lr]
@@ -91,18 +84,18 @@ def _one_rate(groups: Sequence[Group]) -> bool:
 
 
 def apart(groups: Sequence[Group]) -> bool:
-    """Whether the groups differ in their rates, or in any setting of `TREATED`."""
+    """Return whether the groups differ in learning rate, or in any setting of `TREATED`."""
     ways = {repr([treated(group, name) for name in TREATED]) for group in groups if group.names}
     return len(ways) > 1 or not _one_rate(groups)
 
 
 SPARED = "matrices"
-"""Name of the weight decay scope of a plan in which parameters of one dimension do not decay."""
+"""Weight decay scope of a plan in which parameters with one dimension do not decay."""
 
 
 def spares(hub: Hub) -> bool:
-    """Whether a config can express the groups: only the decay differs, and parameters of one
-    dimension have none.
+    """Return whether a config can express the groups: they differ only in weight decay, and exactly
+    the parameters with one dimension have none.
     """
     decays = {treated(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
@@ -112,10 +105,10 @@ def spares(hub: Hub) -> bool:
 
 
 def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
-    """Whether a run with that `scope` of weight decay needs the file of groups.
+    """Return whether a run with the weight decay scope `scope` needs the file of groups.
 
-    With `by_place`, its optimizer state is loaded by position, so that the order of the parameters
-    matters.
+    With `by_place`, optimizer states are loaded by position, so that the order of the parameters
+    matters too.
     """
     if not hub.groups:
         return False
@@ -133,10 +126,10 @@ def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
 
 
 def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
-    """The rows of the file.
+    """Return the rows of the file.
 
-    Under a schedule a group's rate is its ratio times the optimizer's rate, from which the schedule
-    starts. Without a schedule it is the group's own rate.
+    Under a schedule, a group's learning rate is the group's ratio times the optimizer's rate;
+    without a schedule, it is the group's own rate.
     """
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     found = []
@@ -152,12 +145,12 @@ def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
 
 
 def text_of(found: Sequence[Row]) -> str:
-    """The content of the file with these groups."""
+    """Return the content of the file with these groups."""
     return json.dumps(found, indent=1) + "\n"
 
 
 def read(path: Path) -> tuple[Row, ...]:
-    """The groups of a file. Raises a `SourceError` with a line for each unfit value."""
+    """Return the groups of a file. Raises a `SourceError` with a line for each invalid value."""
     try:
         found = json.loads(read_text(path, path.parent, MOST))
     except (ValueError, RecursionError) as error:
@@ -202,10 +195,10 @@ def _numbers(value: Any, count: int) -> bool:
 
 
 def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
-    """Raises `SourceError` unless each of the `trained` parameters is in exactly one group."""
+    """Raise `SourceError` unless each of the `trained` parameters is in exactly one group."""
     counts, own = Counter(name for row in found for name in row["params"]), set(trained)
     problems = {
-        "is no trained parameter of the model": sorted(counts.keys() - own),
+        "is not a trained parameter of the model": sorted(counts.keys() - own),
         "is in no group": sorted(own - counts.keys()),
         "is in several groups": sorted(name for name, count in counts.items() if count > 1),
     }
@@ -216,9 +209,7 @@ def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
 
 
 def built(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The groups in the form that torch's optimizers expect, with the `named` tensors in place of
-    names.
-    """
+    """Return the groups in the form that torch's optimizers expect, with the `named` tensors in place of names."""
     trained = {name: weight for name, weight in named.items() if weight.requires_grad}
     fitting(found, trained, where)
     known = [{**row, "params": [trained[name] for name in row["params"]]} for row in found]

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from bridge.state.pickled import Record
 
 Plain = Any
-"""A value that JSON can hold, or a tuple, set or mapping with other keys (`bridge.state.tagged`
-turns these into JSON).
+"""A value that JSON has, or a tuple, a set, or a mapping with keys that are not text.
+
+`bridge.state.tagged` converts all of these to JSON.
 """
 DEEPEST, MOST_VALUES = 20, 200_000
 
@@ -38,7 +39,7 @@ class Parameter:
 
     @property
     def best(self) -> Lazy:
-        """The most precise copy of the parameter."""
+        """The most precise copy of the parameter: the master, else the weight."""
         return self.master or self.weight
 
 
@@ -52,10 +53,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Scale:
-    """A loss scale, and the values that decide its next change. None: the format does not have the
-    value.
+    """A loss scale, and the values that decide its next change; None for a value that the format does not have.
 
-    The scale grows by `factor` at the good step after `good` has reached `window`, as in DeepSpeed.
+    As in DeepSpeed, the scale is multiplied by `factor` at the first good step after `good` has
+    reached `window`.
     """
 
     value: float
@@ -86,8 +87,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a checkpoint: its format, the release that wrote it, its layout, and its files.
-    """
+    """The origin of a checkpoint: format, release that wrote it, layout, and files."""
 
     format: str
     release: str = ""
@@ -96,16 +96,15 @@ class Origin:
 
     @property
     def world(self) -> int | None:
-        """Number of ranks that saved it: data ranks times tensor and pipeline ranks. None: unknown.
-        """
+        """Number of ranks that saved the checkpoint: data ranks times tensor ranks times pipeline ranks; None: unknown."""
         shared = self.layout.get("tensor", 1) * self.layout.get("pipeline", 1)
         return self.layout["ranks"] * shared if "ranks" in self.layout else None
 
 
 @dataclass(frozen=True)
 class Model:
-    """Facts about a model that names and shapes do not show: groups of heads that share a key,
-    size of the vocabulary, family.
+    """Facts about a model that names and shapes do not show: the number of key groups of attention
+    heads, the vocabulary size, and the family.
 
     `refused` has a sentence for each feature of the model that maps of names cannot express.
     """
@@ -118,13 +117,11 @@ class Model:
 
 @dataclass(frozen=True)
 class Hub:
-    """The content of a checkpoint.
+    """The content of a checkpoint. With `ordered`, parameters are in the model's own order.
 
-    With `ordered`, parameters are in the model's own order. `ties` maps further names to those of
-    parameters. `settings` are the optimizer's for all parameters, if the source has no `groups`.
-
-    `findings` tell which parts of the source are not kept, and their effect on a run that continues
-    from it.
+    `ties` maps a further name of a parameter to its name in `parameters`. `settings` are the
+    optimizer's settings for all parameters, if the source has no `groups`. `findings` name the
+    parts of the source that are not kept, with the effect on a resumed run.
     """
 
     origin: Origin
@@ -179,11 +176,11 @@ class Hub:
 
 
 BESIDE = "stagebridge"
-"""Key of the values for which a format has no place of its own. Stacks ignore this key."""
+"""Key for values that a format cannot store elsewhere. Stacks ignore this key."""
 
 
 def beside_of(hub: Hub) -> dict[str, Plain]:
-    """Everything in a checkpoint but tensors, groups and findings, as plain values."""
+    """Return everything in a checkpoint except tensors, groups and findings, as plain values."""
     parts = {"where": hub.where, "scale": hub.scale, "model": hub.model}
     found = {
         name: {key: value for key, value in vars(part).items() if value is not None}
@@ -195,10 +192,9 @@ def beside_of(hub: Hub) -> dict[str, Plain]:
 
 
 def with_beside(hub: Hub, held: Any) -> Hub:
-    """The checkpoint with the values that `beside_of` returned, except where it has values of its
-    own.
+    """Return the checkpoint with values that `beside_of` returned.
 
-    Raises `TypeError` for a value of another type.
+    Values that the checkpoint has already stay. Raises `TypeError` for a value of another type.
     """
     kept = held if isinstance(held, Mapping) else {}
     where = {
@@ -222,22 +218,22 @@ def with_beside(hub: Hub, held: Any) -> Hub:
 
 
 def weights_of(source: Lazy, dtype: str | None) -> Lazy:
-    """The tensor in the format `dtype`, or unchanged if it is None. Integers keep their format."""
+    """Return the tensor in the number format `dtype`; None: unchanged. Integers keep their format."""
     return (
         source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
     )
 
 
 def lost(path: str, message: str, effect: Effect) -> Finding:
-    """A finding about a part of the source that is not kept."""
+    """Return a finding about a part of the source that is not kept."""
     return Finding(path, message, effect, given=True)
 
 
 def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Yield a finding for each kind of optimizer state whose shape differs from that of its weight.
+    """Yield a finding for each kind of optimizer state whose shape differs from the shape of its
+    weight, as with Adafactor's rows and columns.
 
-    `states` has pairs of parameter and kind. The hub has no place for such states, which are, for
-    example, Adafactor's rows and columns and NAdam's products.
+    `states` are pairs of parameter name and kind. The hub cannot hold such states.
     """
     names: dict[str, list[str]] = {}
     for name, kind in states:
@@ -255,7 +251,7 @@ def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
 
 
 def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], list[Finding]]:
-    """The settings of a group, and a finding for each value that is not kept.
+    """Return the settings of a group, and a finding for each value that is not kept.
 
     A tensor of one element becomes a number.
     """
@@ -268,18 +264,17 @@ def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], l
 
 
 def listed(value: Plain) -> Plain:
-    """`value` with lists in place of tuples, so that settings of different stacks can be compared.
-    """
+    """Return `value` with lists in place of tuples, so that settings of different stacks can be compared."""
     if isinstance(value, Mapping):
         return {key: listed(inner) for key, inner in value.items()}
     return [listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
-    """The plain parts of `value`, and a finding for each part that is not plain. Paths begin with
-    `where`.
+    """Return the plain parts of `value`, and a finding for each part that is not plain.
 
-    Raises `SourceError` for values too deep or too many.
+    Paths in findings begin with `where`. Raises `SourceError` if `value` is nested too deeply or
+    has too many values.
     """
     left: list[Finding] = []
     # A pickle may refer to one list many times: a small file could unfold into values without end.

@@ -1,5 +1,4 @@
-"""Lazy tensors: shape, number format, and the place of the elements, which are read only on demand.
-"""
+"""Lazy tensors: shape, number format, and the location of the elements, which are read only on demand."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ TORCH: Mapping[str, str] = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""Names of number formats: those of safetensors, with those of torch."""
+"""Names of number formats: the name in safetensors, and the name in torch."""
 SAFE = {name: code for code, name in TORCH.items()}
 WIDTH = {
     code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8
@@ -49,7 +48,7 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 def torch_type(code: str) -> torch.dtype:
-    """Torch's own object for a number format."""
+    """Return torch's dtype object for a number format."""
     import torch
 
     found: torch.dtype = getattr(torch, TORCH[code])
@@ -57,18 +56,18 @@ def torch_type(code: str) -> torch.dtype:
 
 
 class Lazy(ABC):
-    """A tensor that is not read yet."""
+    """A tensor whose elements are not read yet."""
 
     shape: Shape
     dtype: str
 
     @abstractmethod
     def flat(self, start: int, stop: int) -> Tensor:
-        """Elements `start` to `stop` in row-major order. Raises `SourceError`."""
+        """Return the elements from `start` to `stop` in row-major order. Raises `SourceError`."""
 
     @property
     def count(self) -> int:
-        """The number of its elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
@@ -81,9 +80,9 @@ class Lazy(ABC):
         return self.flat(0, self.count).view(self.shape)
 
     def box(self, place: Box) -> Tensor:
-        """The elements in a box, in the box's shape.
+        """Return the elements in a box, with the shape of the box.
 
-        The rows of the first dimension in which it lies are read whole.
+        All rows of the first dimension that the box touches are read whole.
         """
         if not self.shape:
             return self.whole()
@@ -99,7 +98,7 @@ class Lazy(ABC):
 
 @dataclass(frozen=True)
 class Span(Lazy):
-    """Consecutive elements in a file, from byte `begin` on."""
+    """A tensor of consecutive elements in a file, from byte `begin` on."""
 
     path: Path
     begin: int
@@ -142,7 +141,7 @@ def read_into(path: Path, begin: int, content: bytearray) -> None:
 
 @dataclass(frozen=True)
 class Strided(Lazy):
-    """A view with its own strides into the flat elements of `base`, such as a saved transpose."""
+    """A view with given strides of the elements of `base`, such as a tensor that was saved as a transpose."""
 
     base: Lazy
     offset: int
@@ -151,12 +150,11 @@ class Strided(Lazy):
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """The number format of the base."""
+        """The number format of `base`."""
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Read all elements from the first that the view reaches to the last, and then order them.
-        """
+        """Read all elements between the first and the last one of the view, and then put them in order."""
         reach = (
             1
             + sum(
@@ -171,23 +169,23 @@ class Strided(Lazy):
 
 @dataclass(frozen=True, eq=False)
 class Turned(Lazy):
-    """A transposed matrix. It is read whole, and kept until another one is read."""
+    """A transposed matrix. It is read whole, and stays in memory until another transpose is read."""
 
     base: Lazy
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """The shape of the base with its dimensions exchanged."""
+        """The shape of `base` with its two dimensions exchanged."""
         rows, columns = self.base.shape
         return columns, rows
 
     @property
     def dtype(self) -> str:  # type: ignore[override]
-        """The number format of the base."""
+        """The number format of `base`."""
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """The elements of the transpose, which is computed unless it was the last one computed."""
+        """Return elements of the transpose. The transpose is computed unless it is still in memory."""
         if not _TURNED or _TURNED[0] is not self:
             _TURNED.clear()
             whole = self.base.whole()
@@ -200,15 +198,15 @@ class Turned(Lazy):
 
 
 _TURNED: list[Any] = []
-"""The matrix that was transposed last, and its elements.
+"""The most recently transposed matrix and its elements.
 
-Strips of a matrix are read one after the other.
+They are stored because strips of a matrix are read one after the other.
 """
 
 
 @dataclass(frozen=True)
 class Run:
-    """Elements `start` to `stop` of a tensor."""
+    """The elements from `start` to `stop` of a tensor."""
 
     source: Lazy
     start: int
@@ -220,14 +218,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Joined(Lazy):
-    """A tensor that is the concatenation of runs, in row-major order."""
+    """A tensor made of runs that follow each other in row-major order."""
 
     runs: Sequence[Run]
     shape: Shape
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """The elements, read from the runs that hold them."""
+        """Return elements, read from the runs that contain them."""
         import torch
 
         found, at = [], 0
@@ -243,7 +241,7 @@ class Joined(Lazy):
 
 @dataclass(frozen=True)
 class Placed:
-    """A box of a tensor, and the lazy tensor with its elements."""
+    """A box of a tensor, with the lazy tensor that has its elements."""
 
     place: Box
     source: Lazy
@@ -258,7 +256,7 @@ class Boxed(Lazy):
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """The elements, read from the boxes that hold them."""
+        """Return elements, read from the boxes that contain them."""
         import torch
 
         if len(self.parts) == 1:
@@ -303,11 +301,11 @@ class Cast(Lazy):
 
     @property
     def shape(self) -> Shape:  # type: ignore[override]
-        """The shape of the base."""
+        """The shape of `base`."""
         return self.base.shape
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """The elements, rounded to nearest."""
+        """Return elements, rounded to nearest."""
         return self.base.flat(start, stop).to(torch_type(self.dtype))
 
 
@@ -328,21 +326,21 @@ class Held(Lazy):
         return SAFE[str(self.tensor.dtype).removeprefix("torch.")]
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """A range of the elements."""
+        """Return elements of the tensor in memory."""
         return self.tensor.reshape(-1)[start:stop]
 
 
 def cast(source: Lazy, dtype: str) -> Lazy:
-    """`source` in the number format `dtype`."""
+    """Return `source` in the number format `dtype`."""
     return source if source.dtype == dtype else Cast(source, dtype)
 
 
 STRIP = 2**22
-"""Number of bytes that are read, held or written at once."""
+"""Number of bytes that are read, buffered or written at once."""
 
 
 def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
-    """A tensor, or a run of it, in pieces of at most `STRIP` bytes."""
+    """Yield the elements of a tensor, or of a run, in strips of at most `STRIP` bytes."""
     stop = source.count if stop is None else stop
     step = max(1, STRIP // WIDTH[source.dtype])
     for first in range(start, stop, step):
@@ -350,7 +348,7 @@ def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Te
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU."""
+    """Return the bytes of a contiguous tensor on the CPU."""
     import torch
 
     flat = tensor.contiguous().view(-1)

@@ -1,4 +1,4 @@
-"""The tensors of the hub from which files are made, and the files that these tensors come from."""
+"""For each file to write, the tensors of the hub that it contains; and the source files of these tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from bridge.state.lazy import Lazy, Run, Span
 
 @dataclass(frozen=True)
 class Made:
-    """A source tensor of which a file to write holds all or a part: name, kind, shape, format and
-    files.
-    """
+    """A source tensor that a file to write contains wholly or partly: name, kind, shape, number format and source files."""
 
     name: str
     kind: str
@@ -50,8 +48,7 @@ def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made,
 
 
 def used(files: Sequence[File]) -> dict[Path, list[int]]:
-    """For each source file, the ascending offsets of the tensors from which these files are made.
-    """
+    """Return for each source file the ascending offsets of the tensors from which these files are made."""
     found: dict[Path, set[int]] = {}
     # Runs of one tensor stand in many files: each lazy value is walked once.
     seen: set[int] = set()
@@ -72,7 +69,7 @@ def _spans(value: Any, seen: set[int]) -> Iterator[Span]:
 
 
 def _within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
-    """Yield the hub's own tensors of which a lazy value consists."""
+    """Yield the hub's own tensors from which a lazy value is made."""
     if isinstance(value, Lazy) and id(value) in known:
         yield value
         return
@@ -88,8 +85,7 @@ def _paths(value: Any) -> Iterator[Path]:
 
 
 def _inside(value: Any) -> Iterator[Any]:
-    """Yield the values within a lazy value: other lazy values, runs and boxes of them, and paths.
-    """
+    """Yield the values inside a lazy value, such as other lazy values, runs, boxes, and paths."""
     if isinstance(value, list | tuple):
         yield from value
     elif is_dataclass(value) and not isinstance(value, type):

@@ -17,11 +17,9 @@ from bridge.state.hub import Hub, Parameter, lost
 
 FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
 SAMPLE = 2**16
-"""Number of elements that are checked, from the beginning of a parameter."""
+"""Number of elements that are checked, counted from the beginning of a parameter."""
 ROUNDING, TINY = 1.05, 1e-30
-"""Factor that rounding in fp32 may add to m^2, and the m^2 below which v has left the range of
-fp32.
-"""
+"""Factor by which rounding in fp32 may increase m^2, and the value of m^2 below which v is too small for fp32."""
 
 
 def impossible(hub: Hub) -> Iterator[Finding]:
@@ -34,7 +32,7 @@ def impossible(hub: Hub) -> Iterator[Finding]:
         if bound is not None and (times := _beyond(held, bound)) > 1:
             yield lost(
                 f"moments.{name}",
-                f"{FIRST} is up to {times**0.5:.3g} times the largest that Adam allows beside this "
+                f"{FIRST} is up to {times**0.5:.3g} times the largest value that Adam allows with this "
                 f"{SECOND}: one of them is of "
                 "another parameter or run, or the betas changed; the loss may jump in a run that "
                 "continues from it",
@@ -43,8 +41,9 @@ def impossible(hub: Hub) -> Iterator[Finding]:
 
 
 def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
-    """K after the updates in the moments; None if they are not those of Adam in fp32, or the betas
-    are unknown.
+    """Return K after the number of updates in the moments.
+
+    Return None if the moments are not Adam's in fp32, or if the betas are unknown.
     """
     kinds, betas = set(held.moments), settings.get("betas")
     if kinds - {LARGEST} != {FIRST, SECOND} or any(
@@ -65,7 +64,7 @@ def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> f
 
 
 def _beyond(held: Parameter, bound: float) -> float:
-    """The largest m^2 / (K * v) in the sample, less rounding; infinite if v is 0 where m is not."""
+    """Return the largest m^2 / (K * v) in the sample, reduced by what rounding explains; infinite if v is 0 where m is not."""
     import torch
 
     count = min(SAMPLE, held.weight.count)

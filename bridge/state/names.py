@@ -1,5 +1,6 @@
-"""Names of parameters in several families of models, each mapped to rows of the engine's neutral
-parameters.
+"""Names of parameters in several families of models.
+
+Each name is mapped to rows of the native engine's parameters, here called neutral.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NEUTRAL = "neutral"
 
 @dataclass(frozen=True)
 class Block:
-    """The rows from `first` up to `last` of a neutral parameter."""
+    """The rows of a neutral parameter from index `first` up to index `last`."""
 
     name: str
     first: int
@@ -41,10 +42,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Theirs:
-    """A parameter of a family: its name and shape, and the neutral rows of which it consists, in
-    order.
+    """A parameter of a family: its name and shape, and the blocks of neutral rows of which it consists, in order.
 
-    With `turned`, it is saved as a transpose. Rows behind the last block are padding.
+    With `turned`, it is saved as a transpose. Rows after the last block are padding.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Theirs:
 
     @property
     def width(self) -> int:
-        """Number of elements of a row, after a transpose is undone."""
+        """Return the number of elements of a row, after a transpose is undone."""
         if self.turned:
             return self.shape[0]
         # Of stacked experts, (experts, rows, columns), the blocks have experts * rows rows: what is
@@ -65,13 +65,12 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a family's table: the family's parameter, and the neutral ones that are stacked in
-    it.
+    """A row of a family's table: a parameter of the family, and the neutral parameters that are stacked in it.
 
-    Names may have `{layer}`, `{expert}` and `{kind}` (weight or bias). `heads`: queries, key and
+    Names may contain `{layer}`, `{expert}` and `{kind}` (weight or bias). `heads`: queries, key and
     value of each group of heads follow each other. `turned`: matrices are saved as transposes.
     `stacked`: the first dimension counts experts. `padded`: padding rows of the vocabulary may
-    follow. `gated`: the row applies only if the layer has a gate (True) or has none (False).
+    follow. `gated`: the row applies only to layers with a gate (True) or without one (False).
     """
 
     theirs: str
@@ -84,18 +83,18 @@ class Row:
 
 
 def rows(pairs: Mapping[str, str], **options: bool) -> tuple[Row, ...]:
-    """Rows that each map one parameter of a family to one neutral parameter."""
+    """Return rows that each map one parameter of a family to one neutral parameter."""
     return tuple(Row(theirs, (ours,), **options) for theirs, ours in pairs.items())
 
 
 @dataclass(frozen=True)
 class Table:
-    """The table of a family: rows before the layers, of a layer, and behind the layers, in the
-    model's order.
+    """The table of a family.
 
-    `ignored` matches tensors that the model computes when it is built. `tied`, for families that
-    save both names, has the names of the output and of the word embedding, whose weight the output
-    uses if it has none.
+    Its rows come in the model's order: before the layers, of one layer, and after the layers.
+    `ignored` matches tensors that the model computes when it is built. `tied` is for families that
+    save both names of a tied weight: the name of the output weight, and the name of the word
+    embedding that the output uses if its own weight is missing.
     """
 
     family: str
@@ -112,7 +111,7 @@ class Table:
 
 
 class Naming(ABC):
-    """How a stack names the parameters of models."""
+    """The names that a stack gives to parameters of models."""
 
     name: str
     title: str
@@ -120,27 +119,23 @@ class Naming(ABC):
 
     @abstractmethod
     def tables(self) -> Sequence[Table]:
-        """Tables of the stack's families, the most specific first."""
+        """Return the tables of the stack's families, the most specific first."""
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """The family of the model in a config, and a sentence for each reason why maps of names do
-        not apply.
-        """
+        """Return the family of the model in a config, and a sentence for each reason why maps of names do not apply."""
         return None, ()
 
     def carried(self, hub: Hub) -> Model | None:
-        """Facts about a model of this stack that a checkpoint of another format carries; None
-        without any.
-        """
+        """Return the facts about a model of this stack that a checkpoint of another format carries; None if it carries none."""
         return None
 
     def family(self, shapes: Shapes) -> Table | None:
-        """The family that has all of these names, if there is one."""
+        """Return the family that has all of these names; None if there is none."""
         return next((table for table in self.tables() if _all_known(table, shapes)), None)
 
     @abstractmethod
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The family as which these neutral parameters are written.
+        """Return the family under whose names these neutral parameters are written.
 
         Raises `SourceError` if there is none.
         """
@@ -168,15 +163,16 @@ def _all_known(table: Table, shapes: Shapes) -> bool:
 
 
 class Neutral(Naming):
-    """The names of the native engine's models. Every other naming is translated to them and from
-    them.
+    """The names in the native engine's models.
+
+    Every other naming is translated to and from these names.
     """
 
     name = NEUTRAL
     title = "the native engine"
 
     def tables(self) -> Sequence[Table]:
-        """One table, with every neutral name in the tables of the others."""
+        """Return one table with all neutral names that the tables of other namings mention."""
         ours = {
             name: name
             for naming in _stacks().values()
@@ -201,7 +197,7 @@ class Neutral(Naming):
 
 
 def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """The neutral rows of which each of a family's parameters consists.
+    """Return, for each parameter of a family, the neutral rows of which it consists.
 
     Raises `SourceError` for a shape that does not fit.
     """
@@ -229,15 +225,15 @@ def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[The
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Facts that follow from several shapes of a checkpoint: gates, and groups of heads."""
+    """Facts that follow from several shapes of a checkpoint: whether an MLP is gated, and the groups of attention heads."""
 
     naming: Naming
     shapes: Shapes
     facts: Model
 
     def gated(self, name: str) -> bool:
-        """Whether the MLP with this first matrix is gated: the matrix has twice as many rows as the
-        second has columns.
+        """Return whether the MLP with this first matrix is gated: the matrix has twice as many rows
+        as the second matrix has columns.
         """
         second = self.shapes.get(
             re.sub(r"linear_fc1(.*)\.(weight|bias)(\d*)$", r"linear_fc2\1.weight\3", name), ()
@@ -245,7 +241,7 @@ class _Sizes:
         return bool(second) and self.shapes[name][0] == 2 * second[-1]
 
     def blocks(self, row: Row, match: re.Match[str], name: str, shape: Shape) -> Iterator[Block]:
-        """Yield the neutral rows in a tensor of a family, in order."""
+        """Yield the blocks of neutral rows in a tensor of a family, in order."""
         given = {key: value for key, value in match.groupdict().items() if value is not None}
         height = shape[1] if row.turned and len(shape) == 2 else shape[0]
         if row.heads:
@@ -279,14 +275,14 @@ class _Sizes:
         queries, groups = out[-1] if out else 0, self.facts.kv_heads
         width, odd = divmod((height - queries) // 2, groups)
         if odd or not 0 < queries < height or (height - queries) % 2 or queries % (groups * width):
-            said = f"{name}: {height} rows beside an output of {queries} columns do not hold {groups} groups of heads"
+            said = f"{name}: found {height} rows, which {groups} groups of heads cannot have with an output of {queries} columns"
             raise SourceError(f"{said}; name the right config with --config")
         yield from interleaved(ours, queries // groups, width, groups)
 
 
 def interleaved(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[Block]:
-    """Yield the blocks of each group: `queries` rows of queries, then `width` rows each of its key
-    and its value.
+    """Yield the blocks of each group of heads: `queries` rows of queries, then `width` rows of the
+    key, then `width` rows of the value.
     """
     for group in range(groups):
         for name, size in zip(ours, (queries, width, width), strict=True):
@@ -298,7 +294,7 @@ def _named(template: str, given: Mapping[str, str]) -> str:
 
 
 def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
-    """Yield blocks for equal parts that are stacked."""
+    """Yield a block for each of several neutral parameters that are stacked with equal heights."""
     part, odd = divmod(height, len(ours))
     if odd:
         raise SourceError(
@@ -311,9 +307,9 @@ def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
 
 
 def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """The family's parameters made of these neutral ones, in its own order.
+    """Return the parameters of a family that are made of these neutral parameters, in the family's order.
 
-    Raises `SourceError` for a neutral parameter that has no place in the family.
+    Raises `SourceError` for a neutral parameter that the family does not have.
     """
     layers = sorted(
         {int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))}
@@ -336,7 +332,7 @@ def _section(
 ) -> Iterator[Theirs]:
     """Yield the parameters of a section in the model's order.
 
-    Consecutive rows of experts come expert by expert.
+    Consecutive rows about experts are written expert by expert.
     """
     taken: set[str] = set()
     at = 0
@@ -357,7 +353,7 @@ def _section(
 
 
 def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -> list[str]:
-    """Numbers of the experts that a layer has."""
+    """Return the numbers of the experts in a layer."""
     pattern = _pattern(
         section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight")
     )
@@ -367,7 +363,7 @@ def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -
 
 
 def _made(row: Row, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
-    """A parameter of a family, or None if a neutral parameter of which it consists is missing."""
+    """Return a parameter of a family; None if one of the neutral parameters of which it consists is missing."""
     if row.stacked:
         numbers = _experts([row], given, shapes)
         ours = [
@@ -410,7 +406,7 @@ def _theirs(
 
 
 def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
-    """Shapes of the neutral parameters in a family's.
+    """Return the shapes of the neutral parameters that a family's parameters contain.
 
     Raises `SourceError` if rows are missing or repeated.
     """
@@ -440,7 +436,7 @@ def _stacks() -> dict[str, Naming]:
 
 
 def named(name: str) -> Naming:
-    """The naming with that name. Raises a `SourceError` that suggests the nearest name."""
+    """Return the naming with that name. Raises a `SourceError` that suggests the nearest name."""
     found = known()
     if name not in found:
         raise SourceError(
@@ -451,23 +447,23 @@ def named(name: str) -> Naming:
 
 @dataclass(frozen=True)
 class Recognised:
-    """A naming, and the family of it that has all names in a checkpoint."""
+    """A naming, and one of its families: the family that has every name in a checkpoint."""
 
     naming: Naming
     table: Table
 
 
 def _tried(hub: Hub) -> Recognised | None:
-    """The naming and family that have all names in a checkpoint; None if there is none."""
+    """Return the naming and family that have every name in a checkpoint; None if there is none."""
     shapes = _shapes(hub)
     found = ((naming, naming.family(shapes)) for naming in known().values())
     return next((Recognised(naming, table) for naming, table in found if table is not None), None)
 
 
 def recognised(hub: Hub) -> Recognised:
-    """The naming and family that have all names in a checkpoint.
+    """Return the naming and family that have every name in a checkpoint.
 
-    Raises a `SourceError` that lists the names which none has.
+    Raises a `SourceError` that lists names which no family has.
     """
     found, shapes = _tried(hub), _shapes(hub)
     if found is not None:
@@ -491,7 +487,7 @@ def recognised(hub: Hub) -> Recognised:
 
 
 def described(config: Config) -> Model:
-    """The facts about a model, beyond names and shapes, that its config has."""
+    """Return the facts about a model that its config states, beyond names and shapes."""
     model = lift(config).model
     found = [naming.described(config) for naming in config.dialect.namings]
     family = next((family for family, _ in found if family), None)
@@ -500,16 +496,16 @@ def described(config: Config) -> Model:
 
 
 def model_of(hub: Hub) -> Model:
-    """The facts about a model that its checkpoint has."""
+    """Return the facts about a model that its checkpoint states."""
     carried = (naming.carried(hub) for naming in known().values())
     return hub.model or next((model for model in carried if model is not None), Model())
 
 
 def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
-    """The checkpoint under the `wanted` names, or under a format's `usual` names if it has another
-    stack's.
+    """Return the checkpoint with parameters renamed to the `wanted` naming, or else to the `usual`
+    naming of a format if the present names belong to another stack.
 
-    Raises `SourceError` if no map of its names is known.
+    Raises `SourceError` if no map of names is known.
     """
     if wanted is None and usual is None:
         return hub
@@ -528,11 +524,10 @@ def under(
     config: Callable[[], Config | None],
     told: bool = False,
 ) -> Hub:
-    """The result of `fitting` with the facts of the checkpoint about its model, or else those of
-    `config`.
+    """Return the result of `fitting` with the facts about the model that the checkpoint states,
+    else with the facts that `config` states.
 
-    The result has these facts, too. With `told`, the user named the config, which then takes
-    precedence.
+    The result carries these facts. With `told`, the user named the config, and its facts win.
     """
     found = model_of(hub)
     said = config() if told or found.kv_heads is None else None
@@ -546,10 +541,11 @@ def _shapes(hub: Hub) -> dict[str, Shape]:
 
 
 def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
-    """The checkpoint under other names, and in their layout, which masters and moments share.
+    """Return the checkpoint with parameters under other names, and stacked and transposed
+    accordingly; masters and moments too.
 
-    Raises `SourceError` if no map of names is known, or if the optimizer treats parameters
-    differently that become one parameter.
+    Raises `SourceError` if no map of names is known, or if parameters would be joined that the
+    optimizer treats differently.
     """
     source = recognised(hub)
     SourceError.raise_if(
@@ -585,7 +581,7 @@ def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
 
 
 def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
-    """A neutral parameter, cut out of the family's parameter in which it lies."""
+    """Cut a neutral parameter out of the family's parameter that contains it."""
     held = hub.parameters[theirs.name]
 
     def taken(source: Lazy) -> Lazy:
@@ -607,16 +603,16 @@ def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
 
 
 def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
-    """The runs joined, or the source itself if they cover it."""
+    """Return the runs joined into one tensor. If a single run covers its source, return the source."""
     if len(runs) == 1 and len(runs[0]) == runs[0].source.count and runs[0].source.shape == shape:
         return runs[0].source
     return Joined(tuple(runs), shape, dtype)
 
 
 def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
-    """A parameter of a family, joined from neutral ones.
+    """Join neutral parameters into a parameter of a family.
 
-    Raises `SourceError` if these are not trained alike.
+    Raises `SourceError` if they are not trained alike.
     """
     held = {block.name: neutral[block.name] for block in theirs.blocks}
     first = next(iter(held.values()))
@@ -624,8 +620,8 @@ def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
         same = (set(other.moments), other.step, other.trained, other.weight.dtype)
         if same != (set(first.moments), first.step, first.trained, first.weight.dtype):
             said = (
-                f"{theirs.name}: it is made of {', '.join(held)}, of which {name} is trained "
-                "differently from the first"
+                f"{theirs.name}: it is made of {', '.join(held)}; {name} is trained differently "
+                "from the first of these"
             )
             raise SourceError(f"{said}; keep the checkpoint's own names")
     flat = (theirs.shape[1], theirs.shape[0]) if theirs.turned else theirs.shape
@@ -661,14 +657,13 @@ def _ties(
     table: Table,
     parameters: Mapping[str, Parameter],
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names that a family saves for a weight which already has another name."""
+    """Yield pairs of further name and existing name, for weights that a family saves under two names."""
     if table.tied and table.tied[0] not in parameters:
         yield table.tied
 
 
 def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[Group]:
-    """Yield the optimizer's groups with the new names, in the order of the model with these names.
-    """
+    """Yield the optimizer's groups with new parameter names, in the order of the renamed model."""
     group_of = {name: number for number, group in enumerate(hub.groups) for name in group.names}
     rows: list[list[str]] = [[] for _ in hub.groups]
     for theirs in made:
@@ -686,7 +681,7 @@ def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> I
 
 
 def _left(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding for tensors that are left out since the model computes them."""
+    """Yield a finding for tensors that are left out because the model computes them."""
     names = [*ignored, *hub.buffers]
     if names:
         listed = f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"

@@ -39,7 +39,7 @@ from bridge.state.schema import FORMAT, STATE, State
 WEIGHTS, BUFFERS, GENERATORS = "weights", "buffers", "generators"
 RANDOM = "random"
 SEED = 1234
-"""The seed that the engine uses if the source has none."""
+"""The seed that the engine uses for new random states if the source has none."""
 
 
 def file_of(rank: int) -> str:
@@ -79,7 +79,7 @@ class Checkpoint:
         return cls(folder, root, state, found)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Check state.json and every `shares`-th file of ranks, from file `share` on.
+        """Check state.json, and every `shares`-th file of ranks beginning with file `share`.
 
         Raises a `SourceError` that names each changed file.
         """
@@ -89,10 +89,10 @@ class Checkpoint:
         digests.verify(self.folder, self.root, names, self.digests)
 
     def tensors(self) -> dict[str, Sequence[parts.Stored]]:
-        """The parts of every tensor.
+        """Return the parts of every tensor.
 
-        Raises `SourceError` unless the tensors are those that `state` lists, with each element
-        stored once.
+        Raises `SourceError` unless the tensors are exactly the tensors in `state`, and each element
+        is stored once.
         """
         found: dict[str, list[parts.Stored]] = {name: [] for name in self.state.tensors}
         for rank in range(self.state.world):
@@ -121,15 +121,15 @@ class Native(Format):
     title = "the native engine"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the folder in it that `latest` names; None if that is no
-        checkpoint.
-        """
+        """Return `folder`, or the folder in it that `latest` names; None if there is no checkpoint."""
         place = pointed(folder, LATEST)
         return place if place is not None and (place / STATE).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """The checkpoint. Its tensors are named `weights/NAME`, `MOMENT/NAME`, `buffers/COPY/NAME`
-        and `generators/RANK`.
+        """Return the checkpoint.
+
+        Its tensors are named `weights/NAME`, `MOMENT/NAME`, `buffers/COPY/NAME` and
+        `generators/RANK`.
         """
         checkpoint = Checkpoint.open(place, place)
         checkpoint.tensors()  # raises `SourceError` for parts that are missing or overlap
@@ -173,7 +173,7 @@ class Native(Format):
         return _adopted(hub)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files of a checkpoint of one rank, which the engine reads on any layout."""
+        """Return the files of a checkpoint of one rank, which the engine can load on any layout."""
         tag = f"step{hub.where.steps or 0}"
         tensors = dict(_laid(hub))
         text = json.dumps(
@@ -192,14 +192,12 @@ class Native(Format):
 
 
 CLIENT = "client_state"
-"""Key under which the drop-in engines keep the script's own state, beside their scheduler and
-groups.
-"""
+"""Key for the script's own state, in the client state that drop-in engines save."""
 
 
 def _adopted(hub: Hub) -> Hub:
-    """The checkpoint with the scheduler, groups and script state that a drop-in engine saved as
-    client state.
+    """Return the checkpoint with scheduler, groups and script state separated, which a drop-in
+    engine saves together as client state.
     """
     said = [
         value
@@ -223,7 +221,7 @@ def _adopted(hub: Hub) -> Hub:
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
-    """Every lazy tensor of a checkpoint by name. Its parts were checked before."""
+    """Return the lazy tensors of a checkpoint by name. Their parts must be checked already."""
     found: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
     for rank in range(checkpoint.state.world):
         path = checkpoint.folder / file_of(rank)
@@ -257,7 +255,7 @@ def _carried(state: State, name: str, default: Any) -> Any:
 
 
 def _figures(state: State) -> dict[str, Any]:
-    """The known fields of `Where`, by name."""
+    """Return the known figures on the progress of the run, by field name of `Where`."""
     # state.json has no empty figures: nan, and the list of names in `unsaid`, stand for those that
     # the source did not have.
     found = {**state.progress.model_dump(), "seed": state.seed}
@@ -269,8 +267,9 @@ def _figures(state: State) -> dict[str, Any]:
 
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """States of the random generators by rank; empty if the source had none and this file has new
-    ones.
+    """Return the states of the random generators by rank.
+
+    The result is empty if the source had no random states and the file has new ones.
     """
     if RANDOM in _carried(state, "unsaid", []):
         return {}
@@ -364,7 +363,9 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _kept(hub: Hub) -> dict[str, Any]:
-    """The values that the engine ignores, kept so that a move to another format can restore them.
+    """Return the values that the engine ignores.
+
+    They are stored so that a move to another format can restore them.
     """
     formats = {
         name: held.weight.dtype
@@ -409,7 +410,7 @@ def _unsaid(hub: Hub) -> Iterator[Finding]:
     }
     if len(steps) > 1 or (steps and steps != {float(hub.where.steps or 0)}):
         said = (
-            f"moments have {', '.join(f'{step:g}' for step in sorted(steps))} updates, the run "
+            f"moments have {', '.join(f'{step:g}' for step in sorted(steps))} updates, but the run has "
             f"{hub.where.steps}"
         )
         yield lost("step", f"{said}; the engine uses the run's number for all", Effect.NUMBERS)

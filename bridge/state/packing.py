@@ -40,7 +40,7 @@ class Size(tuple[int, ...]):
 
 
 class Pickle:
-    """Writer of pickles of protocol 2, as torch.save has them.
+    """Writes pickles of protocol 2, as torch.save does.
 
     Each lazy tensor gets a storage in `storages`.
     """
@@ -54,7 +54,7 @@ class Pickle:
         self.out = bytearray(b"\x80\x02")
 
     def of(self, value: Any) -> bytes:
-        """The whole pickle of `value`."""
+        """Return the complete pickle of `value`."""
         self.put(value)
         return bytes(self.out + b".")
 
@@ -67,7 +67,7 @@ class Pickle:
         raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
 
     def name(self, full: str) -> None:
-        """Write a global, whose full name is its module and its name."""
+        """Pickle a global by its full name, which is its module and its name."""
         module, _, name = full.partition(" ")
         self.out += f"c{module}\n{name}\n".encode()
 
@@ -110,9 +110,7 @@ class Pickle:
         self.out += b"e"
 
     def collection(self, values: set[Any] | frozenset[Any]) -> None:
-        """Write a set in an order that does not depend on the process, so that equal values make
-        equal files.
-        """
+        """Pickle a set in an order that does not depend on the process, so that equal values make equal files."""
         self.name(f"builtins {type(values).__name__}")
         self.items((sorted(values, key=repr),))
         self.out += b"R"
@@ -129,7 +127,7 @@ class Pickle:
         self.pairs(values)
 
     def pairs(self, values: Mapping[Any, Any]) -> None:
-        """Write the keys and values of a dictionary."""
+        """Pickle the keys and values of a dictionary."""
         self.out += b"("
         for key, value in values.items():
             self.put(key)
@@ -137,9 +135,7 @@ class Pickle:
         self.out += b"u"
 
     def record(self, value: Record) -> None:
-        """Write an object: the call with its arguments, or its class alone, and then its
-        attributes.
-        """
+        """Pickle an object: its class, called with the arguments if there are any, followed by its attributes."""
         self.name(value.name)
         self.items(value.arguments)
         self.out += b"R" if value.arguments else b"\x81"
@@ -148,7 +144,7 @@ class Pickle:
             self.out += b"b"
 
     def tensor(self, value: Lazy) -> None:
-        """Write a tensor with its own storage."""
+        """Pickle a tensor with a storage of its own."""
         self.name("torch._utils _rebuild_tensor_v2")
         self.out += b"("
         self.items_of_storage(value)
@@ -160,7 +156,7 @@ class Pickle:
         self.out += b"tR"
 
     def items_of_storage(self, value: Lazy) -> None:
-        """Write the reference to a tensor's storage."""
+        """Pickle the reference to a tensor's storage."""
         self.out += b"("
         self.text("storage")
         self.name(f"torch {KIND[value.dtype]}Storage")
@@ -203,18 +199,19 @@ WRITERS: tuple[tuple[Any, Callable[[Pickle, Any], None]], ...] = (
     (Record, Pickle.record),
     (Lazy, Pickle.tensor),
 )
-"""Types of values, with the functions that write them. Subtypes come first: a bool is an int."""
+"""Types of values, with the functions that pickle them.
+
+Subtypes come before their base types: bool before int.
+"""
 
 
 def saved(name: str, value: Any) -> File:
-    """The file that `torch.save(value, name)` would write if all tensors were contiguous and on the
-    CPU.
-    """
+    """Return the file that `torch.save(value, name)` would write if all tensors were contiguous and on the CPU."""
     return File(name, tuple(parts_of(name.rpartition("/")[2].rpartition(".")[0], value)))
 
 
 def parts_of(top: str, value: Any) -> Iterator[bytes | Run | Late]:
-    """Yield the parts of a file of `torch.save`, whose entries have names that begin with `top`."""
+    """Yield the parts of a file of `torch.save`. The names of its entries begin with `top`."""
     pickle = Pickle()
     content = pickle.of(value)
     small = {
@@ -237,11 +234,10 @@ LARGE = 0xFFFFFFFF
 
 
 def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
-    """Yield the parts of an uncompressed zip file, with a run's checksum behind it and in the list
-    at the end.
+    """Yield the parts of an uncompressed zip file.
 
-    So a run is read only once, while it is written, although its checksum is not known when its
-    header is.
+    The checksum of a run follows the run and is in the directory at the end. So a run is read only
+    once, while it is written, although its checksum is not known when its header is written.
     """
     at, places = 0, []
     for name, body in bodies.items():
@@ -262,18 +258,20 @@ def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
 
 
 def _behind(size: int, sums: Sequence[int]) -> bytes:
-    """The descriptor behind a run, with its checksum and its size, packed and unpacked."""
+    """Return the zip descriptor that follows a run, with the run's checksum and its size, packed and unpacked."""
     return struct.pack("<4sIQQ", b"PK\x07\x08", sums[0], size, size)
 
 
 def _flags(body: bytes | Run) -> int:
-    """The flags of an entry: names are in UTF-8 (bit 11), and a run's checksum follows it (bit 3).
-    """
+    """Return the zip flags of an entry: names are in UTF-8 (bit 11), and the checksum of a run follows the run (bit 3)."""
     return 0x800 | (0x8 if isinstance(body, Run) else 0)
 
 
 def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
-    """The header before a body, padded so that the body is aligned. Sizes have 64 bits."""
+    """Return the zip header before an entry's content, padded so that the content is aligned.
+
+    Sizes have 64 bits.
+    """
     encoded = name.encode()
     sizes = struct.pack("<HHQQ", 1, 16, size, size)
     padding = -(at + struct.calcsize(LOCAL) + len(encoded) + len(sizes) + 4) % ALIGNED
@@ -298,7 +296,7 @@ def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
 def _listed(
     places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int
 ) -> bytes:
-    """The list at the end of a zip file, from byte `at` on.
+    """Return the directory at the end of a zip file, which begins at byte `at`.
 
     `sums` are the checksums of the runs, in order.
     """

@@ -37,7 +37,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """The name of the part in a file: the tensor's name, and the offsets of the box."""
+        """Return the name of the part in a file: the tensor's name, and the offsets of the box."""
         return f"{self.name}@{','.join(map(str, self.offsets))}"
 
     @property
@@ -57,7 +57,10 @@ class Stored:
     key: str
 
     def read(self, within: Sequence[slice]) -> Tensor:
-        """The elements within these slices, one for each dimension. Raises `SafetensorError`."""
+        """Return the elements within these slices, one slice for each dimension.
+
+        Raises `SafetensorError`.
+        """
         found: Tensor = (
             self.file.get_slice(self.key)[tuple(within)]
             if within
@@ -91,7 +94,9 @@ def stored(path: Path, root: Path) -> Iterator[Stored]:
 
 
 def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
-    """The tensor's name and the box of the part that a file has as `key`. Raises `SourceError`."""
+    """Parse the key of a part, NAME@OFFSETS, and return the tensor's name and its box. Raises
+    `SourceError` if the key is malformed or has the wrong number of offsets.
+    """
     match = KEY.fullmatch(key)
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     if match is None or len(offsets) != len(sizes):
@@ -102,9 +107,7 @@ def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
 
 
 def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
-    """The reason why the parts do not cover a tensor of this `shape` exactly once; empty if they
-    do.
-    """
+    """Return the reason why the parts do not cover a tensor of this `shape` exactly once; empty if they do."""
     boxes = [part.box for part in found]
     for box in boxes:
         fits = len(box.sizes) == len(shape) and all(
@@ -127,10 +130,10 @@ def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
 
 
 def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
-    """Whether straight cuts, nested at most `depth` deep, separate all boxes from each other.
+    """Return whether straight cuts, nested at most `depth` deep, separate all boxes from each other.
 
-    Boxes of parallel layouts can always be separated in this way, without comparing each pair.
-    Boxes that form a pinwheel cannot, and are refused.
+    This holds for the boxes of all parallel layouts, and is faster than comparing each pair. Boxes
+    that form a pinwheel cannot be separated like this, and are refused.
     """
     if len(boxes) < 2:
         return True
@@ -142,7 +145,7 @@ def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
 
 
 def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
-    """The groups into which cuts along `dim` separate the boxes without cutting through one."""
+    """Return groups of boxes that can be separated by cuts along `dim` without cutting through a box."""
     groups: list[list[Box]] = []
     end = 0
     for box in sorted(boxes, key=lambda box: box.offsets[dim]):
@@ -155,7 +158,7 @@ def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
 
 @torch.no_grad()
 def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
-    """Copy the saved elements into `parts`, whose names and shapes were checked before.
+    """Copy the saved elements into `parts`. Names and shapes must be checked already.
 
     Raises `SourceError`.
     """

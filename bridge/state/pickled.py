@@ -13,9 +13,9 @@ from bridge.config import shown
 from bridge.errors import SourceError
 
 Builder = Callable[..., Any]
-"""Function that makes the value of a listed name from the arguments in the pickle."""
+"""Function that builds the value of a listed name from the arguments in the pickle."""
 Known = Mapping[str, "Builder | Constant"]
-"""Names that a pickle may hold, as "MODULE NAME", each with its builder or its value."""
+"""The names that a pickle may contain, as "MODULE NAME", each with the function that builds its value, or with the value."""
 MOST = 2**28
 """Largest size of a pickle in bytes. Tensors are stored beside it."""
 ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8", "utf8")
@@ -42,13 +42,13 @@ class Record:
 
 
 class Constant(str):
-    """A listed name that is a value itself, such as a number format."""
+    """A listed name that stands for a value, such as a number format."""
 
     __slots__ = ()
 
 
 def recorded(*names: str) -> dict[str, Builder | Constant]:
-    """Entries of a `Known` for classes whose objects become records."""
+    """Return entries of a `Known` for classes whose objects become records."""
 
     def recorder(name: str) -> Builder:
         return lambda *arguments: Record(name, arguments)
@@ -77,11 +77,11 @@ PLAIN: Known = {
     "builtins complex": complex,
     "_codecs encode": _bytes,
 }
-"""Values of Python itself, by module and name."""
+"""Names for plain values of Python, with the functions that build them."""
 
 
 OLD = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-"""Names of modules in protocol 2, with those of Python 3."""
+"""Module names that pickles of protocol 2 contain, with the names of these modules in Python 3."""
 
 
 class _Stopped(Exception):
@@ -98,7 +98,8 @@ MARK = _Mark()
 class Machine:
     """Reads one pickle.
 
-    `known` has the names that it may hold, `persistent` makes values of its references.
+    `known` are the names that the pickle may contain; `persistent` builds the values of its
+    references.
     """
 
     def __init__(self, data: bytes, known: Known, persistent: Builder | None = None) -> None:
@@ -108,7 +109,7 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """The value of the pickle.
+        """Return the value of the pickle.
 
         Raises `Unlisted` for a name that is not listed, and any of `FLAWS` for a damaged pickle.
         """
@@ -142,10 +143,7 @@ class Machine:
         return text
 
     def marked(self) -> list[Any]:
-        """Remove the values above the last mark, and the mark, from the stack.
-
-        Returns the values.
-        """
+        """Remove the values above the last mark, and the mark, from the stack. Returns the values."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is MARK:
                 found = self.stack[place + 1 :]
@@ -154,7 +152,7 @@ class Machine:
         raise ValueError(f"no mark at byte {self.at}")
 
     def look_up(self, module: str, name: str) -> Any:
-        """The builder or the value of a listed name. Raises `Unlisted`."""
+        """Return the builder or the value of a listed name. Raises `Unlisted`."""
         full = f"{OLD.get(module, module)} {name}"
         if full not in self.known:
             raise Unlisted(f"{module}.{name}")
@@ -162,14 +160,14 @@ class Machine:
         return build if isinstance(build, Constant) else Global(full, build)
 
     def call(self, target: Any, arguments: Any) -> Any:
-        """The value that a listed name's builder makes of the arguments."""
+        """Return the value that the builder of a listed name makes of the arguments."""
         if not isinstance(target, Global) or not isinstance(arguments, tuple):
             raise ValueError(f"a call at byte {self.at} that is not of a listed name")
         return target.build(*arguments)
 
 
 class Unlisted(Exception):
-    """A pickle has a name that is not listed."""
+    """Raised for a pickle with a name that is not listed."""
 
 
 def _put(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
@@ -221,7 +219,7 @@ def _append(machine: Machine) -> None:
 
 
 def _into(machine: Machine, kind: type[Any]) -> Any:
-    """The collection on top of the stack. Raises `ValueError` if it is of another type."""
+    """Return the collection on top of the stack. Raises `ValueError` if it has another type."""
     # The exact type: an operation must not reach a method of anything else that a pickle put there.
     found = machine.stack[-1]
     if type(found) is not kind:
@@ -274,15 +272,15 @@ def _new_with_names(machine: Machine) -> None:
 
 
 def _build(machine: Machine) -> None:
-    """Set attributes.
+    """Set attributes of the object on top of the stack.
 
-    Records keep them; a dictionary drops them, such as a state dict's `_metadata`.
+    A record keeps them; a dictionary ignores them, such as a state dict's `_metadata`.
     """
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Record):
         target.state = state if isinstance(state, dict) else {"": state}
     elif not (isinstance(target, dict) and isinstance(state, dict)):
-        raise ValueError(f"attributes of a {type(target).__name__} at byte {machine.at}")
+        raise ValueError(f"attributes are set on a {type(target).__name__}, which takes none, at byte {machine.at}")
 
 
 def _persistent(machine: Machine) -> None:
@@ -364,9 +362,9 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     0x80: _protocol,
     0x95: _frame,
 }
-"""Operations that writers of protocols 2 to 5 use, by code.
+"""Operations in pickles of protocols 2 to 5, by code.
 
-Those that look up names by number, or that call in other ways, are left out.
+Operations that look up names by number, or call functions in unusual ways, are left out.
 """
 
 FLAWS = (
@@ -379,14 +377,14 @@ FLAWS = (
     MemoryError,
     RecursionError,
 )
-"""Errors that a damaged pickle raises."""
+"""Errors that reading a damaged pickle raises."""
 
 
 def value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
-    """The value of a pickle.
+    """Return the value of a pickle.
 
     Raises `SourceError`, with a message that starts with `where`, for a damaged pickle or an
-    unknown name.
+    unlisted name.
     """
     if len(data) > MOST:
         raise SourceError(

@@ -1,6 +1,4 @@
-"""Safetensors as Hugging Face has them: whole weights only, in one file or in several with an
-index.
-"""
+"""Safetensors files as Hugging Face writes them: whole weights only, in one file or in several files with an index."""
 
 from __future__ import annotations
 
@@ -28,10 +26,9 @@ ALIGNED = 8
 
 
 def header(path: Path, root: Path) -> dict[str, Span]:
-    """The tensors of a file by name.
+    """Return the tensors of a file by name.
 
-    Raises `SourceError` if tensors share bytes or leave gaps, or if the last does not end where the
-    file does.
+    Raises `SourceError` if tensors share bytes, leave gaps, or do not end with the file.
     """
     try:
         with regular(path, root).open("rb") as file:
@@ -82,7 +79,7 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
 def file_of(
     name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None
 ) -> File:
-    """A file with these tensors, those with wide elements first."""
+    """Return a file with these tensors; tensors with wide elements come first."""
     # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
     # it is.
     order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
@@ -105,9 +102,7 @@ def file_of(
 
 @dataclass(frozen=True)
 class Names:
-    """Names of files: of a single file, of one of several (by number and count), and of their
-    index.
-    """
+    """Names of files: of a single file, of one of several files (with number and count), and of their index."""
 
     alone: str
     several: str
@@ -120,9 +115,9 @@ SAFE = Names(
 
 
 def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
-    """The tensors of each file, in order.
+    """Return the tensors of each file, in order.
 
-    A file has at most `most` bytes, and a larger tensor has a file of its own.
+    A file has at most `most` bytes, except for a file with one larger tensor.
     """
     found: list[dict[str, Lazy]] = []
     size = 0
@@ -161,7 +156,7 @@ def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[Fi
 
 
 def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
-    """The files that the index names, or the single file; None if there is neither."""
+    """Return the files that the index names, or the single file; None if there is neither."""
     if (folder / names.index).is_file():
         where = weight_map(folder, names)
         return tuple(folder / name for name in dict.fromkeys(where.values()))
@@ -169,7 +164,7 @@ def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
 
 
 def weight_map(folder: Path, names: Names) -> dict[str, str]:
-    """The name of the file of each tensor, as the index has it."""
+    """Return the file name for each tensor, as listed in the index."""
     path = folder / names.index
     rows = parsed(read_text(path, folder, MOST), path).get("weight_map")
     if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
@@ -182,9 +177,9 @@ def weight_map(folder: Path, names: Names) -> dict[str, str]:
 def checked(
     folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]
 ) -> dict[str, Lazy]:
-    """All tensors of these files.
+    """Return all tensors of these files.
 
-    Raises `SourceError` if two files have one, or not the file that the index names.
+    Raises `SourceError` if a tensor is in two files, or in another file than the index says.
     """
     where = weight_map(folder, names) if (folder / names.index).is_file() else None
     tensors: dict[str, Lazy] = {}
@@ -208,11 +203,10 @@ def checked(
 
 
 def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
-    """One copy of each parameter, in the format `dtype` or else that of the weight, and the
-    buffers.
+    """Return one copy of each parameter, and the buffers.
 
-    The master is used only if it has that format. Otherwise the weight, with which the run
-    computes, is cast.
+    Copies are in the format `dtype`, or by default in the format of the weight. The master is used
+    only if it has exactly this format; otherwise the weight, with which the run computes, is cast.
     """
     found = {}
     for name, held in hub.parameters.items():
@@ -222,7 +216,7 @@ def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
 
 
 def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
-    """A checkpoint that has only weights.
+    """Return a checkpoint that has only weights.
 
     Floating-point tensors are parameters, all others are buffers.
     """
@@ -248,19 +242,19 @@ class Safe(Format):
     unseen = "a changed byte of a tensor is not detected"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder, if it has files with the usual names."""
+        """Return the folder if it has files with the usual names; else None."""
         return (
             folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
         )
 
     def read(self, place: Path) -> Hub:
-        """All weights, from the single file or from those that the index names."""
+        """Return all weights, from the single file or from the files in the index."""
         paths = listed(place, SAFE) or ()
         tensors = checked(place, SAFE, {path: header(path, place) for path in paths})
         return hub_of(self.name, tensors, paths, ordered=False)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """One file, or several with an index."""
+        """Return one file, or several files with an index."""
         parts = shards(weights(hub, wanted.dtype), wanted.shard)
         files = [file_of(name, part, {"format": "pt"}) for name, part in index(SAFE, parts)]
         found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))

@@ -52,11 +52,11 @@ class Scaler(Strict):
 
 
 class State(Strict):
-    """Everything in a checkpoint but the tensors.
+    """Everything in a checkpoint except the tensors.
 
-    `tensors` has the global shape of each; `copies` are the numbers of data and tensor ranks.
-    `carried` keeps values of another format that the engines ignore, so that a move back can
-    restore them.
+    `tensors` has the global shape of each tensor; `copies` are the numbers of data and tensor
+    ranks. `carried` are values of another format that the engine ignores, stored so that a move
+    back can restore them.
     """
 
     format: int
@@ -71,16 +71,19 @@ class State(Strict):
 
 
 def read(folder: Path, root: Path) -> State:
-    """The state of the checkpoint in `folder`.
+    """Return the state of the checkpoint in `folder`.
 
-    Raises a `SourceError` with a line for each unfit value.
+    Raises a `SourceError` with a line for each invalid value.
     """
     path = folder / STATE
     return parse(read_text(path, root, MOST), path)
 
 
 def parse(text: str, path: Path) -> State:
-    """The state in `text`, the content of the file `path`. Raises `SourceError` as `read` does."""
+    """Return the state in `text`, the content of the file `path`.
+
+    Raises `SourceError` for the same reasons as `read`.
+    """
     try:
         found = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

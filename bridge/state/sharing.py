@@ -1,6 +1,6 @@
 """Work shared by forked processes, which fetch task numbers and report progress.
 
-The first error ends all.
+The first error ends all processes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from contextlib import suppress
 from bridge.errors import BridgeError, SourceError
 
 Told = Callable[[int, bool], None]
-"""Callback for progress: a number of bytes, and whether they were written now or by an earlier try.
-"""
+"""Callback for progress: a number of bytes, and whether they were written now (true) or by an earlier try."""
 RECORD = "<q?"
 SIZE = struct.calcsize(RECORD)
 NUMBERS = 4
-"""Size in bytes of a number in the file of task numbers."""
+"""Size in bytes of each number in the file of task numbers."""
 LONGEST = 4096
 """Largest size in bytes of an error that is passed on.
 
@@ -36,7 +35,7 @@ class UnwrittenError(SourceError):
 
 
 LOST = "\1"
-"""First character of an error of the disk that is passed between processes."""
+"""First character of a message about a disk error, when it is passed between processes."""
 
 
 def shared(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
@@ -74,9 +73,9 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
 
 
 def _numbered(count: int) -> int:
-    """A descriptor of a nameless file with the numbers.
+    """Return the descriptor of a nameless file with the task numbers.
 
-    Forked processes share its position, so that each read yields the next number.
+    Forked processes share the file position, so each read yields the next number.
     """
     with tempfile.TemporaryFile() as file:
         file.write(b"".join(number.to_bytes(NUMBERS, "little") for number in range(count)))
@@ -109,7 +108,7 @@ def _started(
     others: tuple[int, int],
     work: Callable[[int, Told], object],
 ) -> int:
-    """Fork a process that works until no number is left. Returns its process id."""
+    """Fork a process that works until no task number is left. Returns its process id."""
     child = os.fork()
     if child:
         return child

@@ -9,13 +9,16 @@ from typing import Any
 
 MARK = "stagebridge "
 TUPLE, SET, FROZEN, PAIRS = (f"{MARK}{kind}" for kind in ("tuple", "set", "frozenset", "pairs"))
-"""Keys that denote a tuple, a set or pairs: each is the only key of its object, and its value is a
-list.
+"""Keys that mark a tuple, a set or a list of pairs.
+
+Such a key is the only key of its object, and its value is a list.
 """
 
 
 def encoded(value: Any) -> Any:
-    """`value` as values that JSON has. A part that is not plain stays unchanged."""
+    """Return `value` with tuples, sets and keys of other types written as JSON lists and objects.
+    Anything else, such as a tensor, stays unchanged.
+    """
     if isinstance(value, tuple):
         return {TUPLE: [encoded(inner) for inner in value]}
     if isinstance(value, set | frozenset):
@@ -36,9 +39,9 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """The value from which `encoded` made `value`.
+    """Return the value from which `encoded` made `value`.
 
-    Raises `TypeError` or `ValueError` for a value that `encoded` never makes.
+    Raises `TypeError` or `ValueError` for a value that `encoded` never returns.
     """
     if isinstance(value, list):
         return [decoded(inner) for inner in value]

@@ -1,5 +1,4 @@
-"""Writes checkpoints: by several processes, into a folder beside the target that is renamed at the
-end.
+"""Writes checkpoints with several processes, into a temporary folder next to the target that is renamed at the end.
 
 Finished files outlive a kill, and the same command continues from them.
 """
@@ -28,17 +27,17 @@ from bridge.state.lazy import STRIP, WIDTH, Run, raw, strips
 from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
-"""Files in that folder, or endings of their names: the digest of the task; the list of finished
-files; an unfinished file; and the number of its bytes that are certainly on the disk.
+"""Names or suffixes of files in the temporary folder: the digest of the task, the list of finished
+files, an unfinished file, and the number of bytes of it that are certainly on the disk.
 """
 SPARE = 2**20
 """Number of bytes to keep free for names and digests."""
 STAGE = 2**29
 """Number of bytes after which a file is flushed to the disk. A kill loses no more than this."""
 PATIENCE = 10.0
-"""Seconds to wait until the processes of a killed command have ended."""
+"""Seconds to wait for the processes of a killed command to end."""
 Moved = Callable[[int, bool], None]
-"""Callback for every piece: its bytes, and whether they were written now or by an earlier try."""
+"""Callback for progress: a number of bytes, and whether they were written now (true) or by an earlier try."""
 
 
 def write(
@@ -46,8 +45,8 @@ def write(
 ) -> None:
     """Write the files into the new folder `target`. Raises `SourceError`.
 
-    After a full disk or a kill, the written files stay beside it, and the same call continues from
-    them. A source that is refused leaves nothing.
+    After a full disk or a kill, the written files stay in a folder next to `target`, and the same
+    call continues from them. If the source is refused, no files stay.
     """
     if os.path.lexists(target):
         raise SourceError(f"{target}: exists already; name a new folder, or remove this one")
@@ -95,7 +94,7 @@ def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: in
 
 
 def _advice(staging: Path) -> str:
-    """Advice for the user after a failure."""
+    """Return advice for the user after a failure."""
     kept = (
         f"{staging} keeps the finished part: make room and repeat the command to continue, or "
         "remove it"
@@ -130,7 +129,10 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
 
 @contextmanager
 def _alone(staging: Path) -> Iterator[None]:
-    """Context that holds the folder's lock. Raises `SourceError` if another process keeps it."""
+    """Return a context in which this process holds the folder's lock.
+
+    Raises `SourceError` if another process holds it.
+    """
     staging.mkdir(exist_ok=True)
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -155,9 +157,9 @@ def _locked(descriptor: int) -> bool:
 
 
 def _mark(written: Written, sources: Iterable[Path]) -> str:
-    """A digest of the sources and of the parts of each file.
+    """Return a digest of the sources and of the parts of each file.
 
-    Finished files can be used only if it is the same.
+    Finished files can be reused only if this digest is unchanged.
     """
     found = hashlib.sha256(__version__.encode())
     for path in sources:
@@ -176,7 +178,7 @@ def _mark(written: Written, sources: Iterable[Path]) -> str:
 
 
 def _resumed(staging: Path, mark: str) -> dict[str, str]:
-    """Digests of the files that an earlier try finished.
+    """Return the digests of the files that an earlier try finished.
 
     Files of another checkpoint are removed.
     """
@@ -190,7 +192,7 @@ def _resumed(staging: Path, mark: str) -> dict[str, str]:
 
 
 def _journal(staging: Path) -> dict[str, str]:
-    """Digests of the finished files, by name."""
+    """Return the digests of the finished files, by name."""
     # The last line may be half written. Lines that are not a digest and the name of a file are
     # passed over, and the file is written again.
     lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
@@ -203,7 +205,7 @@ def _journal(staging: Path) -> dict[str, str]:
 
 
 def _room(staging: Path, left: Iterable[File]) -> None:
-    """Raises `SourceError` unless the disk has room for the rest of the files."""
+    """Raise `SourceError` unless the disk has room for the rest of the files."""
     needed = sum(file.size - _kept(staging, file).size for file in left) + SPARE
     free = shutil.disk_usage(staging).free
     if free < needed:
@@ -214,9 +216,7 @@ def _room(staging: Path, left: Iterable[File]) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """The beginning of an unfinished file: the number of bytes certainly on the disk, and their
-    digest.
-    """
+    """The part of an unfinished file that is certainly on the disk: its number of bytes, and its digest."""
 
     size: int = 0
     digest: str = ""
@@ -293,10 +293,10 @@ def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
 def pieces(
     file: File, before: IO[bytes] | None = None, kept: int = 0
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file, at most a strip at a time.
+    """Yield the bytes of a file, at most one strip at a time.
 
-    The first `kept` of them are read from the stream `before`: an earlier try wrote them, and
-    stopped between two pieces.
+    The first `kept` bytes are read from the stream `before`, because an earlier try has already
+    written them.
     """
     sums: dict[int, int] = {}
     at = 0
@@ -348,7 +348,7 @@ def _run(
 
 
 def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
-    """Write the digests beside the files, and flush every name to the disk."""
+    """Write SHA256SUMS with the digests, and flush every name to the disk."""
     top = written.sums.rpartition("/")[0]
     prefix = f"{top}/" if top else ""
     found = {

@@ -1,4 +1,7 @@
-"""Public Hypothesis strategies: plans, checked configs of any dialect, and edits of these. Needs the `test` extra."""
+"""Public Hypothesis strategies: plans, configs that their stack accepts, and edits of such configs.
+
+Needs the extra `test`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compares bash with the shell reader: the words of every run that a script starts, in order."""
+"""Compares bash with the shell reader.
+
+Both give the words of every run that a script starts, in order.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from bridge.testing import processes
 BASH = shutil.which("bash")
 STARTER = "torchrun"
 STARTING = ("bash", "sh", "env", "nohup", "xargs")
-"""Names of programs that start others and that the reader models."""
+"""Names of programs that start other programs and that the reader models."""
 SECONDS = 10
 """Time limit for a script in seconds."""
 # Words are ended by null bytes, as they may contain anything else; their number comes first, as a
@@ -28,7 +31,10 @@ STAND_IN = """#!/bin/sh
 printf '%s\\0' "$#" "$@" >> {target}
 """
 STOPPED = re.compile(r"line (\d+): .*a shell stops", re.DOTALL)
-"""Matches the line number in a reader's message about an error at which a shell would stop."""
+"""Matches a reader's message about an error at which a shell would stop.
+
+The group is the line number.
+"""
 ASSIGNING = re.compile(r"[A-Za-z_]\w*=")
 """Matches the beginning of a word that assigns to a variable."""
 Runs = list[list[str]]
@@ -36,19 +42,24 @@ Runs = list[list[str]]
 
 @dataclass(frozen=True)
 class Said:
-    """The reader's result: the words of each run, or the reason why it does not know them."""
+    """The reader's result: the words of each run, or the reason why the reader does not know them."""
 
     runs: Runs
     refused: str = ""
     stopped: int = 0
-    """The line at which a shell stops with an error according to the reader; 0 if there is none."""
+    """The line at which, by the reader, a shell stops with an error; 0 if there is none."""
 
 
 class Bash:
-    """Runs scripts in an empty folder. They can start only a stand-in of the launcher and programs that the reader models."""
+    """Runs scripts with bash in an empty folder.
+
+    They can start only a stand-in for the launcher, and programs that the reader models.
+    """
 
     def __init__(self, folder: Path) -> None:
-        """Write the stand-in, and the file for its notes, into `folder`, which must be empty."""
+        """Write the launcher's stand-in into `folder`, which must be empty, and the file in which
+        the stand-in notes its arguments.
+        """
         self.work, self.programs, self.notes = (
             folder / "work",
             folder / "programs",
@@ -63,7 +74,7 @@ class Bash:
                 (self.programs / name).symlink_to(path)
 
     def reads(self, text: str) -> bool:
-        """Whether a text is valid syntax for bash."""
+        """Return whether a text is valid syntax for bash."""
         command = [str(BASH), "-nO", "extglob"]
         return (
             subprocess.run(
@@ -73,11 +84,11 @@ class Bash:
         )
 
     def runs(self, text: str) -> Runs:
-        """The words of each run that bash starts. Raises `subprocess.TimeoutExpired`."""
+        """Return the words of each run that bash starts. Raises `subprocess.TimeoutExpired`."""
         return self.done(text)[0]
 
     def done(self, text: str) -> tuple[Runs, set[int]]:
-        """The words of each run that bash starts, and the lines on which it reports errors."""
+        """Return the words of each run that bash starts, and the lines on which bash reports errors."""
         # Each script gets an empty folder: files of the one before would change what it does.
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
@@ -102,7 +113,7 @@ def _noted(notes: bytes) -> Runs:
 
 
 def said(text: str) -> Said:
-    """The runs that the reader finds in a script."""
+    """Return the runs that the reader finds in a script."""
     reader = Reader("launch.sh", Scope({}))
     refused = ""
     try:
@@ -157,10 +168,8 @@ def said(text: str) -> Said:
 
 
 def _places(text: str, line: int) -> set[int]:
-    """The line numbers under which bash may report an error on `line`.
-
-    A command's error is reported under its first line, or under the line of a here-document's
-    operator.
+    """Return the line numbers that bash may report for an error on `line`: also the first line of
+    the command, and the line of a here-document's operator.
     """
     lines, first = text.split("\n"), line
     # Lines joined by a backslash are one command, which begins on the first of them.
@@ -173,8 +182,9 @@ def _places(text: str, line: int) -> set[int]:
 
 
 def outcome(bash: Bash, text: str) -> tuple[str, str]:
-    """The result of the comparison (`equal`, `stopped`, `refused`, `different`), and the reader's
-    reason to refuse.
+    """Compare bash with the reader.
+
+    Returns `equal`, `stopped`, `refused` or `different`, and the reader's reason to refuse.
     """
     found = said(text)
     if found.refused and not found.stopped:

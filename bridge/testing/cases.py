@@ -1,4 +1,4 @@
-"""Small launch scripts: one condition or construct decides a flag, over every operator, quoting and kind of value."""
+"""Small launch scripts in which one condition or construct decides a flag, over every operator, quoting and kind of value."""
 
 from __future__ import annotations
 
@@ -253,11 +253,12 @@ END = 'torchrun a.py --same 1 $X "$X"\n'
 
 
 class CaseWriter(Writer):
-    """Writer of the scripts of this module."""
+    """Writes the scripts of this module."""
 
     def rule(self, name: str) -> str:
-        """A text for a part that the rule `name` allows; the simplest one if the part is nested
-        deeply.
+        """Return a text for a part by the rule `name`.
+
+        In a deeply nested part, it is the simplest text of the rule.
         """
         self.depth += 1
         # The first way of each rule has no part of the same rule in it, so the nesting ends.
@@ -268,7 +269,7 @@ class CaseWriter(Writer):
 
 
 def case(choose: Callable[[Sequence[str]], str]) -> Script:
-    """A script from the parts that `choose` selects."""
+    """Return a script made of the parts that `choose` selects."""
     writer = CaseWriter(choose)
     body = writer.filled(choose((DECIDED, "X=\n⟨construct⟩\n")))
     return START.format(A=choose(SETTINGS), B=choose(SETTINGS), C=choose(SETTINGS)) + body + END, ()

@@ -45,9 +45,7 @@ class Task:
 
 @dataclass
 class Covered:
-    """Numbers of tried configs: by release, by passed stage, and of those that a stage had to
-    refuse.
-    """
+    """Numbers of tried configs: by release, by stage that accepted them, and by stage that rightly refused them."""
 
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -61,7 +59,7 @@ class Covered:
 
 
 class Broken(AssertionError):
-    """A config breaks a promise, whose name and details are the arguments."""
+    """Raised for a config that breaks a promise. The arguments are the promise's name and details."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Failure:
 
     @property
     def promise(self) -> tuple[str, str]:
-        """The promise that is broken: the stage, and the message without its details."""
+        """The promise that is broken: the stage, and the message without details."""
         return self.stage, self.message.partition(":")[0]
 
     @cached_property
@@ -87,7 +85,7 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """The text of the file, or values by path if no file can be written."""
+        """The text of the file. If no file can be written, the values by path."""
         return self.written.text if self.written else f"{dict(self.config.given)!r}\n"
 
 
@@ -131,7 +129,7 @@ def fuzz(
 
 
 def _smallest(task: Task, failure: Failure) -> Failure:
-    """The failure, without the settings that do not contribute to it."""
+    """Return the failure without the settings that do not contribute to it."""
     # Hypothesis shrinks its own choices; a setting that the core of a config always draws goes only
     # here.
     for path in failure.config.given:
@@ -141,7 +139,7 @@ def _smallest(task: Task, failure: Failure) -> Failure:
 
 
 def _still(task: Task, failure: Failure, given: Mapping[str, Any]) -> Failure | None:
-    """A failure of the same promise with only the settings `given`; None if there is none."""
+    """Return the failure of a config with only the settings `given`, if it breaks the same promise; else None."""
     config = failure.config
     try:
         fewer = config.dialect.config(given, config.version, config.world_size, config.entry)
@@ -193,7 +191,10 @@ def _reads_back(config: Config) -> None:
 
 
 def _read_again(config: Config, format: str) -> Config:
-    """A config after a round trip through its files. They are written without fsync, which only users' files need."""
+    """Return a config after it was written to files and read back.
+
+    Files are written without fsync, which only users' files need.
+    """
     dialect = config.dialect
     with TemporaryDirectory() as folder:
         path = Path(folder, f"config.{suffix(dialect, format)}")
@@ -203,12 +204,15 @@ def _read_again(config: Config, format: str) -> Config:
 
 
 def starts(config: Config) -> bool:
-    """Whether the stack starts with the config. A config at which it stops is not written back."""
+    """Return whether the stack starts with the config.
+
+    A config at which the stack stops is not written.
+    """
     return not any(finding.effect is Effect.STOPS for finding in config.dialect.inspect(config))
 
 
 def suffix(dialect: Dialect, format: str) -> str:
-    """The suffix of files of a format."""
+    """Return the suffix of files of a format."""
     return next(suffix for suffix in SUFFIXES if dialect.format_of(f"x.{suffix}") == format)
 
 
@@ -232,10 +236,8 @@ def _survives(config: Config) -> None:
 
 
 def _converts(config: Config, to: Dialect, version: str | None) -> None:
-    """Check that the other stack reads the converted config, and that exactly the losses are
-    reported.
-
-    Also check that the conversion back, with the carry-over, restores the config.
+    """Check a conversion: the other stack reads the converted config, exactly the losses are
+    reported, and the conversion back with the carry-over restores the config.
     """
     result = translate(config, to, version)
     for format in to.formats:
@@ -246,8 +248,8 @@ def _converts(config: Config, to: Dialect, version: str | None) -> None:
 
 
 def _accepted(result: Result, format: str) -> None:
-    """Check that the written config is read with equal effective values, or that findings announce
-    its refusal.
+    """Check that the written config is read with equal effective values, or that findings announced
+    the problems of reading it.
     """
     target, to = result.config, result.config.dialect
     try:
@@ -296,7 +298,7 @@ def _tells(result: Result) -> None:
 
 
 def _back(result: Result) -> Values:
-    """Effective values after a conversion there and back; empty if the stack refuses the result."""
+    """Return the effective values after a conversion there and back; empty if the stack refuses the result."""
     config = result.source
     try:
         return lower(
@@ -318,7 +320,7 @@ def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any
 
 
 def command(task: Task, failure: Failure, file: str) -> str:
-    """The command line that shows the failure for the config in `file`."""
+    """Return the command line that shows the failure, for a config saved as `file`."""
     config = failure.config
     words = ["--from", config.dialect.name, "--from-version", config.version]
     words += ["--world-size", str(config.world_size)] if config.world_size else []

@@ -47,7 +47,7 @@ PARAMETERS = st.builds(lambda base, scaling: {**scaling, "rope_theta": base}, PO
 BOTH = st.builds(
     lambda one, two: {"sliding_attention": one, "full_attention": two}, PARAMETERS, PARAMETERS
 )
-"""A mapping with rotary parameters for each kind of block, as in Gemma 3."""
+"""Strategy for rotary parameters that are separate for each kind of block, as in Gemma 3."""
 
 KEYS: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), st.integers(1, 12)),
@@ -79,24 +79,26 @@ KEYS: Mapping[str, SearchStrategy[Any]] = {
     "topk_method": st.sampled_from(("greedy", "group_limited_greedy", "noaux_tc")),
     "n_inner": st.integers(1, 4096),
 }
-"""Realistic values for keys whose types would allow any value."""
+"""Strategies for realistic values of keys whose types would allow any value."""
 BLOCKS: Mapping[str, SearchStrategy[Any]] = {
     "layer_types": st.sampled_from(("full_attention", "sliding_attention")),
     "mlp_layer_types": st.sampled_from(("dense", "sparse")),
     "is_moe_layer": st.booleans(),
     "no_rope_layers": st.sampled_from((0, 1)),
 }
-"""Keys whose values are lists with one entry for each block, with the values of an entry."""
+"""Keys whose value is a list with one entry for each block, with strategies for an entry."""
 
 
 def key(name: str) -> SearchStrategy[Any]:
-    """Strategy for the values of a key."""
+    """Return a strategy for the values of a key."""
     return KEYS[name] if name in KEYS else typed_values(fields(ModelKeys)[name].annotation)
 
 
 @st.composite
 def of_family(draw: DrawFn, name: str, without: tuple[str, ...] = ()) -> Sequence[Group]:
-    """Groups of keys that the family `name` reads: first its number of layers, then some other keys, each in its own group."""
+    """Draw groups of keys that the family `name` reads: first its number of layers, then some other
+    keys, each in a group of its own.
+    """
     family, layers = FAMILIES[name], draw(st.integers(1, 12))
     counts = family.keys["layers"].names[:1] if "layers" in family.keys else ()
     first = dict.fromkeys(counts, layers)

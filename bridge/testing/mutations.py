@@ -1,4 +1,7 @@
-"""Configs with one mistake, made from valid ones, with the edited key and the kind of mistake."""
+"""Configs with one mistake, made from valid configs.
+
+Each names the edited key and the kind of mistake.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.testing.strategies import Case, configs, entries, part_of, paths_of
 
 Path = tuple[str, ...]
-"""Path of a value in a source, level by level."""
+"""Path of a value in a source: its keys, level by level."""
 
 
 REST = "*"
@@ -44,10 +47,9 @@ class Mistake(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit: its path, the new value (`REMOVE` for none), and the old path of a value that
-    moves.
+    """One edit: the path to change, the new value, or `REMOVE`, and the path that a moved value leaves.
 
-    For a size that no longer fits, it also has the plan field.
+    For a size that no longer fits, `ours` is the plan field.
     """
 
     mistake: Mistake
@@ -63,7 +65,7 @@ class _Remove:
 
 
 REMOVE = _Remove()
-"""Value of an edit that removes the key."""
+"""Marks an edit that removes the key."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,16 @@ class Mutation:
         return self.config.dialect.read(self.source, self.config.version, self.config.world_size)
 
     def named_in(self, error: BridgeError) -> bool:
-        """Whether a message of `error` names the edited key. For sizes that do not fit, the axis or side is enough."""
+        """Return whether a message of `error` names the edited key.
+
+        For sizes that do not fit, the name of the axis is enough.
+        """
         names = (_word(path.rpartition(".")[2]) for path in (self.key, self.ours))
         return any(name in _word(str(error)) for name in names if name)
 
 
 def _word(text: str) -> str:
-    """A flag as the name of the setting: `--micro-batch` becomes `micro_batch`."""
+    """Return a flag as the name of the setting: `--micro-batch` becomes `micro_batch`."""
     return text.lstrip("-").replace("-", "_")
 
 
@@ -124,7 +129,7 @@ def _mutations(
 
 
 def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
-    """All single edits of a config that are mistakes, by the kind of mistake."""
+    """Return all single edits of a config that are mistakes, grouped by kind of mistake."""
     found: dict[Mistake, list[Edit]] = {}
     for maker in MAKERS:
         for edit in maker(config):
@@ -133,7 +138,10 @@ def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
 
 
 def edited(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
-    """A copy of nested `source` with one edit. Missing sections are added, sections that become empty are removed."""
+    """Return a copy of the nested mapping `source` with one edit.
+
+    Missing sections are added, sections that become empty are removed.
+    """
     copy: dict[str, Any] = deepcopy(dict(source))
     # A renamed key keeps its value, which is taken from its old place first.
     value = _take(copy, edit.leaves) if edit.leaves else edit.value
@@ -170,7 +178,7 @@ def _unknown(config: Config) -> Iterator[Edit]:
 
 
 def _free(config: Config, parent: Path) -> bool:
-    """Whether `parent` is free-form: a single field takes all of its entries."""
+    """Return whether `parent` is a free-form section, all of whose entries belong to a single field."""
     known = fields(config.dialect.schema)
     above = [parent[:length] for length in range(len(parent) + 1)]
     return any(".".join(path) in known for path in above) or ".".join((*parent, REST)) in known
@@ -189,7 +197,7 @@ def _misspelled(config: Config) -> Iterator[Edit]:
 
 
 def _swapped(name: str) -> str:
-    """`name` with two neighbouring letters swapped: the first different ones from the middle on."""
+    """Return `name` with two neighbouring letters swapped: the first pair from the middle on whose letters differ."""
     for place in range(len(name) // 2, len(name) - 1):
         if name[place] != name[place + 1] and name[place : place + 2].isalpha():
             return name[:place] + name[place + 1] + name[place] + name[place + 2 :]
@@ -201,7 +209,10 @@ def _swapped(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Allowed values of a field: plain types, bounds, and choices (empty: any value of its types)."""
+    """Allowed values of a field: plain types, bounds, and choices.
+
+    Empty choices allow any value of the types.
+    """
 
     types: frozenset[Any]
     bounds: tuple[Any, ...] = ()
@@ -255,7 +266,7 @@ def _wrong(kind: _Kind) -> Iterator[tuple[Mistake, Any]]:
 
 
 def _beyond(bound: Any) -> float | int | None:
-    """The nearest whole value outside a bound."""
+    """Return the nearest integer outside a bound."""
     # A bound of "above 0" already excludes 0 itself, so no step is needed.
     limits: tuple[tuple[Any, str, int], ...] = (
         (Ge, "ge", -1),
@@ -303,7 +314,7 @@ def _relations(config: Config) -> Iterator[Edit]:
 
 
 def _carried(config: Config, ours: str, value: Any) -> list[str]:
-    """Paths of given values that equal a plan field and are its only source."""
+    """Return the paths of given values that alone determine an equal plan field."""
     rule = next(rule for rule in config.dialect.rules if ours in rule.ours)
     return [
         path

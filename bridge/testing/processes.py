@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def _listen() -> None:
-    """Reset the handling of signals.
+    """Reset signal handling.
 
-    Background programs ignore some, and a shell cannot trap ignored ones.
+    A background program ignores some signals, and a shell cannot trap ignored signals.
     """
     for heard in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(heard, signal.SIG_DFL)
@@ -25,7 +25,7 @@ def run(
     environment: Mapping[str, str],
     folder: Path | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program in a new session, and then kill all that is left of the session.
+    """Run a program in a new session, and afterwards kill all processes of that session.
 
     Raises `subprocess.TimeoutExpired`.
     """

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 Script = tuple[str, tuple[str, ...]]
-"""The text of a script, and the names of the productions that made it."""
+"""The text of a script, and the names of the grammar productions from which it was made."""
 PART = re.compile(r"⟨([a-z -]+)(?:\*(\d))?⟩")
 NAMED = re.compile(r"\$([ABCD])(?=\w)", re.ASCII)
-"""Matches a name that is directly followed by letters, with which it would be another, unset name.
-"""
+"""Matches `$NAME` directly followed by letters, which would make it another, unset name."""
 DEEPEST = 6
 """Largest depth of nesting; deeper parts are the simplest ones."""
 MOST = 60
-"""Largest number of parts in a script; further parts are the simplest ones."""
+"""Largest number of parts in a script; from there on, parts are the simplest ones."""
 
 _GLOBS = (
     "x*",
@@ -295,7 +294,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
         "'A=\"$B\"; C=$A'",
     ),
 }
-"""Parts that have one of several texts, the simplest first."""
+"""Parts for which one of several texts is selected, the simplest text first."""
 
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "${A}": ("${⟨name⟩}",),
@@ -986,7 +985,7 @@ PRODUCTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "status of a substitution": ("A=$( ⟨condition⟩ ); B=$?",),
     },
 }
-"""Productions by the rule that selects one of them."""
+"""Grammar productions, grouped by the rule that selects one of them."""
 FLAT: Mapping[str, str] = {
     "word part": "⟨text⟩",
     "one word": "⟨text⟩",
@@ -997,7 +996,7 @@ FLAT: Mapping[str, str] = {
     "statement": "⟨name⟩=⟨text⟩",
     "command": "$(echo ⟨bare⟩)",
 }
-"""The text of each rule for parts that are nested too deeply."""
+"""The text that each rule has for parts that are nested too deeply."""
 START = (
     "shopt -s extglob",
     "A=⟨text⟩ B=⟨text⟩ C=⟨text⟩ D=⟨text⟩",
@@ -1012,13 +1011,15 @@ BEFORE = (
     "if ⟨condition⟩; then B+=y; fi",
     'torchrun a.py $((⟨number⟩)) "⟨parameter⟩" ⟨parameter⟩ "⟨spread⟩" ⟨command⟩',
 )
-"""Lines of each script with the kinds of parts that statements contain only at depth."""
+"""Lines at the start of each script, so that each script has the kinds of parts that are otherwise
+only deep inside statements.
+"""
 END = 'torchrun a.py "$A" "$B" "$C" "$D" "$K" "$L" "${P[@]}" . "${Q[@]}" . "${M[k]}" "$#" "$@"'
 
 
 @dataclass
 class Writer:
-    """Writer of scripts; `used` has the names of the productions that were used."""
+    """Writes scripts. `used` are the names of the productions that were used."""
 
     choose: Callable[[Sequence[str]], str]
     used: list[str] = field(default_factory=list)
@@ -1027,7 +1028,7 @@ class Writer:
     parts: int = 0
 
     def filled(self, template: str) -> str:
-        """`template` with all its parts filled in."""
+        """Return `template` with all parts in angle brackets filled in."""
         if "№" in template:
             self.serial += 1
             template = template.replace("№", str(self.serial))
@@ -1040,7 +1041,7 @@ class Writer:
         return " ".join(self.rule(found[1]) for _ in range(int(self.choose(counts))))
 
     def rule(self, name: str) -> str:
-        """A text for a part that the rule `name` allows."""
+        """Return a text for a part by the rule `name`."""
         if name in RULES:
             return self.filled(self.choose(RULES[name]))
         self.parts += 1
@@ -1056,7 +1057,7 @@ class Writer:
 
 
 def written(choose: Callable[[Sequence[str]], str]) -> Script:
-    """A script that consists of the parts that `choose` selects."""
+    """Return a script made of the parts that `choose` selects."""
     write = Writer(choose)
     lines = [write.filled(line) for line in START]
     lines += [write.rule("statement") for _ in range(int(choose("1234")))]
@@ -1067,5 +1068,5 @@ def written(choose: Callable[[Sequence[str]], str]) -> Script:
 
 @st.composite
 def scripts(draw: Callable[[st.SearchStrategy[str]], str]) -> Script:
-    """Strategy for scripts, each with the productions that made it."""
+    """Return a strategy for scripts, each with the productions from which it was made."""
     return written(lambda choices: draw(st.sampled_from(list(choices))))

@@ -17,15 +17,15 @@ from bridge.errors import BridgeError
 from bridge.testing.strategies import Case, configs, part_of, paths_of
 
 ROUND = 50
-"""Number of configs that are drawn at once."""
+"""Number of configs that are drawn before the wanted fields are selected again."""
 CHOICES = 2**14
-"""Number of random bytes for a config, more than any config needs."""
+"""Number of random bytes for one config; no config needs more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of `having` configs whose release and entry point have a field, `off` set it to another value
-    than its default.
+    """The share of configs that set a field to another value than its default: `off` of the
+    `having` configs whose release and entry point have the field.
     """
 
     off: int = 0
@@ -37,12 +37,12 @@ class Share:
         return self.off / max(1, self.having)
 
     def plus(self, off: bool) -> Share:
-        """The share with one more config."""
+        """Return the share with one more config counted."""
         return Share(self.off + off, self.having + 1)
 
     def exceeds(self, share: float, doubt: float) -> bool:
-        """Whether the true share exceeds `share`: with `share`, this many hits would be less likely
-        than `doubt`.
+        """Return whether the true share exceeds `share`: if it were `share`, this many hits or more
+        would have a probability below `doubt`.
         """
         # The upper tail of the binomial distribution: 1 - P(fewer hits than there were).
         odds = (
@@ -55,10 +55,10 @@ class Share:
 def shares(
     dialect: Dialect, examples: int, wanted: Callable[[Share], bool] = lambda share: True
 ) -> dict[str, Share]:
-    """The share of every field in `examples` configs.
+    """Return the share of every field in `examples` configs.
 
-    Configs are drawn for releases and entry points with a field that is still `wanted`, until there
-    is none. Fields that nothing can set (`Part.unsettable`) are left out.
+    Configs are drawn only for releases and entry points that have a field whose share is still
+    `wanted`. Fields that nothing can set (`Part.unsettable`) are left out.
     """
     found = {path: Share() for case in _cases(dialect) for path in _paths(dialect, case)}
     random, among = Random(0), _cases(dialect)
@@ -77,7 +77,7 @@ def shares(
 
 @cache
 def _cases(dialect: Dialect) -> tuple[Case, ...]:
-    """Releases and entry points, each repeated in proportion to its frequency."""
+    """Return the cases of releases and entry points; a frequent case is repeated."""
     return tuple(
         Case(version, None, entry)
         for version in dialect.versions
@@ -92,9 +92,9 @@ def _paths(dialect: Dialect, case: Case) -> frozenset[str]:
 
 
 def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
-    """A config that does not depend on others.
+    """Draw a config that is independent of earlier ones.
 
-    In an ordinary run Hypothesis starts with small configs, and repeats parts of earlier ones.
+    An ordinary Hypothesis run would start with small configs, and reuse parts of earlier ones.
     """
     found: list[Config] = []
     draw: Any = given(configs(dialect, case.version, entry=case.entry))(
@@ -106,8 +106,9 @@ def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
 
 
 def off_default(config: Config) -> set[str]:
-    """Fields whose values differ from the stack's default, be it for an empty config or for the
-    rest of this one.
+    """Return the fields whose values differ from the stack's default.
+
+    The default may be that of an empty config, or of a config with the other settings of this one.
     """
     usual = _usual(config.dialect, Case(config.version, None, config.entry))
     same = {path for path, value in config.given.items() if value == usual.get(path)}
@@ -121,9 +122,7 @@ def off_default(config: Config) -> set[str]:
 
 
 def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The effective values of a config with the values `given` instead; empty if the stack refuses
-    it.
-    """
+    """Return the effective values of `config` with the settings `given` in place of its own; empty if the stack refuses them."""
     try:
         return config.dialect.config(
             given, config.version, config.world_size, config.entry
@@ -134,7 +133,7 @@ def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def _usual(dialect: Dialect, case: Case) -> Values:
-    """Effective values of an empty config."""
+    """Return the effective values of an empty config."""
     least = part_of(dialect).least
     made = dialect.config(least, case.version, case.world_size, case.entry).effective
     return Values({path: value for path, value in made.items() if path not in least})

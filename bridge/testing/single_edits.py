@@ -1,5 +1,4 @@
-"""Makes one edit in a real source, and tells whether the plan, the values or the findings show it.
-"""
+"""Makes one edit in a real source, and says whether the plan, the values or the findings show the edit."""
 
 from __future__ import annotations
 
@@ -47,9 +46,7 @@ class Edited:
 
 
 def edited(source: Source, chance: Random, kind: str) -> Edited | None:
-    """`source` with one edit of a kind, at a key that `chance` draws; None if the edit is not
-    possible there.
-    """
+    """Return `source` with one edit of a kind, at a key that `chance` draws; None if this edit is not possible at the key."""
     if isinstance(source, Mapping):
         places = list(_places(source))
         return _mapping(source, chance.choice(places), kind, chance) if places else None
@@ -156,9 +153,9 @@ VALUES: Mapping[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Base:
-    """A real source, and a function that reads edits of it.
+    """A real source, and a function that reads edited versions of it.
 
-    Its values, plan and findings are computed once.
+    Values, plan and findings of the source are computed once.
     """
 
     source: Source
@@ -177,8 +174,8 @@ class Base:
 
 
 def outcome(base: Base, edit: Edited) -> str:
-    """The result of an edit: `REFUSED` or another of the constants above; `SILENT` if nothing shows
-    the edit.
+    """Return the result of an edit, one of the constants above: `REFUSED` if reading fails and
+    names the key, `SILENT` if nothing shows the edit.
     """
     try:
         after = base.read(edit.source)
@@ -202,7 +199,7 @@ def outcome(base: Base, edit: Edited) -> str:
 
 
 def _names(key: str, text: str) -> bool:
-    """Whether `text` names a key as a whole word, with dashes or underscores."""
+    """Return whether `text` names a key as a whole word, with dashes or underscores."""
     word = re.escape(key.replace("-", "_"))
     return (
         re.search(
@@ -213,10 +210,9 @@ def _names(key: str, text: str) -> bool:
 
 
 def _held(after: Config, edit: Edited) -> bool:
-    """Whether the given values have the new value under the key, by itself or in a list of a flag's
-    values.
+    """Return whether the key has the new value among the given values, alone or in a list.
 
-    A flag may set a field with another name; the field's origin names the flag.
+    A flag may set a field of another name; the field's origin names the flag.
     """
     key = edit.key.replace("-", "_")
     spelled = {

@@ -1,4 +1,4 @@
-"""Strategies for plans and for configs that their stack accepts, from annotated types, bounds and release facts."""
+"""Strategies for plans, and for configs that their stack accepts, made from annotated types, bounds and facts about releases."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from bridge.errors import BridgeError
 from bridge.plan import Plan, paths
 
 Group = Mapping[str, Any]
-"""Values by path that belong together: a stack accepts all of them or none."""
+"""Values by path that belong together: they are tried together, and a stack accepts all of them or none."""
 
 WORDS = "abcxyzABC019_-. /:'\"\\#$é"
 WORLDS = (1, 2, 4, 8, 3, 6, 12, 16, 24, 32, 64, 96, None)
 LARGE = 10**6
 """Largest number that is drawn for a field without a bound."""
 EXTRAS = 64
-"""Largest number of fields to try beside the core of a config."""
+"""Largest number of fields that are tried in addition to the core of a config."""
 NEEDY = 10
-"""Number of fields that need other settings and are tried before the rest."""
+"""Number of fields with required other settings that are tried before all other fields."""
 # Hypothesis shrinks towards the first element, so shrinking drops fields.
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 40
@@ -40,9 +40,7 @@ RARE = 40
 
 @dataclass(frozen=True)
 class Case:
-    """A case for which configs are drawn: a release, a world size in ranks (None: not given), and
-    an entry point.
-    """
+    """A case for which configs are drawn: a release, a world size in ranks or None, and an entry point."""
 
     version: str
     world_size: int | None
@@ -99,7 +97,7 @@ class Part:
 
 @cache
 def part_of(dialect: Dialect) -> Part:
-    """The `PART` of the module `strategies` in the dialect's package; an empty one if there is no such module."""
+    """Return `PART` of the module `strategies` in the dialect's package; an empty `Part` if there is no such module."""
     name = type(dialect).__module__ + ".strategies"
     part: Part = import_module(name).PART if find_spec(name) else Part()
     return part
@@ -109,7 +107,7 @@ def part_of(dialect: Dialect) -> Part:
 
 
 def entries(dialect: Dialect) -> tuple[str, ...]:
-    """Names of the entry points for which configs are drawn. The first is that of a file."""
+    """Return the names of the entry points for which configs are drawn. The first one reads a file."""
     return tuple(dict.fromkeys(part_of(dialect).entries))
 
 
@@ -119,9 +117,10 @@ def configs(
     world_size: int | None = None,
     entry: str | None = None,
 ) -> SearchStrategy[Config]:
-    """Configs that `dialect` accepts, of any release, world size and entry point unless given.
+    """Return a strategy for configs that `dialect` accepts.
 
-    Every field of every release differs from its default in some of them. No given value is None.
+    Release, world size and entry point are drawn unless given. Every field of every release differs
+    from its default in some configs. No given value is None.
     """
     if version is not None:
         dialect.release(version)
@@ -147,11 +146,11 @@ def _configs(
 
 
 def stand_in(*arguments: Any) -> None:
-    """Function that replaces any callable in a live config."""
+    """Stand in for any function that a live config contains."""
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
-    """The values of a group that the release knows."""
+    """Return the values of a group whose fields and values the release knows."""
     return {
         path: value
         for path, value in group.items()
@@ -160,7 +159,7 @@ def _known(group: Group, dialect: Dialect, case: Case) -> Group:
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """`config` with each of `groups` that its stack accepts, found by bisection.
+    """Return `config` with each of `groups` added that its stack accepts, found by bisection.
 
     Given values stay.
     """
@@ -189,7 +188,7 @@ def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
 
 @st.composite
 def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Group]:
-    """Groups for some fields that are not set yet, each with the fields that it needs."""
+    """Draw groups for some fields that are not set yet, each with the settings that the field needs."""
     part, dialect = part_of(config.dialect), config.dialect
     weights = _weights(dialect, case, count < EXTRAS)
     # By a seed, because Hypothesis's own choices are not spread evenly over the fields. Shrinking
@@ -204,7 +203,7 @@ def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Gr
 
 
 def _off(draw: DrawFn, path: str, config: Config, case: Case) -> Any:
-    """A value other than the default: the opposite for a switch, a second draw for other types."""
+    """Draw a value other than the default: the opposite for a boolean, a second draw for other types."""
     drawn = _values(config.dialect, case, path)
     value = draw(drawn)
     if value != config.effective.get(path):
@@ -221,14 +220,14 @@ def _values(dialect: Dialect, case: Case, path: str) -> SearchStrategy[Any]:
 
 
 def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
-    """Fields that the release has at the entry point of a case."""
+    """Return the fields that the release has at the entry point of a case."""
     own = part_of(dialect).paths
     return tuple(fields(dialect.schema)) if own is None else tuple(own(case))
 
 
 @cache
 def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
-    """The weight of each field of a case, which is higher the fewer releases have the field."""
+    """Return a weight for each field of a case. It is higher if fewer releases have the field."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
     begins = tuple(begin for begin in part.reserved if begin.endswith((".", "_")))
     weights: dict[str, float] = {}
@@ -241,7 +240,7 @@ def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
 
 @cache
 def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
-    """Number of releases that have each field."""
+    """Return the number of releases that have each field."""
     found: dict[str, int] = {}
     for version in dialect.versions:
         for path in paths_of(dialect, Case(version, None, entry)):
@@ -253,7 +252,7 @@ def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
 
 
 def values(annotation: Any) -> SearchStrategy[Any]:
-    """Strategy for the values of an annotated type, within its bounds and without None."""
+    """Return a strategy for the values of an annotated type, within its bounds and without None."""
     return _of(annotation, ())
 
 
@@ -295,7 +294,7 @@ def _plain(kind: Any, bounds: tuple[Any, ...]) -> SearchStrategy[Any]:
 
 
 def words() -> SearchStrategy[str]:
-    """Strategy for short texts, never empty, with characters that need quoting."""
+    """Return a strategy for short texts, never empty, with characters that need quoting."""
     return st.text(WORDS, min_size=1, max_size=8)
 
 
@@ -381,9 +380,7 @@ SIZES: Mapping[str, SearchStrategy[Any]] = {
 
 @st.composite
 def plans(draw: DrawFn) -> Plan:
-    """Strategy for plans with any fields set, in which batch sizes and stage boundaries fit
-    together.
-    """
+    """Return a strategy for plans with any fields set, in which batch sizes and stage boundaries fit together."""
     chosen = [path for path in paths() if draw(KEPT)]
     flat = {path: draw(SIZES.get(path, values(paths()[path].annotation))) for path in chosen}
     # The global batch follows from the other sides, and is not set if one of them is not.
@@ -394,7 +391,7 @@ def plans(draw: DrawFn) -> Plan:
 
 
 def _boundaries(draw: DrawFn, flat: Group) -> Group:
-    """Boundaries of stages that cover all layers, if the plan has layers and a pipeline."""
+    """Draw boundaries of stages that cover all layers, if the plan has layers and a pipeline."""
     layers, ranks = flat.get("model.layers"), flat.get("parallel.pipeline")
     if "stages.boundaries" not in flat or layers is None or ranks is None:
         return {"stages.boundaries": None}

@@ -33,17 +33,16 @@ TRIALS: tuple[tuple[Mapping[str, Any], ...], ...] = (
     ({"parallel.tensor": 1},),
     ({"zero.stage": 1}, {"zero.stage": 0}, {"zero.stage": 3}),
 )
-"""Changes by plan path that are tried one by one. Each row is a feature that may be the cause,
-switched off or in another form. The forms of a row are tried in order, until one helps.
+"""Changes by plan path that are tried one after the other. Each row switches off a feature that may
+be the cause, or changes its form. The forms in a row are tried in order, until one helps.
 """
 
 
 @dataclass(frozen=True)
 class Bench:
     """The settings of all measurements: sequences in a microbatch, steps, padding, ranks, and the
-    reference engine.
-
-    The reference engine's runs are cached in `kept`. `course` reports the progress of all runs.
+    reference engine. `kept` caches the runs of the reference engine. `course` reports the progress
+    of all runs.
     """
 
     micro: int
@@ -137,7 +136,9 @@ def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | No
 
 
 def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
-    """The config with all of these changes; None if the stack refuses it or nothing changes."""
+    """Return the config with all of these changes. Return None if the stack refuses it, or if
+    nothing changes.
+    """
     config = suspect.config
     try:
         for trial in trials:
@@ -151,9 +152,8 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
 
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
-    """Names of the settings that the plan loses, if their loss is the cause.
-
-    They are the cause if the stack runs a config written from the plan as the plan means.
+    """Return the names of settings that the plan loses, if this loss is the cause. The loss is the
+    cause if the stack runs a config written from the plan as the plan means.
     """
     config, backend = suspect.config, suspect.backend
     try:
@@ -168,9 +168,8 @@ def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measur
 
 
 def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
-    """Yield findings about numbers that the config has and some cure does not.
-
-    These are defects of the stack that our checks know.
+    """Yield findings about numbers that the config has and some cure lacks. These findings are
+    defects of the stack that our checks know.
     """
     healed = [{finding.id for finding in cure.config.findings} for cure in cures]
     for finding in config.findings:
@@ -210,16 +209,17 @@ def _forms(config: Config, makes: Iterable[Callable[[], Config]]) -> Iterator[Co
 
 
 def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """The changes of a trial. Ranks that it frees on an axis go to the data axis."""
+    """Return the changes of a trial. Ranks that the changes free on another axis go to the data
+    axis.
+    """
     # The global batch follows from the new number of data ranks.
     freed = any(path.startswith("parallel.") for path in trial)
     return {**trial, "parallel.data": world, "batch.global_": None} if freed else dict(trial)
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The changed settings with their new values, by the stack's own names.
-
-    A setting that was unset and is now off is left out, unless nothing else changed.
+    """Return the changed settings with their new values, by the stack's own names. A setting that
+    was unset and is off now is left out, unless nothing else changed.
     """
     changed = [
         path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)
@@ -235,9 +235,8 @@ def _said(value: Any) -> str:
 def plan_causes(
     source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the fields of `target` that, changed alone, change the numbers of `source`.
-
-    Each comes with a text of the difference. Fields of one setting are changed together.
+    """Yield the fields of `target` that change the numbers of `source` when one of them is changed
+    alone. Each has a text about the difference. Fields of one setting are changed together.
     """
     mine, theirs = source.values(), target.values()
     groups: dict[str, dict[str, Any]] = {}
@@ -289,4 +288,4 @@ TOGETHER = (
     "precision.loss_scale.",
     "model.rotary.scaling.",
 )
-"""Prefixes of sections whose fields have a meaning only together."""
+"""Prefixes of sections whose fields only have a meaning together."""

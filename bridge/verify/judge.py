@@ -39,17 +39,18 @@ from bridge.verify.size import TWO, is_taken, made, steps_for
 
 Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
-"""The spacing of numbers above 1 in each format: one unit in the last of its binary digits."""
+"""The spacing of numbers above 1 in each format, as given by the last of the format's binary
+digits.
+"""
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 """The wider format of each format; a run in it shows how much the narrower format rounds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The result of one side on one engine.
-
-    The run is that of the file on its own stack (`written`), or that of the plan that the file
-    means. `lacks` tells which of the written files did not run.
+    """The result of one side on one engine. The run is `written` if the stack ran the file itself;
+    otherwise the engine ran the plan that the file means. `lacks` names the written files that did
+    not run.
     """
 
     side: Side
@@ -64,12 +65,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, and the conditions of the runs.
-
-    `changes` are the fields that were changed to make the runs small (by plan path: before and
-    after). `rounding` is the distance that counts as rounding. `hidden` are findings of `convert`
-    about numbers that these steps did not show. `nearest` tells why the script of
-    `convert --script` was not judged.
+    """All rows, and the conditions of the runs. `changes` are the fields that were changed to make
+    the runs small (by plan path: before and after). `rounding` is the distance that counts as
+    rounding. `hidden` are findings of `convert` about numbers that these steps did not show.
+    `nearest` is the reason why the script of `convert --script` was not judged.
     """
 
     rows: tuple[Row, ...]
@@ -159,9 +158,8 @@ def _plain(distance: Distance | None) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """The value in a form that JSON allows.
-
-    Numbers that are not finite become text that Python's `float` reads.
+    """Return the value in a form that JSON allows. Numbers that are not finite become text that
+    Python's `float` reads.
     """
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
@@ -175,13 +173,13 @@ def verify(
     engines: Mapping[Side, Backend] | None = None,
     bench: Bench | None = None,
 ) -> Report:
-    """Run both sides on every engine that can, on the ranks of this process group. All ranks get
-    the same report.
+    """Run both sides on every engine that can run them, on the ranks of this process group. All
+    ranks get the same report.
 
     The reference is the plan of the source on the native engine. Raises `BridgeError` if this
     reference cannot run. `steps` defaults to a number in which schedules and loss scale take
-    effect. `engines` replace the engines of the sides' own stacks. A given `bench` decides what is
-    trained.
+    effect. `engines` replace the engines of the sides' own stacks. If `bench` is given, it provides
+    the model and the data.
     """
     plan, steps = pair.plans["source"], steps or max(map(steps_for, pair.plans.values()))
     # Two ways to average a loss differ only if microbatches have different numbers of tokens.
@@ -252,7 +250,7 @@ FP32 = {
     "precision.communicate": None,
     "precision.master": "fp32",
 }
-"""Formats by plan field that round little and that every engine supports."""
+"""Formats by plan field that cause little rounding and that every engine supports."""
 EXACT = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0, floor=0.1)
 """The distance that rounding explains in fp64."""
 
@@ -306,9 +304,8 @@ class Court:
         )
 
     def _ran(self, side: Side, backend: Backend, meant: Row | None, script: Written | None) -> Row:
-        """The row of a side on its own stack.
-
-        Its `script` runs, or, if there is none or it fails, the file runs in a script of ours.
+        """Return the row of a side on its own stack. The side's `script` runs if there is one.
+        Otherwise, or if the script fails, the file runs in a script of ours.
         """
         title = f"{backend.title} {backend.release or ''}".strip() + (
             ", its script and model" if script else ""
@@ -330,11 +327,11 @@ class Court:
 
     @cached_property
     def finer(self) -> Court | None:
-        """The same comparison in fp32.
+        """Compare again in fp32. Return None if the plans already compute in fp32 or fp64, or if a
+        stack refuses fp32.
 
-        None if the plans already compute in fp32 or fp64, or if a stack refuses fp32. If a flag is
-        read and written with the same mistake, both plans are equal, and only the stack's own run
-        shows the difference. In a coarse format, rounding may hide it.
+        If a flag is read and written with the same mistake, both plans are equal, and only the
+        stack's own run shows the difference. In a coarse format, rounding may hide the difference.
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None
@@ -360,10 +357,9 @@ class Court:
         self.note(f"{line}, in fp32")
 
     def _blame(self, side: Side, backend: Backend, meant: Row | None, measured: Measured) -> str:
-        """The cause of the different numbers of a stack.
-
-        Either the config has another meaning, or a file beside it does, or the stack does not do
-        what the config means.
+        """Return the cause of the different numbers of a stack. Either the config means something
+        else, or another written file changes the training, or the stack does not do what the config
+        means.
         """
         config = self.pair.config(side)
         if meant is not None and meant.verdict == "differs":
@@ -389,9 +385,8 @@ class Court:
         return f"{self.pair.fault}: {fault}; {healed}"
 
     def _beside(self, backend: Backend, measured: Measured) -> str:
-        """A text about the fault of a file beside the config.
-
-        Empty unless the config alone gives the numbers of its plan.
+        """Return a text about the fault of a file that was written with the config. The text is
+        empty unless the config alone gives the numbers of its plan.
         """
         try:
             alone = self.bench.measure(Run(backend, self.pair.target), self.pair.plans["target"])

@@ -32,10 +32,8 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """A written config, or a plan, on a backend.
-
-    The run starts from initial weights, or from the checkpoint `start`. If there is a `script`, the
-    script runs the config.
+    """A written config, or a plan, on a backend. The run starts from initial weights, or from the
+    checkpoint `start`. If `script` is set, this script runs the config.
     """
 
     backend: Backend
@@ -152,17 +150,15 @@ def batches(
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance of a run from another.
+    """The distance of a run from another run.
 
     `loss` and `norm` are the largest relative distances of losses and gradient norms in a step.
-    `update` is the relative distance of all updates together, and `share` the share of the other's
-    updates that the run makes. `tensor` is the name of the tensor with the
-    largest relative distance, `worst`. `scale` is a text about the first step with another loss
-    scale.
-
-    If the distance is a measure of rounding, `floor` is the share of `LOSS` and `UPDATE` that is
-    always allowed. `noise` names tensors whose updates are only rounding: their exact gradients are
-    zero, such as those of biases of keys, and Adam turns the rounding errors into full steps.
+    `update` is the relative distance of all updates together. `share` is the run's updates as a
+    share of the other run's updates. `tensor` is the name of the tensor with the largest relative
+    distance, `worst`. `scale` is a text about the first step with another loss scale. If the
+    distance measures rounding, `floor` is the share of `LOSS` and `UPDATE` that is always allowed.
+    `noise` names tensors whose updates are only rounding: their exact gradients are zero, as for
+    the biases of keys, and Adam turns the rounding errors into full steps.
     """
 
     loss: float
@@ -176,10 +172,9 @@ class Distance:
     noise: tuple[str, ...] = ()
 
     def at_least(self, digits: float) -> Distance:
-        """This distance as a measure of rounding in a format with the spacing `digits` above 1.
-
-        A run with few tokens may show too little rounding, so each part gets a lower bound, a share
-        of the spacing.
+        """Return this distance as a measure of rounding in a format with the spacing `digits` above
+        1. A run with few tokens may show too little rounding, so each part is at least a fixed
+        share of the spacing.
         """
         # A loss averages over many tokens and a norm over many weights, an update over nothing.
         norm, share = max(self.norm or 0.0, digits / 8), max(abs(self.share - 1), digits / 2)
@@ -214,8 +209,8 @@ MARGIN = 4.0
 round, and they may sum in different orders.
 """
 LOSS, UPDATE = 1e-6, 1e-4
-"""Relative distances that always count as rounding: the last digits of a loss in fp32, and of an
-update that is much smaller than its weight.
+"""Relative distances that always count as rounding: the last digits of a loss in fp32, and the last
+digits of an update that is much smaller than its weight.
 """
 
 
@@ -301,7 +296,7 @@ def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distanc
 
 
 RANDOM = 0.9
-"""Relative distance of two updates from which on they are unrelated. The tensor then moves only by
+"""Relative distance of two updates above which they are unrelated. The tensor then moves only by
 rounding.
 """
 
@@ -314,10 +309,11 @@ def _scales(run: Measured, other: Measured) -> str:
 
 
 def _apart(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """The relative distance of two updates, and the share of the second that the first makes.
+    """Return the relative distance of two updates, and the share of the second update that the
+    first one makes.
 
-    The distance is the length of the difference relative to the second update. The share is the
-    first update's projection on the second, relative to the second's length.
+    The distance is the length of the difference divided by the length of the second update. The
+    share is the projection of the first update on the second, divided by the length of the second.
     """
     squares = sum(float(two.square().sum()) for _, two in pairs)
     gap = sum(float((one - two).square().sum()) for one, two in pairs)

@@ -104,7 +104,7 @@ class Given:
             blind = self._blind()
             if blind:
                 told = (
-                    "torch's attention is zero there, Megatron's is not; "
+                    "torch's attention gives zeros for these tokens, Megatron's does not; "
                     "set the labels of these tokens to -100"
                 )
                 yield (
@@ -126,10 +126,9 @@ class Given:
 
 @dataclass(frozen=True)
 class OnBatch(Bench):
-    """Runs the user's model on the user's rows, with common names of weights.
-
-    `trained` has the workload for engines that build the model themselves (true), and for others
-    (false).
+    """Runs the user's model on the user's rows, with common names of weights. `trained` holds two
+    workloads: under True for engines that build the model themselves, and under False for other
+    engines.
     """
 
     trained: Mapping[bool, Workload] = field(default_factory=dict)
@@ -184,8 +183,8 @@ UNLIKE = (
 
 
 def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:
-    """The row of a run that differs, or did not run. If its config describes another model than the
-    folder, the cause says so.
+    """Return the row of a run that differs, or that did not run. If the config describes another
+    model than the folder, the cause states this.
     """
     if not row.written or row.verdict not in ("differs", "not run"):
         return row

@@ -125,9 +125,8 @@ def _whole(size: Size) -> Size:
 
 
 def _like(size: Size, first: Plan, second: Plan) -> Size:
-    """The size of the second plan.
-
-    If its microbatches are smaller or larger than those of the first plan, they stay so.
+    """Return the size for the second plan. If its microbatches are smaller or larger than those of
+    the first plan, they are so in the small size too.
     """
     found = size.like(first, second)
     solved = [

@@ -25,10 +25,9 @@ Side = Literal["source", "target"]
 
 @dataclass(frozen=True)
 class Pair:
-    """A config and its translation, both made small, with their plans.
-
-    `told` are the findings of `convert` about numbers, by field. If the pair is `modelled`, the
-    written script builds the source's model. `nearest` tells why this model is only similar.
+    """A config and its translation, both made small, with their plans. `told` are the findings of
+    `convert` about numbers, by field. If the pair is `modelled`, the written script builds the
+    source's model. `nearest` is the reason why this model is only similar, if it is.
     """
 
     source: Config

@@ -55,11 +55,9 @@ class Party:
 
 
 def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
-    """The plan fields to change for a run on `world` ranks of this machine.
-
-    They are ranks, batch, the number of layers if the plan sets it, and debugging.
-
-    Optimizer, schedule and loss scale stay as they are, as the run continues with them.
+    """Return the plan fields to change for a run on `world` ranks of this machine: ranks, batch,
+    the number of layers if the plan sets it, and debugging. Optimizer, schedule and loss scale stay
+    as they are, because the run continues with them.
     """
     batch, ranks = plan.batch, plan.parallel
     solved = solve(batch.micro, batch.accumulation, batch.global_, ranks.data)
@@ -112,7 +110,7 @@ def small(
 LENGTHS = tuple(
     f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps")
 )
-"""Names of lengths that a config may count in samples. A small run has fewer samples per step."""
+"""Names of lengths that some configs count in samples. A small run has fewer samples per step."""
 
 
 def prove(
@@ -166,7 +164,7 @@ def prove(
 
 
 def neutral(weights: Weights, facts: Model) -> Weights:
-    """The weights by the names of the native engine."""
+    """Return the weights by the names of the native engine."""
     if not weights:
         return weights
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})

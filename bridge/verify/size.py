@@ -12,18 +12,21 @@ from bridge.model import Model
 from bridge.plan import Plan, paths
 
 TWO = 2
-"""The size that replaces each larger one: the smallest that still splits, accumulates or repeats.
+"""The small value for each size that is larger: the smallest value with which the run still splits,
+accumulates or repeats.
 """
 LAYERS, SEQUENCE = 4, 16
-"""Number of layers, one for each stage of two pipeline ranks with two stages, and tokens per
-sequence.
+"""Number of layers (one for each of two stages on each of two pipeline ranks), and number of tokens
+in a sequence.
 """
 WARMUP, LENGTH, WINDOW = 2, 8, 2
-"""Largest numbers of steps of warmup, schedule and loss-scale window, so that a few steps see their
-shape.
+"""Maximum numbers of steps of warmup, schedule and loss-scale window. With these, a run of few
+steps shows their effect.
 """
 FEW, ENOUGH = 3, 6
-"""Numbers of steps to run: with a constant rate and loss scale, and otherwise."""
+"""Numbers of steps to run: the first if learning rate and loss scale are constant, and the second
+otherwise.
+"""
 SCALE = 2.0**10
 """Largest initial loss scale; with a larger one, each of the few steps might be skipped."""
 AXES = ("pipeline", "tensor", "data")
@@ -178,7 +181,7 @@ SCALED = (
 
 
 def _alike(full: float, small: float, other: float) -> Any:
-    """The number with the ratio to `small` that `other` has to `full`."""
+    """Return the number whose ratio to `small` is the ratio of `other` to `full`."""
     if other == full:
         return small
     found = type(small)(max(1, round(small * other / full)))
@@ -202,7 +205,7 @@ DECAYS = ("linear", "cosine", "wsd")
 
 
 def _length(plan: Plan) -> dict[str, Any]:
-    """A length for a schedule that ends with training, if the plan leaves it open."""
+    """Return a length for a schedule that the plan leaves open and that ends with training."""
     schedule = plan.optimizer.schedule
     open_ = schedule.name in DECAYS and schedule.total_steps is None
     return {"optimizer.schedule.total_steps": LENGTH} if open_ else {}
@@ -325,7 +328,8 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 def _outlived(plan: Plan) -> bool:
-    """Whether training continues after the end of its schedule, which a few steps then have to see.
+    """Return whether training continues after the end of its schedule. A small run then has to
+    reach this end too.
     """
     length, end = plan.run.steps, plan.optimizer.schedule.total_steps
     return length is not None and end is not None and length > end

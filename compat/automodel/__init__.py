@@ -89,14 +89,18 @@ class AutoModelDialect(PackagedDialect):
     scoped = False  # a script of the user's own loads the checkpoint
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
-        """Typed values, places and remarks from a path, text, mapping, list of overrides or live PipelineConfig."""
+        """Read a path, text, mapping, list of overrides or live PipelineConfig. Return the typed
+        values, the line of each value, and remarks.
+        """
         from compat.automodel.formats import read
         from compat.automodel.releases import release
 
         return read(source, release(version), lenient)
 
     def effective(self, config: Config) -> Values:
-        """Values with which a recipe of the release starts."""
+        """Return the values with which the run starts: the settings of the recipe, and AutoModel's
+        defaults for all other settings.
+        """
         from compat.automodel.effective import effective
         from compat.automodel.releases import release
 
@@ -105,7 +109,9 @@ class AutoModelDialect(PackagedDialect):
         )
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Findings for a recipe without a model, optimizer or data set, which cannot start."""
+        """Yield findings about a recipe that cannot start because it has no model, optimizer or
+        data set.
+        """
         from bridge.requirements import missing
         from compat.automodel.formats import RECIPE
         from compat.automodel.requirements import NEEDS
@@ -127,7 +133,9 @@ class AutoModelDialect(PackagedDialect):
         return whole(config.given)
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Explicit YAML and the launch command."""
+        """Return the recipe as YAML that sets every value explicitly, together with the command
+        that launches it.
+        """
         from compat.automodel.formats import FILE, program, text
         from compat.automodel.releases import release
 
@@ -137,12 +145,14 @@ class AutoModelDialect(PackagedDialect):
         return Written(self.name, text(config.given, at), "yaml", launch=launch, file=FILE)
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """Torch's distributed checkpoints, which any number of ranks can load."""
+        """Name the checkpoint format: torch's distributed checkpoints, which any number of ranks
+        can load.
+        """
         return Saves("dcp")
 
     def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """Code with which a script loads a torch checkpoint. The recipe's own loop cannot read
-        these folders.
+        """Return code with which a script loads a torch checkpoint. The recipe's own training loop
+        cannot read these checkpoints.
         """
         grouped = GROUPED.format(file=groups) if groups else ""
         imports = "import json\nfrom pathlib import Path\n\nimport torch\n" if groups else ""
@@ -151,8 +161,8 @@ class AutoModelDialect(PackagedDialect):
         )
 
     def recognises(self, data: Any) -> int:
-        """Number of the sections in a mapping that belong to a recipe. Sections with AutoModel's
-        own spelling count twice.
+        """Count the keys in a mapping that identify a recipe. Keys that only AutoModel has count
+        two or three times.
         """
         from compat.automodel.formats import RECIPE_MARKS
 
@@ -161,14 +171,14 @@ class AutoModelDialect(PackagedDialect):
         return sum(weight for path, weight in RECIPE_MARKS.items() if _has(data, path))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether that release reads the setting `path`."""
+        """Whether release `version` reads the setting `path`."""
         from compat.automodel.releases import release
 
         return release(version).reads(path)
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Default of each setting in a release. Options of a strategy have the defaults of that
-        strategy.
+        """Return the default of each setting in a release. The defaults of a strategy's options
+        come from the class of that strategy.
         """
         from compat.automodel.releases import release
 
@@ -181,12 +191,12 @@ class AutoModelDialect(PackagedDialect):
         return {path: taken.get(path) for path in fields(self.schema) if at.reads(path)}
 
     def nullable(self, path: str, version: str) -> bool:
-        """False, because None stands for an unset value."""
+        """Return False: null in a recipe means that the setting is not set."""
         return False
 
     def to_object(self, config: Config) -> Any:
-        """The installed AutoModel's own PipelineConfig. Raises `VersionError` if AutoModel is not
-        installed or has another release.
+        """Return the installed AutoModel's own PipelineConfig. Raises `VersionError` if AutoModel
+        is not installed or has another release.
         """
         from compat.automodel.pipeline import live
 

@@ -21,8 +21,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         P + "pp_schedule_csv",
         "it overrides pp_schedule",
-        "pp_schedule still decides how many stages each rank has and which ones; it may not be"
-        " none",
+        "pp_schedule still decides which stages each rank has; the value none is refused",
         DOCSTRING,
         FUNCTIONAL,
     ),

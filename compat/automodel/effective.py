@@ -32,8 +32,8 @@ COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "
 parse_distributed_section).
 """
 AXES = ("tp_size", "cp_size", "pp_size")
-"""Axes whose ranks are not data-parallel ranks. Expert groups consist of ranks of these axes and
-data ranks.
+"""Axes of the mesh whose ranks hold other layers or tokens than data-parallel ranks. An expert
+group may contain ranks of these axes and data-parallel ranks.
 """
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LAYERS = "model.config.num_hidden_layers"
@@ -43,7 +43,9 @@ Given = Mapping[str, Any]
 
 
 def strategy(given: Given, release: Release) -> str:
-    """Canonical name of the sharding strategy. Before 0.3.0 the manager class determines it."""
+    """Return the canonical name of the sharding strategy. Before 0.3.0 the manager class determines
+    it.
+    """
     if not release.nested:
         target = str(given.get(D + TARGET) or "").rpartition(".")[2]
         return "ddp" if target.startswith("DDP") else MANAGERS.get(target, "fsdp2")
@@ -52,15 +54,17 @@ def strategy(given: Given, release: Release) -> str:
 
 
 def size(given: Given, name: str) -> int:
-    """Number of ranks along an axis; 1 if the axis is not set."""
+    """Return the number of ranks along an axis; 1 if the axis is not set."""
     return int(given.get(D + name) or 1)
 
 
 def effective(
     given: Given, release: Release, world_size: int | None = None, entry: str = "recipe"
 ) -> dict[str, Any]:
-    """Values by path with which a run starts. Raises one `ConfigError` with every reason why
-    AutoModel would stop.
+    """Return every value, by path, with which a run starts: the recipe's settings and AutoModel's
+    defaults.
+
+    Raises one `ConfigError` with every reason why AutoModel would stop.
     """
     # A live PipelineConfig alone is a plain dataclass: AutoModel checks its schedule and its batch.
     if entry == OBJECT:
@@ -94,7 +98,7 @@ def effective(
 
 
 def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
-    """Problems with options that belong to another strategy than the chosen one (distributed/config.py,
+    """Yield an error for each option that the chosen strategy does not have (distributed/config.py,
     _resolve_strategy_config).
     """
     taken = COMMON | release.strategies[kind]
@@ -111,7 +115,9 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
 
 
 def _mesh(given: Given, release: Release, world_size: int | None, kind: str) -> Iterator[str]:
-    """Problems of axes that the strategy does not have (distributed/mesh_utils.py)."""
+    """Yield an error for each mesh axis that the strategy does not have, and for each axis whose
+    size does not fit (distributed/mesh_utils.py).
+    """
     alone = {
         "ddp": ("tp_size", "pp_size", "cp_size", "ep_size"),
         "megatron_fsdp": ("pp_size", "ep_size"),
@@ -134,7 +140,8 @@ def _equation(given: Given) -> str:
 
 
 def _shared(given: Given) -> Iterator[str]:
-    """Problems of sizes that are not divisible by the ranks of an axis.
+    """Yield an error for each size of the model that is not divisible by the number of ranks that
+    share it.
 
     Source: distributed/parallelizer.py, validate_tp_mesh; for experts components/moe.
     """
@@ -163,8 +170,8 @@ def _divides(given: Given, world_size: int | None) -> Iterator[str]:
 
 
 def data_ranks(given: Given, world_size: int | None) -> int | None:
-    """Number of data-parallel ranks; None if it follows neither from the recipe nor from the world
-    size.
+    """Return the number of data-parallel ranks: `dp_size`, or the world size divided by all other
+    axes. None if neither `dp_size` nor the world size is known.
     """
     data: int | None = given.get(D + "dp_size")
     if data is None and world_size is not None:
@@ -182,8 +189,8 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
         return
     if data % replicas or (replicas >= data and replicas > 1):
         yield (
-            f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size ({data}) below"
-            " it"
+            f"{D}dp_replicate_size: found {replicas}, expected a divisor of dp_size"
+            f" ({data}) that is smaller than dp_size"
         )
     # Expert groups are made of data ranks, since 0.2.0 also of
     # context ranks, and since 0.5.0 also of tensor ranks.
@@ -203,7 +210,9 @@ def piped(given: Given) -> bool:
 
 
 def _pipeline(given: Given, release: Release) -> Iterator[str]:
-    """Problems of the pipeline. AutoModel does not check these settings if there is no pipeline."""
+    """Yield every error in the pipeline's settings. AutoModel does not check these settings if
+    `pp_size` is 1.
+    """
     if not piped(given):
         return
     if not any(path.startswith((PP, OLD)) for path in given):
@@ -230,22 +239,22 @@ def _schedule_name(given: Given) -> Iterator[str]:
 
 
 def chosen(given: Given) -> Schedule:
-    """The named schedule. It decides the places of the stages, and it runs unless a CSV file
-    replaces it.
+    """Return the schedule that `pp_schedule` names. It determines which rank has which stages, also
+    if a CSV file replaces the order of computations.
     """
     return SCHEDULES[given.get(PP + "pp_schedule", "1f1b").lower()]
 
 
 def passed(given: Given) -> tuple[int | None, int]:
-    """Number of samples in one pass and in one micro batch of the pipeline. Recipes set the first
-    from the step scheduler.
+    """Return the number of samples in one pass through the pipeline, and the number of samples in
+    one micro batch. Recipes set the samples of a pass to `step_scheduler.local_batch_size`.
     """
     batch = given.get("step_scheduler.local_batch_size") or given.get(PP + "pp_batch_size")
     return batch, given.get(PP + "pp_microbatch_size") or 1
 
 
 def _passes(given: Given) -> Iterator[str]:
-    """Problems of a pass that does not consist of whole micro batches.
+    """Yield an error if the samples of a pass are not divisible by the size of a micro batch.
 
     Source: pipelining/autopipeline.py: AutoPipeline.__init__; functional.py:
     build_pipeline_schedule.
@@ -261,11 +270,10 @@ def _passes(given: Given) -> Iterator[str]:
 
 
 def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[str]:
-    """Problems of a pass with too few micro batches, or with a number that does not fill the
-    schedule's rounds.
+    """Yield an error if the number of micro batches in a pass does not fit the schedule.
 
     recipes/llm/train_ft.py needs one micro batch for each rank. Some of torch's schedules need
-    equal rounds, and DualPipeV needs two micro batches for each rank.
+    rounds with equal numbers of micro batches, and DualPipeV needs two micro batches for each rank.
     """
     batch, micro = passed(given)
     count, ranks = (batch // micro if batch else None), size(given, "pp_size")
@@ -288,7 +296,8 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
 
 
 def _split(given: Given, kind: Schedule) -> Iterator[str]:
-    """Problems of the split into stages, checked with the number of layers if the recipe has it.
+    """Yield every error in the split of the model into stages. Some errors are only found if the
+    recipe has the number of layers.
 
     Source: functional.py: split_model_into_stages.
     """
@@ -327,7 +336,9 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
 def _parts(
     parts: tuple[tuple[str, ...], ...], ranks: int, layers: int | None, kind: Schedule
 ) -> Iterator[str]:
-    """Problems of the named parts: AutoModel refuses them, or silently leaves out layers."""
+    """Yield an error for each list of module names (part) that AutoModel refuses, or with which
+    AutoModel silently drops layers.
+    """
     if not parts or len(parts) % ranks:
         yield f"found {len(parts)} parts, expected a multiple of pp_size ({ranks})"
     elif kind.single and len(parts) != ranks:
@@ -343,15 +354,15 @@ def _parts(
     elif ends is None:
         yield (
             "expected all decoder layers in order, as model.layers.0, model.layers.1; AutoModel"
-            " leaves out all others"
+            " leaves out layers that are not named"
         )
     elif layers is not None and ends[-1] != layers:
         yield f"found {ends[-1]} layers, expected {layers} as in {LAYERS}"
 
 
 def _steps(given: Given, world_size: int | None) -> Iterator[str]:
-    """Problems of a step that does not consist of whole passes (training/step_scheduler.py:
-    StepScheduler.__init__).
+    """Yield an error if the global batch is not a whole number of passes on every data rank
+    (training/step_scheduler.py: StepScheduler.__init__).
     """
     total, local = (given.get(f"step_scheduler.{name}_batch_size") for name in ("global", "local"))
     data = data_ranks(given, world_size)
@@ -363,8 +374,9 @@ def _steps(given: Given, world_size: int | None) -> Iterator[str]:
 
 
 def _learning_rate(given: Given) -> Iterator[str]:
-    """Problems of the learning-rate schedule
-    (optim/scheduler.py: OptimizerParamScheduler.__init__)."""
+    """Yield every error in the learning-rate schedule (optim/scheduler.py:
+    OptimizerParamScheduler.__init__).
+    """
     section = {
         path.partition(".")[2]: value
         for path, value in given.items()
@@ -403,11 +415,11 @@ def _learning_rate(given: Given) -> Iterator[str]:
 
 
 def learning_rate(given: Given) -> dict[str, Any]:
-    """Settings of the learning-rate schedule, including computed ones (optim/optimizer.py,
-    LRSchedulerConfig.build).
+    """Return the settings of the learning-rate schedule, with values that AutoModel computes
+    (optim/optimizer.py, LRSchedulerConfig.build).
 
-    Without lr_decay_steps the decay ends with the run, whose length only `max_steps` gives if the
-    data is not known.
+    If lr_decay_steps is not set, the decay ends at `max_steps`. Without `max_steps` its end depends
+    on the data, and `lr_decay_steps` is None here.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
     default = argument_defaults(given.get("optimizer._target_")).get(
@@ -472,8 +484,8 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:
-    """Number formats of FSDP2. A given policy replaces all defaults; without a policy the formats
-    are bf16 (distributed/config.py).
+    """Return the number formats of FSDP2: the given mixed-precision policy, or bf16 for all formats
+    if there is no policy (distributed/config.py).
     """
     policy = D + "mp_policy."
     if not any(path.startswith(policy) for path in given):
@@ -483,8 +495,8 @@ def _formats(given: Given, release: Release) -> dict[str, Any]:
 
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
-    """The pipeline settings with which recipes start: batch size, backward and sequence length come
-    from other sections (llm/train_ft.py).
+    """Return the pipeline settings with which a recipe starts. Batch size, backward and sequence
+    length come from other sections of the recipe (llm/train_ft.py).
     """
     pipeline = {
         **release.defaults("pipeline"),

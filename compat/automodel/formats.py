@@ -52,7 +52,7 @@ SECTIONS = "a recipe, a mapping of sections"
 OLD = "autopipeline"
 CONFIG = "model.config."
 SIGNAL = "step_scheduler.preemption_signal"
-"""A setting for which null means off, while its default is SIGTERM. The null is kept as an empty
+"""A setting that is switched off by null. Its default is SIGTERM. A null is stored as an empty
 list.
 """
 IGNORED = ("clip_grad_norm.max_norm",)
@@ -72,23 +72,25 @@ RECIPE_MARKS: Mapping[str, int] = {
     "lr_scheduler.lr_decay_style": 1,
     "pp_schedule": 3,
 }
-"""Names that identify a recipe or a pipeline config, with their weights."""
+"""Keys that identify a recipe or a pipeline config, each with a weight. A higher weight is stronger
+evidence.
+"""
 
 Tree = dict[str, Any]
-"""Names at one level of a recipe, each with its path (for a value) or with a `Tree` (for a
-section).
+"""Keys at one level of a recipe. The value of a key is the setting's path, or another `Tree` if the
+key is a section.
 """
 
 
 @cache
 def tree() -> Tree:
-    """Every setting, level by level."""
+    """Return all settings as a tree of keys."""
     return nest({path: path for path in fields(AutoModel)})
 
 
 @cache
 def formats() -> frozenset[str]:
-    """Settings that name a number format."""
+    """Return the settings whose value is a number format."""
     return frozenset(
         path for path in fields(AutoModel) if expected(path).startswith("a number format")
     )
@@ -96,7 +98,7 @@ def formats() -> frozenset[str]:
 
 @cache
 def pipeline_fields() -> tuple[str, ...]:
-    """The settings of PipelineConfig, in AutoModel's order."""
+    """Return the settings of PipelineConfig, in AutoModel's order."""
     return tuple(tree()["distributed"]["pipeline"])
 
 
@@ -142,15 +144,17 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _as_recipe(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], None, str]:
-    """A recipe unchanged, or a pipeline config put into a recipe, with the kind of source."""
+    """Return the data as a recipe, and the kind of source. A pipeline config alone is put into its
+    section of a recipe.
+    """
     if data and data.keys() <= set(pipeline_fields()) and "pp_schedule" in data:
         return {"distributed": {"pipeline": dict(data)}}, None, OBJECT
     return data, None, RECIPE
 
 
 def overrides(words: Sequence[str]) -> dict[str, Any]:
-    """A recipe from command-line overrides such as `--distributed.pp_size 2` or
-    `--distributed.pp_size=2`.
+    """Return the recipe that command-line overrides such as `--distributed.pp_size 2` or
+    `--distributed.pp_size=2` set.
     """
     flat: dict[str, Any] = {}
     rest = list(words)
@@ -176,7 +180,7 @@ STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD
 
 
 class _Reader(Reader):
-    """Walks a recipe along the tree of settings."""
+    """Reads a recipe level by level, and checks each key against the known settings."""
 
     release: Release
 
@@ -220,8 +224,8 @@ class _Reader(Reader):
         self.walk(data, path, level)
 
     def walk(self, data: Mapping[str, Any], path: str, level: Tree) -> None:
-        """Read each entry of `data`. Entries of a free-form section without a type are kept
-        together.
+        """Read each entry of `data`. Free-form settings of a section are stored together under one
+        path.
         """
         others: dict[str, Any] = {}
         # Arguments that the class named in the section does not take: AutoModel stops at them.
@@ -252,14 +256,16 @@ class _Reader(Reader):
     def free(
         self, written: str, path: str, name: str, data: Mapping[str, Any], level: Tree
     ) -> None:
-        """Add findings about a free-form setting, as far as AutoModel's own recipes show its
-        meaning.
+        """Add a finding about a free-form setting if AutoModel's own recipes do not have such a
+        setting.
         """
         if remark := signatures.strange(path, name, data, level, len(self.findings)):
             self.finding(written, remark, Effect.NUMBERS)
 
     def inside(self, written: str, value: Any) -> None:
-        """Add findings about the names inside a section that is kept unchanged."""
+        """Add findings about the keys inside a free-form section. The section itself is stored
+        unchanged.
+        """
         apart = written.partition(".")[0] in signatures.APART
         for place, message, stops in signatures.inside(written, value):
             if stops:
@@ -270,7 +276,9 @@ class _Reader(Reader):
     def no_mapping(
         self, written: str, name: str, value: Any, level: Tree, others: dict[str, Any]
     ) -> None:
-        """Handle a text or a list in place of a section. Free-form sections accept them."""
+        """Handle a section that has a text or a list as value. Free-form sections accept both; for
+        all others an error is added.
+        """
         if REST in level and written not in STRICT:
             others[name] = _plain(value)
         else:
@@ -317,8 +325,8 @@ class _Reader(Reader):
             self.set(path, _plain(known), written)
 
     def known(self, written: str, path: str) -> bool:
-        """Whether the release has the setting. If it does not, adds an error, or a finding if
-        reading is lenient.
+        """Return whether the release has the setting. If not, add an error, or a finding if reading
+        is lenient.
         """
         if self.release.reads(path) or path in IGNORED:
             return True
@@ -326,7 +334,9 @@ class _Reader(Reader):
         return False
 
     def unknown(self, written: str, level: Tree) -> None:
-        """Handle a setting that no release has."""
+        """Add an error for a key that is a setting in no release, or a finding if reading is
+        lenient.
+        """
         self.unread(
             written,
             f"unknown key{nearest(written.rpartition('.')[2], level, len(self.problems) + len(self.findings))}",
@@ -335,10 +345,10 @@ class _Reader(Reader):
     def suppose(
         self, written: str, value: Any, data: Mapping[str, Any], level: Tree
     ) -> None:
-        """Keep the value of a misspelled selector as what it was meant to be.
+        """Read a misspelled key that selects a class or a strategy as if it were spelled correctly.
 
-        The recipe is refused already. Without the selector its section would be another one, and
-        the problems that depend on it would come in a second report.
+        The recipe is refused in any case. If the value were dropped, the section would be checked
+        as another class, and its other errors would appear only after the spelling is mended.
         """
         meant = MEANT.search(nearest(written.rpartition(".")[2], level))
         entry = level.get(meant[1]) if meant and meant[1] in SELECTORS else None
@@ -346,14 +356,16 @@ class _Reader(Reader):
             self.leaf(written, entry, value, {})
 
     def unread(self, written: str, message: str) -> None:
-        """Add an error about a setting that is not read, or a finding if reading is lenient."""
+        """Add an error about a setting that AutoModel does not read, or a finding if reading is
+        lenient.
+        """
         if self.lenient:
             self.finding(written, f"{message}; left out", Effect.NUMBERS)
         else:
             self.problem(written, message)
 
     def set(self, path: str, value: Any, written: str) -> None:
-        """Keep a value, with its place in the source."""
+        """Store a value, with its line in the source."""
         self.given[path] = value
         line = self.line(written)
         spelling = written if written != path and not path.endswith(REST) else ""
@@ -386,7 +398,9 @@ class _Reader(Reader):
             self.problems.extend(error.problems)
 
     def fits(self, found: Table, name: str) -> None:
-        """Compare the sizes of a CSV schedule with those of the recipe."""
+        """Add an error if the CSV schedule has another number of ranks or micro batches than the
+        recipe.
+        """
         ranks, batch = (
             self.given.get("distributed.pp_size"),
             self.given.get("step_scheduler.local_batch_size"),
@@ -407,7 +421,7 @@ class _Reader(Reader):
 
 
 def _meant(path: str, value: Any) -> Any:
-    """The value that AutoModel's loader makes of a text: null, a switch or a number
+    """Return the value that AutoModel's loader makes of a text: null, true, false or a number
     (config/loader.py, translate_value).
     """
     if path == SIGNAL and value in (None, "none", "None"):
@@ -421,14 +435,14 @@ def _meant(path: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A free-form value with plain lists and dictionaries."""
+    """Copy a free-form value into plain lists and dictionaries."""
     if isinstance(value, Mapping):
         return {str(name): _plain(inner) for name, inner in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def history(path: str, release: Release) -> str:
-    """Message about a setting that a release does not have."""
+    """Return a message about the setting `path`, which the release does not have."""
     if until(path) and release.since(since(path)):
         last, new = RELEASES.last(until(path)), instead(path)
         return f"last read by AutoModel {last}, and this is {release.version}; {f'use {new}' if new else 'drop it'}"
@@ -442,8 +456,8 @@ def history(path: str, release: Release) -> str:
 
 
 def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
-    """The recipe as nested mappings, in the layout of the release, or in the older layout if it was
-    read in that.
+    """Return the recipe as nested mappings in the layout of the release. A recipe that was read in
+    the older layout keeps the older layout.
     """
     root: dict[str, Any] = {}
     order = {path: place for place, path in enumerate(fields(AutoModel))}
@@ -458,7 +472,9 @@ def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
 
 
 def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str, ...]:
-    """Path of a setting in a layout, level by level."""
+    """Return the keys that lead to the setting `path`, in the layout of the release or of the
+    recipe.
+    """
     old = f"{OLD}.{TARGET}" in given or not release.nested
     return tuple(
         (path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split(
@@ -488,8 +504,8 @@ NAMED = "0.4.0"
 
 
 def program(release: Release) -> tuple[str, ...]:
-    """The module that runs a recipe on every rank, and its arguments in front of the file
-    (cli/app.py, recipes/llm/train_ft.py).
+    """Return the module that runs a recipe on every rank, followed by the arguments that precede
+    the file (cli/app.py, recipes/llm/train_ft.py).
     """
     if release.since(NAMED):
         return ("nemo_automodel.cli.app",)
@@ -497,7 +513,7 @@ def program(release: Release) -> tuple[str, ...]:
 
 
 def text(given: Mapping[str, Any], release: Release) -> str:
-    """Explicit YAML with an indentation of two spaces and a line break at the end."""
+    """Return a recipe as YAML that sets every value explicitly."""
     data = nested(given, release)
     return "\n".join(_block(data, "")) + "\n" if data else "{}\n"
 
@@ -541,7 +557,7 @@ PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
 def _word(text: str) -> str:
-    """A text, with quotes if a loader would read the bare text as another type."""
+    """Return a text for YAML, in quotes if a loader would read the bare text as another type."""
     if (
         PLAIN.fullmatch(text)
         and text.isascii()

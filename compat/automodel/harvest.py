@@ -13,7 +13,7 @@ from compat.automodel.signatures import taken
 
 PACKAGE = Package("nemo-automodel", "nemo_automodel")
 TABLES: Mapping[str, tuple[str, ...]] = {"classes.json": ("section", "strategy", "name")}
-"""Files of rows, each with the columns that identify a fact."""
+"""JSON files with the harvested facts. For each file: the columns that together identify a row."""
 PARTS = "nemo_automodel.components."
 STRATEGIES: Mapping[str, tuple[str, ...]] = {
     "fsdp2": ("distributed.config:FSDP2Config", "distributed.fsdp2:FSDP2Manager"),
@@ -23,7 +23,9 @@ STRATEGIES: Mapping[str, tuple[str, ...]] = {
     ),
     "ddp": ("distributed.config:DDPConfig", "distributed.ddp:DDPManager"),
 }
-"""Class with the options of each strategy: a config since 0.3.0, a manager before."""
+"""Classes that hold the options of each strategy: the config class since 0.3.0, and the manager
+class of earlier releases.
+"""
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "distributed.pipeline": (
         "distributed.pipelining.config:PipelineConfig",
@@ -63,7 +65,8 @@ GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
         ("world_mesh", "moe_mesh", "device", "dp_axis_names", "ep_shard_axis_names", *AXES)
     ),
 }
-"""Arguments that a recipe's code always sets itself."""
+"""Arguments of each section's class that the recipe's code sets itself. A recipe cannot set them.
+"""
 DEVICE = "model.backend"
 """The section with defaults that depend on the device and on installed packages."""
 SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_setup")
@@ -71,8 +74,8 @@ SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_set
 
 
 def facts(tree: Tree) -> Facts:
-    """Rows for the release, and names that are gathered over all releases. The release's code must
-    be importable.
+    """Return the rows of facts about the release, and the names that are collected over all
+    releases. The release's code must be importable.
     """
     found: list[Row] = []
     for section, places in SECTIONS.items():
@@ -93,8 +96,8 @@ def facts(tree: Tree) -> Facts:
 
 
 def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
-    """Arguments of a section's class. Config classes are instantiated to get their defaults;
-    managers are not, since they start the run.
+    """Yield a row for each argument of a section's class. A config class is instantiated to get the
+    defaults. A manager class is not, because that would start the run.
     """
     section = of["section"]
     cls = first([PARTS + place for place in places])
@@ -106,7 +109,9 @@ def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
 
 
 def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Arguments of the classes that recipes name and that the release still has."""
+    """Yield each class that recipes name and that the release still has, with the names of its
+    arguments.
+    """
     for target in taken():
         module, _, name = target.rpartition(".")
         if module.startswith(PACKAGE.folder):
@@ -114,8 +119,10 @@ def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:
-    """Arguments of a class by `what`; empty if the release lacks the class. A class that cannot be
-    imported is added to `unread`.
+    """Return the argument names of a class under the key `what`. The result is empty if the release
+    lacks the class.
+
+    A class that cannot be imported is added to `unread`.
     """
     try:
         cls = first(places)
@@ -130,5 +137,5 @@ def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, lis
 
 
 def path_of(file: str, row: Row) -> str:
-    """The setting that a row describes."""
+    """Return the path of the setting that a row describes."""
     return f"{row['section']}.{row['name']}"

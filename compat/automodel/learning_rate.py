@@ -17,15 +17,19 @@ FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 L, S = "lr_scheduler.", "optimizer.schedule."
 LENGTH, LAST = L + "wsd_decay_steps", L + "lr_wsd_decay_style"
 RAMP = "optimizer.decay_ramp.shape"
-"""Plan field of the ramp of weight decay, which is in the same section. A section without a style
-is a cosine (optimizer.py: LRSchedulerConfig).
+"""Plan field for the shape of the weight-decay ramp. Recipes set the ramp in the section of the
+learning-rate schedule. The default shape is cosine (optimizer.py: LRSchedulerConfig).
 """
 RESUMED = "run.resumed_schedule"
-"""Plan field for the schedule of resumed runs, whose settings are in the same section."""
+"""Plan field for the schedule that a resumed run uses. Recipes set it in the section of the
+learning-rate schedule.
+"""
 SEES = (S + "name", S + "warmup_steps", RAMP)
-"""Plan fields that decide whether the section is written."""
+"""Plan fields that decide whether a written recipe has the section `lr_scheduler`."""
 TENTH = 10
-"""Divisor of the schedule's length that gives the length of WSD's decay, if the plan has none."""
+"""The final decay of WSD takes the number of steps in the schedule divided by this, if the plan has
+no length for the decay.
+"""
 
 
 def _read(values: Group, context: Context) -> Group:

@@ -31,8 +31,7 @@ C = "model.config."
 CLASS, TYPE = C + "_target_", C + "model_type"
 NAMED = (CLASS, TYPE)
 BUILT, ANEW = "model._target_", "nemo_automodel.NeMoAutoModelForCausalLM.from_config"
-"""Key for the function that builds the model, and the function that builds one from a config with
-random weights.
+"""Key that names the function that builds the model, and its value for a model with random weights.
 """
 KEYS = {C + key: key for keys, _ in groups() for key in keys}
 MODEL = tuple(path for path in paths() if path.startswith("model."))
@@ -59,9 +58,11 @@ aux_loss_coeff). Other models never have the loss, because they get no labels
 
 
 def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
-    """Plan values `said` with the loss of AutoModel's own code: computed in every block, and
-    divided by top_k (components/moe/layers.py: Gate). Transformers computes one loss for the
-    routing of all blocks.
+    """Return the plan values `said`, with the load-balancing loss as AutoModel's own models compute
+    it.
+
+    AutoModel computes the loss in every block and divides it by top_k (components/moe/layers.py:
+    Gate). Transformers computes one loss for the routing of all blocks.
     """
     if named.name not in OWN or said.get(BALANCE) != "pooled":
         return said
@@ -70,7 +71,9 @@ def _each_block(said: dict[str, Any], named: Family) -> dict[str, Any]:
 
 
 def _of_each_block(plan: Group, chosen: Family) -> Group:
-    """The plan with the loss coefficient of AutoModel's own code, the inverse of `_each_block`."""
+    """Return the plan with the loss coefficient that AutoModel's own models need. This is the
+    inverse of `_each_block`.
+    """
     loss, experts = plan.get(LOSS), plan.get(CHOSEN)
     if chosen.name not in OWN or not loss or not experts:
         return plan
@@ -80,15 +83,17 @@ def _of_each_block(plan: Group, chosen: Family) -> Group:
 
 
 def family(values: Group) -> Family:
-    """The family of the config class or model type that a recipe names; else the generic family."""
+    """Return the family of the config class or model type that a recipe names, or the generic
+    family.
+    """
     target = values.get(CLASS)
     named = of_class(target) if isinstance(target, str) else None
     return family_of(named or values.get(TYPE)) or GENERIC
 
 
 def meant(values: Group) -> Mapping[str, Any]:
-    """The plan's model fields from a recipe. Keys that the recipe's family does not have are read
-    with their meaning in other families.
+    """Return the plan's model fields for a recipe. A key that the recipe's model family does not
+    have is read as in families that have it.
     """
     named = family(values)
     given = {key: values[path] for path, key in KEYS.items() if path in values}
@@ -108,7 +113,7 @@ def meant(values: Group) -> Mapping[str, Any]:
 
 
 def problems(given: Group) -> tuple[str, ...]:
-    """Problems of values in the model's config that a plan refuses."""
+    """Return an error for each value in the model's config that a plan refuses."""
     try:
         Plan.of(meant(given))
     except ConfigError as error:
@@ -128,14 +133,14 @@ SIZES = {
     "experts": "num_experts",
     "tied": "tie_word_embeddings",
 }
-"""Sizes of the model that must be divisible by ranks, from the recipe or from the defaults of its
-model class.
+"""Sizes of the model that must be divisible by the number of ranks, each with its key in the
+model's config.
 """
 
 
 def sizes(given: Group) -> Mapping[str, Any]:
-    """Sizes by their usual keys, with the defaults of the model's class. Without a known class
-    there are no defaults.
+    """Return the sizes of the model by their usual keys. Sizes that the recipe does not set have
+    the defaults of the model's class, if the class is known.
     """
     if not family(given).name or problems(given):
         return {}
@@ -162,8 +167,8 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 
 def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
-    """The family in which a plan's model is written, and the keys of that family with
-    their values.
+    """Return the family in which a plan's model is written, and the keys of that family with the
+    model's values.
     """
     # Rotary settings in one group, rope_parameters, unless the
     # file that is written anew has them apart.
@@ -185,7 +190,8 @@ def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Ma
 
 
 def _inferred(plan: Group, grouped: bool) -> Family:
-    """A family with common names that can express all of a plan's model; else the generic family.
+    """Return a family with common names that can express all model fields of a plan, or the generic
+    family if there is none.
 
     The comparison leaves out weight initialisation and the scope of the load-balancing loss,
     because the forward pass does not depend on them.
@@ -231,8 +237,8 @@ FAMILY = convert(
 
 
 def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context], Group]:
-    """The writer `theirs` without the key for tied embeddings if there is a pipeline, which cannot
-    tie them.
+    """Wrap the writer `theirs`. In a recipe with a pipeline, which cannot tie embeddings, the
+    wrapped writer leaves out the key for tied embeddings.
     """
 
     def write(values: Group, context: Context) -> Group:
@@ -256,8 +262,9 @@ def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
 
 
 def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
-    """The rule between keys of the model's config and fields
-    of the plan's model, both without their leading sections."""
+    """Return the rule between keys of the model's config and fields of the plan's model. Keys and
+    fields are given without the prefixes `model.config.` and `model.`.
+    """
     theirs, ours = tuple(C + key for key in keys), tuple(f"model.{path}" for path in said)
     carries = (
         {C + key: tuple(f"model.{path}" for path in stands_for()[key]) for key in keys}

@@ -48,7 +48,7 @@ MODE, PEAK = "optimizer.adam_w_mode", "lr_scheduler.max_lr"
 
 
 def argument_defaults(target: str | None) -> Mapping[str, Any]:
-    """Defaults of the class, by path."""
+    """Return the defaults of the arguments of an optimizer class, by path."""
     known = CLASSES.get(target or "")
     if known is None:
         return {}
@@ -64,8 +64,8 @@ def _name(values: Group) -> str | None:
 
 
 def _taken(name: str | None) -> tuple[str, ...]:
-    """Arguments that the plan's optimizer has; all arguments if the plan does not know the
-    optimizer.
+    """Return the arguments of the recipe's class for the optimizer `name` of a plan, or all known
+    arguments if the plan does not name a known optimizer.
     """
     return tuple(CLASSES[TORCH[name]].defaults) if name in TORCH else NAMES
 
@@ -91,7 +91,7 @@ def _write(values: Group, context: Context) -> Group:
 MOMENTS = "precision.moments"
 SWITCHES = ("nesterov", "amsgrad", "bias_correction")
 TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw")}
-"""The plan's optimizers that have each switch."""
+"""For each switch: the optimizers of the plan that have the switch."""
 FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 
 

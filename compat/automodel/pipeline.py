@@ -42,14 +42,14 @@ class PipelineConfig:
     version: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Names of the settings that the release has, in AutoModel's order."""
+        """Return the settings that the release has, in AutoModel's order."""
         at = release(self.version or KNOWN[-1])
         return {name: getattr(self, name) for name in pipeline_fields() if at.reads(PP + name)}
 
 
 def pipeline(config: Config) -> PipelineConfig:
-    """The pipeline settings with which a recipe starts. Those of a lone pipeline config are
-    returned unchanged.
+    """Return the pipeline settings with which a recipe starts. If the source is only a pipeline
+    config, its settings are returned unchanged.
     """
     found = {name: config.effective.get(PP + name) for name in pipeline_fields()}
     found = {name: value for name, value in found.items() if value is not None}
@@ -63,7 +63,7 @@ def pipeline(config: Config) -> PipelineConfig:
 
 
 def live(config: Config) -> Any:
-    """The PipelineConfig of the installed AutoModel."""
+    """Return the PipelineConfig of the installed AutoModel."""
     try:
         have = installed("nemo-automodel")
     except PackageNotFoundError:

@@ -15,7 +15,7 @@ AUTOPIPELINE = "nemo_automodel.components.distributed.pipelining.AutoPipeline"
 
 
 def pipeline_ranks(values: Group) -> int:
-    """Number of pipeline ranks in a recipe."""
+    """Return the number of pipeline ranks in a recipe."""
     return values.get(D + "pp_size") or 1
 
 
@@ -71,8 +71,8 @@ def _read_stages(values: Group) -> Group:
 
 
 def _virtual(values: Group, ranks: int) -> int | None:
-    """Number of virtual stages on each rank; None if it depends on a number of layers that the
-    recipe does not have.
+    """Return the number of virtual stages on each rank; None if it depends on a number of layers
+    that the recipe does not have.
     """
     kind, layers, wanted = (
         SCHEDULES[values[PP + "pp_schedule"].lower()],
@@ -112,7 +112,7 @@ def _write_stages(values: Group) -> Group:
 
 
 NAMEABLE = 10_000
-"""Largest number of layers for which module names are written one by one."""
+"""Largest number of layers for which a recipe lists the module names of each stage."""
 
 
 def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
@@ -133,13 +133,15 @@ def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
 # plan the first wins: ZBVZeroBubble, not DualPipeV.
 NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
 LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
-"""Schedules with several stages on each rank, by the name of their variant for one stage."""
+"""For each schedule with one stage on each rank: the variant of the schedule with several stages on
+each rank.
+"""
 PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {
     "zero_bubble": "1f1b",
     "zero_bubble_v": "1f1b",
 }
-"""Schedules with one stage on each rank, by the name of their variant for several. A split backward
-needs several stages.
+"""For each schedule with several stages on each rank: the schedule for one stage. Zero-bubble
+schedules, which split the backward pass, need several stages and become 1f1b.
 """
 
 SCHEDULE = convert(
@@ -184,8 +186,8 @@ def _stages_a_rank(values: Group) -> int | None:
 
 
 def named_kind(values: Group) -> str:
-    """The schedule's name in lower case, or the name of its variant for the given number of stages
-    on each rank.
+    """Return AutoModel's name of the plan's schedule. If the schedule does not fit the number of
+    stages on each rank, return the name of its variant for that number.
     """
     name, count = values.get("schedule.name") or "1f1b", _stages_a_rank(values)
     # The CSV file replaces the schedule, but AutoModel still places the stages by the name.

@@ -37,8 +37,8 @@ NEEDS = (
     Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
 )
 RUN = ("dataset._target_", "model.pretrained_model_name_or_path")
-"""Settings of which a whole recipe has one: stored weights, or data. Sections about the mesh and
-the model alone may be a part of a recipe.
+"""Settings that identify a whole recipe: a whole recipe has data or stored weights. A recipe with
+only sections about the mesh and the model may be an excerpt.
 """
 
 

@@ -41,7 +41,7 @@ MANAGER = "nemo_automodel.components.distributed.fsdp2.FSDP2Manager"
 
 
 def mesh_rules() -> tuple[Rule, ...]:
-    """Rules for the sizes of the mesh axes."""
+    """Return the rules for the sizes of the mesh axes."""
     return (
         _axis("tp_size", "tensor"),
         _axis("pp_size", "pipeline"),
@@ -134,8 +134,8 @@ BATCH = convert(
         D + "dp_size": "parallel.data",
     },
     lossy=(
-        "in a plan all micro batches of a step pass the pipeline at once; it cannot express"
-        " AutoModel's number of passes"
+        "in a plan all micro batches of a step run through the pipeline in one pass; AutoModel may"
+        " run several passes in a step"
     ),
     source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",
 )
@@ -179,7 +179,7 @@ def _write_batch(values: Group) -> Group:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, largest first."""
+    """Return all divisors, largest first."""
     small = [size for size in range(1, isqrt(number) + 1) if number % size == 0]
     return tuple(dict.fromkeys((*(number // size for size in small), *reversed(small))))
 
@@ -436,7 +436,7 @@ SEQUENCE = convert(
     lambda values, context: {"model.sequence": values.get(PACKED) or values.get(SAMPLE)},
     lambda values, context: {SAMPLE: values.get("model.sequence")},
     blurs=lambda values: bool(values.get(PACKED)),
-    lossy="several samples that are packed into one sequence become one sample of its length",
+    lossy="a packed sequence of several samples becomes one sample with the length of the sequence",
     source="recipes/llm/train_ft.py: packed_sequence_size; data sets take seq_len",
 )
 
@@ -524,7 +524,7 @@ def _read_overlap(values: Group, context: Context) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Rules for plan fields for which AutoModel has no setting."""
+    """Return the rules for plan fields for which AutoModel has no setting."""
     fsdp = "FSDP2 decides by itself"
     return (
         lacks("debug", "AutoModel has no per-layer logs", effect=Effect.NONE),
@@ -618,7 +618,7 @@ Weight = Effect | Callable[[Group], Effect]
 
 
 def _if_on(values: Group) -> Effect:
-    """Effects of switches that change the numbers if one of them is on."""
+    """Return the effect of switches that change the numbers: `NUMBERS` if at least one is on."""
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 
@@ -631,7 +631,7 @@ FORMS = dict.fromkeys(
     ("checkpoint_dir", "model_save_format", "save_consolidated", "v4_compatible", "staging_dir"),
     Effect.NONE,
 )
-"""Keys in free-form sections whose effect is known."""
+"""Keys in the section `checkpoint` that do not change the numbers of a run."""
 ENTROPIES = (
     "MaskedCrossEntropy",
     "ChunkedCrossEntropy",
@@ -642,14 +642,16 @@ ENTROPIES = (
 
 
 def _beyond(values: Group, path: str, known: Mapping[str, Effect]) -> Effect:
-    """The worst of the effects of the keys in a free-form section."""
+    """Return the worst effect of all keys in a free-form section. Keys that are not in `known` may
+    change the numbers.
+    """
     effects = (known.get(key, Effect.NUMBERS) for key in values.get(path) or {})
     return min(effects, key=lambda effect: effect.rank, default=Effect.NONE)
 
 
 def _loss(values: Group) -> Effect:
-    """Effect of the loss section. Every stack has the cross entropy; other losses have no
-    counterpart.
+    """Return the effect of losing the section `loss_fn`. Cross entropy is the default of every
+    stack, so nothing is lost. Any other loss changes the numbers.
     """
     said = values.get("loss_fn")
     name = str(said.get("_target_")).rpartition(".")[2] if isinstance(said, Mapping) else ""
@@ -710,10 +712,10 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     ),
     "*": ("other sections of a recipe", Effect.NUMBERS),
 }
-"""Sections and settings without a plan field. For each, the reason why no plan has one, and the
-effect on the run if the setting is dropped.
+"""Sections and settings that no plan field stands for. Each has the reason, and the effect on the
+run if the setting is dropped.
 
-For a setting with several entries, the longest one applies.
+If several entries match a setting, the longest entry applies.
 """
 PIPELINE: tuple[str, Weight] = (
     "the way in which AutoModel splits a model into stages",
@@ -744,7 +746,9 @@ LACKS = {
     "recompute.modules": "AutoModel saves or drops the activations of whole layers",
     "run": "AutoModel's recipes have no such switch",
 }
-"""The reason for each plan field that no rule above claims."""
+"""Reasons why AutoModel has no counterpart of plan fields that no rule above claims. If several
+entries match a field, the longest entry applies.
+"""
 
 
 CLASS = convert(
@@ -762,7 +766,7 @@ CLASS = convert(
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every rule. Each setting, and each plan path, is in exactly one."""
+    """Return every rule. Each setting and each plan field belongs to exactly one rule."""
     mapped = (
         BATCH,
         OPTIMIZER,

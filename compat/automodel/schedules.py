@@ -18,12 +18,13 @@ from bridge.layout.schedule.table import cells
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One schedule class of torch. `ours` is the plan's name for it.
+    """One schedule class of torch. `ours` is the plan's name for the schedule.
 
-    `single` schedules run one stage on each rank, others several. `split` ones split the backward
-    pass, `pair` ones need two stages on each rank, `rounds` ones need rounds with equal numbers of
-    micro batches, and `abstract` ones only run a CSV file. For `v` schedules AutoModel places the
-    stages in the shape of a V, which it does for only one of torch's two V schedules.
+    A `single` schedule runs one stage on each rank, all others run several. A `split` schedule
+    splits the backward pass, a `pair` schedule needs two stages on each rank, a `rounds` schedule
+    needs rounds with equal numbers of micro batches, and an `abstract` schedule only runs a CSV
+    file. For a `v` schedule AutoModel places the stages in a V: the first rank has the first and
+    the last stage. AutoModel does so for only one of torch's two V schedules.
     """
 
     name: str
@@ -59,11 +60,13 @@ MISNAMED: Mapping[str, str] = {
     "v_schedule": "ZBVZeroBubble",
     "dfs": "Interleaved1F1B",
 }
-"""Names in AutoModel's own documentation that torch refuses, each with torch's name."""
+"""Names of schedules that AutoModel's documentation lists but torch refuses. Each has the name that
+torch accepts.
+"""
 
 
 def schedule(name: str, where: str = "pp_schedule") -> Schedule:
-    """The schedule of that name, in upper or lower case. Raises `ConfigError` if torch refuses the
+    """Return the schedule `name`, in upper or lower case. Raises `ConfigError` if torch refuses the
     name.
     """
     found = SCHEDULES.get(name.lower())
@@ -74,23 +77,23 @@ def schedule(name: str, where: str = "pp_schedule") -> Schedule:
 
 def _advice(name: str) -> str:
     if name in MISNAMED:
-        return f"AutoModel's documentation lists it, but torch calls it {MISNAMED[name]}"
+        return f"AutoModel's documentation lists this name, but torch's name is {MISNAMED[name]}"
     known = [found.name for found in SCHEDULES.values() if not found.abstract]
     return f"use one of {', '.join(known)}{nearest(name, SCHEDULES)}"
 
 
 CELL = re.compile(r"([0-9]{1,9})([FIWB])([0-9]{1,9})")
 BEFORE = {"B": "F", "I": "F", "W": "I"}
-"""For each action, the action on the same stage and micro batch that has to come before it."""
+"""For each action: the action that must come earlier for the same stage and micro batch."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The computations of a schedule: the actions of each rank in order, as (stage, action, micro
-    batch); None is an idle step.
+    """The computations of a schedule. For each rank, in order: (stage, action, micro batch), or
+    None for an idle step.
 
-    The actions are F (a forward pass), B (a whole backward pass), and I and W (the parts of a
-    backward pass for inputs and for weights).
+    The actions are F (forward pass), B (whole backward pass), I (gradients of inputs) and W
+    (gradients of weights). I and W together are a split backward pass.
     """
 
     ranks: tuple[tuple[tuple[int, str, int] | None, ...], ...]
@@ -110,12 +113,12 @@ class Table:
 
 
 def table(text: str, name: str = "schedule") -> Table:
-    """Read a schedule in CSV: a row for each rank, with cells such as `0F0`; empty cells are idle
-    steps.
+    """Read a schedule from CSV. Each row is a rank and each cell an action such as `0F0`. An empty
+    cell is an idle step.
 
     Checks that each stage is on one rank, and that each rank runs every micro batch of its stages
-    once forward and once backward (whole, or as input and weight parts) in a possible order. Raises
-    `ConfigError` with every problem.
+    once forward and once backward (B, or I and W) in a possible order. Raises `ConfigError` with
+    every problem.
     """
     rows = cells(text, name)
     problems: list[str] = (
@@ -147,8 +150,8 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
 
 
 def _flaws(found: Table) -> Iterator[str]:
-    """Problems of a table that torch could not run: stages on several ranks, gaps in the numbers of
-    stages, and actions that never become possible.
+    """Yield an error for each reason why torch cannot run a table: a stage on several ranks, a gap
+    in the numbers of stages, or an action whose input does not exist yet.
     """
     homes: dict[int, int] = {}
     for rank, row in enumerate(found.ranks):

@@ -75,7 +75,7 @@ REST = "*"
 
 
 def rest(what: str) -> Any:
-    """The leaf that holds the settings of a free-form section without a type."""
+    """Define the leaf that holds the settings of a free-form section that have no type."""
     return field(None, alias=REST, description=f"All other settings {what}, unchanged.")
 
 

@@ -36,11 +36,11 @@ def selects(kind: str, release: Release | Context) -> bool:
 
 
 def strategy(values: Group, context: Context) -> str:
-    """The strategy for a plan: fsdp2, megatron_fsdp or ddp.
+    """Return the strategy for a plan: fsdp2, megatron_fsdp or ddp.
 
-    FSDP2 runs ZeRO stages 2 and 3 (before 0.5.0 only 3), and every mesh with pipeline ranks, expert
-    ranks or replica groups. DDP runs stage 0 without tensor and context ranks. Megatron-FSDP is for
-    all other plans, and for plans with its own switches.
+    FSDP2 is for ZeRO stages 2 and 3 (before 0.5.0 only 3), and for every mesh with pipeline ranks,
+    expert ranks or replica groups. DDP is for stage 0 without tensor and context ranks.
+    Megatron-FSDP is for all other plans, and for plans with switches that only Megatron-FSDP has.
     """
 
     def more(name: str) -> bool:
@@ -62,7 +62,9 @@ def strategy(values: Group, context: Context) -> str:
 
 
 def managed(target: str | None) -> str:
-    """The strategy of a manager class. FSDP2Manager is the default of the older layout."""
+    """Return the strategy of a manager class. Without a class the strategy is fsdp2, the default of
+    the older layout.
+    """
     name = (target or "").rpartition(".")[2]
     return {
         "DDPManager": "ddp",
@@ -72,5 +74,5 @@ def managed(target: str | None) -> str:
 
 
 def running(values: Group) -> str:
-    """The strategy of a recipe, which older layouts tell by the manager class."""
+    """Return the strategy of a recipe. In the older layout the manager class determines it."""
     return values.get(D + "strategy") or managed(values.get(D + "_target_"))

@@ -13,11 +13,11 @@ from bridge.releases import table
 
 TARGET = "_target_"
 KNOWN_ROOTS = ("nemo_automodel.", "torch.", "transformers.", "torchdata.")
-"""Packages of the classes in AutoModel's own recipes. Only the arguments of their classes are
-known.
+"""Top-level packages of the classes in AutoModel's own recipes. Arguments of classes in other
+packages are not known.
 """
 BESIDE = {"optimizer": ("param_group_overrides",)}
-"""Settings that AutoModel removes from a section before it calls the class."""
+"""Settings of a section that AutoModel does not pass to the class of the section."""
 APART = ("ci", "wandb", "benchmark")
 """Sections that do not affect training."""
 
@@ -29,13 +29,13 @@ def _facts() -> Mapping[str, Any]:
 
 
 def taken() -> Collection[str]:
-    """The classes whose arguments are known."""
+    """Return the classes whose arguments are known."""
     return tuple(_facts()["takes"])
 
 
 def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names in a section that its class does not have, each with a message. AutoModel stops when it
-    builds such a class.
+    """Yield each key of a section that is not an argument of the section's class, with a message.
+    AutoModel stops when it builds such a class.
     """
     target = section.get(TARGET)
     takes = _facts()["takes"].get(target) if path and isinstance(target, str) else None
@@ -52,10 +52,10 @@ def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def strange(
     path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int
 ) -> str:
-    """Message about a name in a free-form section that is in no recipe of AutoModel's own; empty if
-    one has it.
+    """Return a message about a key in a free-form section if none of AutoModel's own recipes has
+    the key there. Return "" otherwise.
 
-    `before` is the number of names with a message in front of this one.
+    `before` is the number of messages about earlier keys.
     """
     known, target = _facts()["known"].get(path), section.get(TARGET)
     if known is None or name in known or name in typed:
@@ -72,13 +72,14 @@ def strange(
         return ""
     similar = nearest(name, {*known, *typed}, before)
     return (
-        f"no recipe of AutoModel's own has it here, and no known code reads it; it is kept{similar}"
+        "no recipe of AutoModel has this key here, and no known code reads it; it is kept"
+        f" unchanged{similar}"
     )
 
 
 def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
-    """Problems in a section that is kept unchanged, and in the sections below it: path, message,
-    and whether AutoModel stops.
+    """Yield each problem in a free-form section and in the sections below it: path, message, and
+    whether AutoModel stops.
     """
     if not isinstance(value, Mapping):
         return

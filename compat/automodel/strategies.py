@@ -43,7 +43,7 @@ SIZED = (
     "intermediate_size",
     *EXPERTS,
 )
-"""Keys of the model's config that depend on the number of ranks."""
+"""Keys of the model's config whose values must be divisible by a number of ranks."""
 D, PP, L = "distributed.", "distributed.pipeline.", "lr_scheduler."
 LAYERS = "model.config.num_hidden_layers"
 SMALL = st.integers(1, 6)
@@ -64,7 +64,7 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Strategy, mesh and batch first, then groups of settings. The settings of each group fit
+    """Draw the strategy, mesh and batch, followed by groups of settings. Settings of one group fit
     together.
     """
     # FSDP2 has most of the axes and options, so most recipes have it.
@@ -110,7 +110,7 @@ def _sizes(draw: DrawFn, case: Case, kind: str) -> dict[str, int]:
 
 
 def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
-    """The model's config, with some of its sizes."""
+    """Draw the model's config, with some of the model's sizes."""
     kv = sizes.get("tp_size", 1) * draw(st.sampled_from((1, 2)))
     heads = kv * draw(st.sampled_from((1, 4)))
     config = {
@@ -130,7 +130,9 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 
 @st.composite
 def _model(draw: DrawFn, layers: bool) -> Sequence[Group]:
-    """The whole config of a model, in some recipes: its class, and keys that its family reads."""
+    """Draw a complete model config for some recipes: a config class, and keys that its family
+    reads.
+    """
     name = draw(st.sampled_from((*("",) * 120, *FAMILIES)))
     if not name:
         return ()
@@ -151,7 +153,7 @@ def _pipeline(draw: DrawFn, case: Case, ranks: int) -> dict[str, Any]:
 
 
 def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> Group:
-    """Batch sizes with whole micro batches, rounds and passes."""
+    """Draw batch sizes that consist of whole micro batches, rounds and passes."""
     others = prod(sizes.get(axis, 1) for axis in ("tp_size", "cp_size", "pp_size"))
     data = sizes.get("dp_size") or (case.world_size or others) // others
     micro, ranks = first.get(PP + "pp_microbatch_size", 1), sizes["pp_size"]
@@ -163,7 +165,9 @@ def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> 
 
 @st.composite
 def _split(draw: DrawFn, ranks: int, name: str) -> Group:
-    """The split of layers into stages: by default, by a number of layers, or by names."""
+    """Draw the split of layers into stages: the default, a number of layers per stage, or module
+    names.
+    """
     kind = SCHEDULES[name.lower()]
     virtual = 1
     if not kind.single:
@@ -195,7 +199,9 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
 
 
 def _arguments(target: str) -> tuple[str, ...]:
-    """Settings of an optimizer: arguments of its class, its switches, and parameter groups."""
+    """Draw the settings of an optimizer: arguments of its class, its switches, and parameter
+    groups.
+    """
     switches = (
         ["bias_correction", "exp_avg_dtype", "exp_avg_sq_dtype"]
         if is_fused(target)
@@ -298,7 +304,7 @@ def _sharding(version: str) -> Groups:
 
 @cache
 def _products(version: str) -> Groups:
-    """FP8 settings of both libraries, and adapters. Few recipes have them."""
+    """Draw FP8 settings of both libraries, and low-rank adapters. Few recipes get any."""
     none: tuple[Groups, ...] = (st.just({}),) * 6
     torchao = _group(
         {"fp8.enabled": st.booleans()}, "fp8.recipe_name", "fp8.enable_fsdp_float8_all_gather"
@@ -340,7 +346,9 @@ RESERVED = (
     *(C + name for name in ("num_hidden_layers",)),
     *NAMED,
 )
-"""Settings that depend on the number of ranks or layers, or on a class that takes only some arguments."""
+"""Settings that `core` draws, because their values depend on the number of ranks or layers, or on a
+class that accepts only some arguments.
+"""
 
 SCOPES = st.lists(
     st.sampled_from(("language", "vision", "audio", "multimodal")),
@@ -368,22 +376,26 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
         (15, ("SIGTERM",), ("SIGTERM", "SIGUSR1"), ())
     ),
 }
-"""Strategies for settings whose type does not determine the form that AutoModel needs."""
+"""Strategies for settings whose type alone does not tell which values AutoModel accepts."""
 
 
 def paths(case: Case) -> Iterable[str]:
-    """Settings that the release reads."""
+    """Return the settings that the release reads."""
     return settable(case.version)
 
 
 @cache
 def settable(version: str) -> tuple[str, ...]:
-    """Settings that can be given, including those of the core."""
+    """Return every setting that a recipe of the release can have, including settings that `core`
+    draws.
+    """
     return tuple(path for path in fields(AutoModel) if release(version).reads(path))
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Strategy for a setting whose type is not enough to draw its values."""
+    """Return the strategy for a setting whose values cannot be drawn from its type. None for all
+    other settings.
+    """
     return OWN.get(path)
 
 
@@ -396,12 +408,12 @@ BESIDE: Mapping[str, Group] = {
 
 
 def source(config: Config) -> Group:
-    """The recipe as nested mappings."""
+    """Return the recipe as nested mappings."""
     return nested(config.given, release(config.version))
 
 
 def spelled(config: Config, path: str) -> tuple[str, ...]:
-    """Path of a setting in the layout of the recipe."""
+    """Return the keys that lead to a setting in the layout of the recipe."""
     return place_of(path, config.given, release(config.version))
 
 

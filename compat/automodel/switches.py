@@ -20,13 +20,13 @@ RECIPES = {
     "block": ("e4m3", "blockwise"),
     "mxfp8": ("e4m3", "mxfp8"),
 }
-"""Scaling recipes of Transformer Engine (its common/recipe), with the plan's names of their format
-and scaling.
+"""Scaling recipes of Transformer Engine (common/recipe). Each has the plan's names for its number
+format and its scaling.
 """
 NAMED = {ours: theirs for theirs, (_, ours) in RECIPES.items()}
 SINCE = {"mxfp8": "0.5.0"}
-"""First release of each recipe that was added later. Earlier releases read any unknown name as
-"current".
+"""First release of each scaling recipe that AutoModel added later. Earlier releases read any
+unknown name as "current".
 """
 LINEAR = BACKEND + "linear"
 GATHER = TORCHAO + "enable_fsdp_float8_all_gather"
@@ -83,8 +83,8 @@ def _write_fp8(values: Group, context: Context) -> Group:
 
 
 def _has_no_twin(values: Group) -> bool:
-    """Whether FP8 differs from other stacks': torchao uses it for the output layer too, and not for
-    layers of odd widths.
+    """Whether no plan can express the FP8 settings. Torchao runs also the output layer in FP8, but
+    no layers of odd widths; other Transformer Engine recipes have no name in a plan.
     """
     recipe = values.get(TE + "recipe")
     return _is_torchao(values) or (
@@ -126,8 +126,8 @@ USUAL = {"dim": 8, "alpha": 32.0, "dropout": 0.0}
 """Defaults of PeftConfig (components/_peft/lora.py)."""
 ALL = {"match_all_linear": True}
 BEFORE = {"dropout_position": "pre"}
-"""Adapter settings of a plan. Its dropout is on an adapter's input, while AutoModel's default is on
-the output.
+"""Setting for the adapters of a plan. A plan has dropout on an adapter's input, but AutoModel's
+default is dropout on the output.
 """
 
 
@@ -150,8 +150,8 @@ def _write_adapters(values: Group, context: Context) -> Group:
 
 
 def _chooses(values: Group) -> bool:
-    """Whether a recipe has adapter settings that no plan has: chosen layers, other forms of
-    adapters, dropout on the output.
+    """Whether a recipe has adapter settings that no plan can express: a choice of layers, other
+    kinds of adapters, or dropout on the output.
     """
     rest = dict(values.get(REST) or {})
     # Without dropout its position has no effect.

@@ -21,7 +21,7 @@ SEED = 42
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings about `config`, in the order of the recipe's sections."""
+    """Yield findings about `config`, in the order of the recipe's sections."""
     seen = Seen(config.effective, config.given, config.context)
     yield from told(
         _found(config.given, config.effective, release(config.version), config.entry),
@@ -53,10 +53,10 @@ def _found(
 
 
 def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
-    """Remarks on a model for which AutoModel does not find its own code.
+    """Yield a remark if AutoModel does not find its own code for a model.
 
-    AutoModel looks for it by `architectures`, which transformers' config classes leave empty
-    (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
+    AutoModel chooses its own code by `architectures`, which transformers' config classes leave
+    empty (_transformers/model_init.py, _resolve_custom_model_cls_for_config).
     """
     named, made = family(given), str(given.get(BUILT, "")).endswith(".from_config")
     if (
@@ -75,7 +75,7 @@ def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
 
 
 def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
-    """Remarks on a seed in the rng section, which no release reads.
+    """Yield a remark about a seed in the section rng, which no release reads.
 
     Source: recipes/llm/train_ft.py, recipes/vlm/finetune.py, setup:
     StatefulRNG(seed=cfg.get("seed", 42)).
@@ -127,8 +127,8 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[R
 
 
 def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[Remark]:
-    """Remarks on settings of the pipeline that recipes overwrite with values of other sections
-    (recipes/llm/train_ft.py).
+    """Yield a remark for each pipeline setting that recipes overwrite with the value of another
+    section (recipes/llm/train_ft.py).
     """
     sources = {
         "pp_batch_size": "step_scheduler.local_batch_size",
@@ -155,7 +155,7 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
     if output is not None and given.get(PP + "dtype", output) != output:
         yield (
             PP + "dtype",
-            f"stages send {output}; with another format here they can receive wrong values",
+            f"stages send activations in {output}; with another format they may receive wrong values",
             Effect.NUMBERS,
         )
 

@@ -18,8 +18,8 @@ number.
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Virtual stages of a model. `layers` has the number of decoder layers of each stage,
-    `stage_ids` the stages of each rank.
+    """Virtual stages of a model. `layers` has the number of decoder layers of each stage.
+    `stage_ids` has the stage numbers of each rank.
     """
 
     layers: tuple[int, ...]
@@ -39,8 +39,8 @@ def stages(
     """Split `num_layers` decoder layers over `pp_size` pipeline ranks. Raises `ConfigError` if
     AutoModel would stop.
 
-    `layers_per_stage` only sets the number of virtual stages, rounded as
-    `round_virtual_stages_to_pp_multiple` says. Layers are then spread evenly over these stages; the
+    The number of virtual stages is `num_layers` divided by `layers_per_stage`, rounded as
+    `round_virtual_stages_to_pp_multiple` says. Layers are then spread evenly over the stages; the
     first stages get one layer more if needed. Source:
     components/distributed/pipelining/functional.py.
     """
@@ -77,7 +77,9 @@ def filled(
     kind: Schedule,
     rounding: str | None,
 ) -> int:
-    """Number of virtual stages, each with at least one layer (functional.py, generate_hf_model_fqn_per_model_part)."""
+    """Return the number of virtual stages. Raises `ConfigError` if a stage would have no layer
+    (functional.py, generate_hf_model_fqn_per_model_part).
+    """
     count = number(num_layers, layers_per_stage, pp_size, kind, rounding)
     if count > num_layers:
         raise ConfigError(
@@ -98,7 +100,9 @@ def number(
     kind: Schedule,
     rounding: str | None,
 ) -> int:
-    """Number of virtual stages over all ranks (functional.py, calculate_virtual_stages)."""
+    """Return the number of virtual stages on all ranks together (functional.py,
+    calculate_virtual_stages).
+    """
     if layers_per_stage is None:
         return pp_size if kind.single else 2 * pp_size
     # Rounded up: a last stage with fewer layers is a stage too.
@@ -134,8 +138,8 @@ def _rounded(count: int, size: int, rounding: str | None) -> int:
 
 
 def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
-    """Stage numbers of each rank. Stages are placed in a loop, or for one schedule in a V
-    (functional.py, stage_ids_this_rank).
+    """Return the stage numbers of each rank. Stages are placed round robin, or in a V for the one
+    schedule that needs it (functional.py, stage_ids_this_rank).
     """
     # In a V the first rank also has the last stage, so that the
     # loss starts the backward pass where the forward pass began.
@@ -147,7 +151,9 @@ def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], .
 def request(
     num_layers: int, pp_size: int, count: int, kind: Schedule
 ) -> tuple[int | None, str | None] | None:
-    """`layers_per_stage` and rounding that give `count` virtual stages; None if no values do."""
+    """Return values of `layers_per_stage` and of the rounding that result in `count` virtual
+    stages. None if no values do.
+    """
     if number(num_layers, None, pp_size, kind, None) == count:
         return None, None
     # Without rounding first; then numbers that round down to `count`, then numbers that round up to it.
@@ -170,8 +176,8 @@ def request(
 
 
 def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
-    """First layer of each part, followed by the number of layers; None if the parts do not hold
-    layers 0, 1, 2, ... in order.
+    """Return the number of the first layer of each part, followed by the number of all layers. None
+    if the parts do not hold layers 0, 1, 2, ... in order.
     """
     layers = [
         sorted({int(match[1]) for match in map(LAYER.fullmatch, part) if match}) for part in parts
@@ -186,7 +192,9 @@ def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
 
 
 def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Module names of each part of a Hugging Face decoder that is split at `cuts`, as AutoModel usually names them."""
+    """Return the module names of each stage of a Hugging Face decoder. `cuts` are the first layers
+    of the stages, followed by the number of layers.
+    """
     parts = [
         [f"model.layers.{layer}" for layer in range(first, last)] for first, last in pairwise(cuts)
     ]
@@ -197,6 +205,6 @@ def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 
 
 def repeated(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:
-    """Decoder layers that more than one part names."""
+    """Return the decoder layers that are in more than one part."""
     names = [name for part in parts for name in set(part) if LAYER.fullmatch(name)]
     return tuple(sorted({name for name in names if names.count(name) > 1}))

@@ -20,7 +20,7 @@ GROUPS, SCOPE, SINCE = (
     "0.5.0.post20260822",
 )
 SPARED: Mapping[str, Any] = {"pattern": r"(bias|norm)", "wd_mult": 0.0}
-"""The parameter group of biases and norms, without weight decay."""
+"""Entry of the parameter groups that switches weight decay off for biases and norms."""
 SPARED_NAMES = (
     "model.layers.0.self_attn.q_proj.bias",
     "model.layers.0.input_layernorm.weight",
@@ -32,17 +32,17 @@ WEIGHT, EMBEDDING, OUTPUT = (
     "lm_head.weight",
 )
 RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
-"""For each kind of parameter that a plan distinguishes, an example of its name in most models of
-Hugging Face.
+"""Plan field with a separate learning rate, and an example of a parameter to which the rate
+applies.
 """
 
 
 def _factors(values: Group) -> Mapping[str, tuple[float, float]] | None:
-    """Factors on learning rate and weight decay for each kind of parameter, found by the name of
-    its example.
+    """Return the factors on learning rate and weight decay for each kind of parameter. A pattern is
+    tested on an example name of each kind.
 
-    The first matching pattern decides; kinds without one have factors of 1. None if a group has no
-    readable factors.
+    The first matching pattern decides. A kind without a matching pattern has factors of 1. The
+    result is None if a group has no readable factors.
     """
     groups = values.get(GROUPS) or ()
     try:
@@ -87,8 +87,8 @@ def _write_groups(values: Group, context: Context) -> Group:
 
 
 def _odd(values: Group) -> bool:
-    """Whether groups have factors that no plan has: for other parameters, or for the decay of only
-    some biases and norms.
+    """Whether the groups have factors that no plan can express: on other parameters, or on the
+    weight decay of only some biases and norms.
     """
     if not values.get(GROUPS):
         return False

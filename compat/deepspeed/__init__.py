@@ -30,14 +30,14 @@ class DeepSpeedFile(Config):
 
     @cached_property
     def ds_config(self) -> dict[str, Any]:
-        """The nested mapping that goes into the file."""
+        """The config as the nested mapping that the JSON file holds."""
         from compat.deepspeed.formats import plain
 
         return plain(self.given, self.opaque)
 
     @cached_property
     def script(self) -> str:
-        """A short training script that fits the file."""
+        """A short training script that fits this config."""
         from compat.deepspeed.code import script
 
         return script(self.given, self.world_size)
@@ -45,18 +45,23 @@ class DeepSpeedFile(Config):
 
 __all__ = ["DIALECT", "DeepSpeedDialect", "DeepSpeedFile", "install"]
 PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
-"""Settings of the code part that divide the ranks of a run."""
+"""Names in the code part (`pipeline_stages`, ...) of the settings that set the size of a mesh axis."""
 SCRIPT = "train.py"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
-"""Keys that switch on each training precision, with its dtype code in safetensors."""
+"""The name in safetensors of each 16-bit format, by the section that switches the format on."""
 PARTIAL = "plan"
-"""Entry point of a config made from a plan. Such a config may leave the batch open."""
+"""Entry point of a config that is written from a plan. Only this entry point allows a config
+without batch keys.
+"""
 BATCH = "train_micro_batch_size_per_gpu"
 
 
 def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
-    """State of torch's LambdaLR after the hub's optimizer steps, for a script that builds one.
-    Empty if the script builds no scheduler; None keeps the source's state.
+    """Return the state of torch's LambdaLR after the number of optimizer steps in `hub`, if the
+    script builds a LambdaLR.
+
+    Return an empty mapping if the script builds no scheduler, and None to keep the scheduler state
+    of the source checkpoint.
     """
     from compat.deepspeed.schedule import steers
 
@@ -105,14 +110,15 @@ class DeepSpeedDialect(PackagedDialect):
         code: Mapping[str, Any] | None = None,
         trainer: Mapping[str, Any] | None = None,
     ) -> Config:
-        """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as that
-        release does.
+        """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as DeepSpeed
+        `version` does.
 
-        `auto` gives values for "auto", by key, and facts for the rules of Hugging Face
-        (`compat.deepspeed.auto.FACTS`); without it every "auto" is an error. `trainer` is for runs
-        that Hugging Face's Trainer starts: its TrainingArguments by name, or a dump of them. They
-        fill in every "auto", and explicit values must agree with them. `code` holds settings of the
-        training script, such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
+        `auto` resolves the value "auto". It maps keys to values, or names of facts to values for
+        the rules of Hugging Face (`compat.deepspeed.auto.FACTS`). Without `auto`, every "auto" is
+        an error. `trainer` is for runs that Hugging Face's Trainer starts: its TrainingArguments by
+        name, or a dump of them. The arguments replace every "auto", and explicit values must agree
+        with the arguments. `code` holds settings of the training script, such as
+        `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
         """
         release = self.release(version)
         arguments = self._arguments(trainer)
@@ -123,7 +129,7 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
-        """Typed values, spellings and remarks from a source."""
+        """Return the typed values of a source, their spellings and remarks on them."""
         return self._parsed(source, version, lenient, None, None)
 
     def _arguments(self, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -155,8 +161,8 @@ class DeepSpeedDialect(PackagedDialect):
         return release(version)
 
     def effective(self, config: Config) -> Values:
-        """Values in the DeepSpeedConfig of the release, with the defaults of the optimizer and the
-        scheduler.
+        """Return the values that the release's own DeepSpeedConfig would hold, with the default
+        arguments of the optimizer and the scheduler.
         """
         from compat.deepspeed.effective import effective
 
@@ -167,15 +173,15 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def editor_schema(self) -> dict[str, Any]:
-        """JSON Schema of a file. It allows "auto" for keys that Hugging Face's integrations fill
-        in, and does not contain the code part.
+        """Return the JSON Schema of a file. The schema allows "auto" for keys that Hugging Face's
+        integrations fill in, and does not contain the code part.
         """
         from compat.deepspeed.editors import schema
 
         return schema()
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """Findings about settings that DeepSpeed accepts and then ignores or gets wrong."""
+        """Return findings about settings that DeepSpeed accepts and then ignores or gets wrong."""
         from compat.deepspeed.traps import inspect
 
         found = tuple(inspect(config))
@@ -185,7 +191,9 @@ class DeepSpeedDialect(PackagedDialect):
         return found
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Explicit JSON, the code part, and the launch command."""
+        """Write the config as JSON with explicit values, together with the code part and the launch
+        command.
+        """
         from compat.deepspeed import code, formats
 
         self.chosen(format)
@@ -201,8 +209,8 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """The format to write: ZeRO's own files if the optimizer's groups are known, since these
-        files need them; else universal ones.
+        """Return the checkpoint format to write: ZeRO's own files if the optimizer's groups are
+        known, because ZeRO's files list them, else universal files.
         """
         values = config.effective
         parts = {name: values.get(f"code.{name}") or 1 for name in PARTS}
@@ -231,12 +239,16 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def grouped(self, file: str) -> Mapping[str, Any]:
-        """The launch command of the script; the code part holds the script's file name."""
+        """Return the code part's setting for parameter groups, with the name of the file that holds
+        them.
+        """
         return {"code.parameter_groups": file}
 
     def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """How a script gets the checkpoint folder: a script written here by an option, any other by
-        a call that the user adds.
+        """Return `written` with the checkpoint folder added.
+
+        A script that was written together with the config gets an option in the launch command.
+        Otherwise the user's script gets a line that loads the checkpoint.
         """
         if written.beside:
             return replace(written, launch=(*written.launch, "--save", folder))
@@ -248,7 +260,9 @@ class DeepSpeedDialect(PackagedDialect):
     def natively(
         self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """The user's own script, changed so that the name `deepspeed` means the native engine."""
+        """Return the user's own script, changed so that the name `deepspeed` means the native
+        engine.
+        """
         snippet = written.snippet.replace(
             "import deepspeed\n", "import compat.deepspeed as deepspeed\n"
         )
@@ -260,30 +274,30 @@ class DeepSpeedDialect(PackagedDialect):
     def program(
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """A training script, and the model's config beside it."""
+        """Return a training script, and the model's config as a file next to the script."""
         from compat.deepspeed.program import beside
 
         return beside(written, config, plan, model)
 
     def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
-        """Plan fields of the model that the script itself sets, because the model's config has no
-        key for them.
+        """Return the plan fields of the model that the script sets in code, because the model's
+        config has no keys for them.
         """
         from compat.deepspeed.program import held
 
         return held(plan, model)
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """The HJSON file, or the script with a here-document, with new values. All other bytes stay
-        the same.
+        """Return the HJSON file, or the script with a here-document, with new values. All other
+        bytes stay unchanged.
         """
         from compat.deepspeed.rewriting import reworded
 
         return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
-        """Number of top-level keys that belong to DeepSpeed; 1 for a script that passes a DeepSpeed
-        config to a run.
+        """Return the number of top-level keys that DeepSpeed reads. For a launch script return 1 if
+        it passes a DeepSpeed config to a run, else 0.
         """
         from compat.deepspeed.releases import KEYS
         from compat.deepspeed.scripts import is_launch
@@ -296,31 +310,37 @@ class DeepSpeedDialect(PackagedDialect):
         return sum(isinstance(key, str) and key in own for key in data)
 
     def mistaken(self, data: Any) -> str:
-        """A message if the file belongs to accelerate or to Hugging Face's Trainer; else empty."""
+        """Return a message if the file is a config of accelerate or of Hugging Face's Trainer, else
+        an empty string.
+        """
         from compat.deepspeed.mistaken import mistaken
 
         return mistaken(data)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether that release reads `path`. Paths of the code part belong to no release."""
+        """Return whether DeepSpeed `version` reads the key `path`. True for the code part in every
+        release.
+        """
         return path.startswith("code.") or path in self._at(version).keys
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Default of each key that a release reads. The code part has no defaults."""
+        """Return the default of each key that a release reads. The code part has no defaults."""
         from compat.deepspeed.releases import KEYS
 
         known = (path for path in fields(self.schema) if self.knows(path, None, version, PARTIAL))
         return {path: KEYS[path].at(version) if path in KEYS else None for path in known}
 
     def nullable(self, path: str, version: str) -> bool:
-        """Whether null is a value for DeepSpeed itself, as for `steps_per_print`: print nothing."""
+        """Return whether null is a value for DeepSpeed itself, such as "print nothing" for
+        `steps_per_print`.
+        """
         from compat.deepspeed.formats import NULLABLE
 
         return path in NULLABLE
 
     def to_object(self, config: Config) -> Any:
-        """The installed DeepSpeed's own config object. Raises `VersionError` if another release is
-        installed.
+        """Return the installed DeepSpeed's own config object. Raises `VersionError` if another
+        release is installed.
         """
         from compat.deepspeed.live import build
 
@@ -335,10 +355,10 @@ listen()
 
 
 def __getattr__(name: str) -> Any:
-    """A name of DeepSpeed's, implemented by the native engine: `import compat.deepspeed as
-    deepspeed` migrates a script.
+    """Return the native engine's implementation of a name of DeepSpeed's: `import compat.deepspeed
+    as deepspeed` migrates a script.
 
-    The engine is loaded when a script first uses one of its names, so that reading configs needs no
-    torch.
+    The engine is loaded when a script first uses one of these names, so that reading configs needs
+    no torch.
     """
     return resolved("", name)

@@ -40,8 +40,8 @@ MICRO, STEPS, TOTAL = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one "auto" is resolved: the facts that the rule needs, and the function of them that
-    gives the value.
+    """The rule by which "auto" is replaced: the names of the facts that the rule needs, and the
+    function that computes the value from these facts.
     """
 
     needs: tuple[str, ...]
@@ -84,11 +84,11 @@ RULES: Mapping[str, Rule] = {
     ),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
-"""The integrations' rules for "auto" by key, from transformers/integrations/deepspeed.py and
-accelerate/accelerator.py (`_prepare_deepspeed`).
+"""The rules by which Hugging Face's integrations replace "auto", by key
+(transformers/integrations/deepspeed.py, and accelerate/accelerator.py:
 
-Sizes of buckets are in elements. For a model with several hidden sizes, both integrations take the
-largest.
+`_prepare_deepspeed`). Sizes of buckets are in elements. For a model with several hidden sizes, both
+integrations use the largest.
 """
 
 SPELLED: Mapping[str, str] = {
@@ -98,7 +98,7 @@ SPELLED: Mapping[str, str] = {
     "max_grad_norm": "clip",
     "max_steps": "total_steps",
 }
-"""The fact for each name of Hugging Face's TrainingArguments."""
+"""The fact that each of Hugging Face's TrainingArguments sets."""
 SAMPLES: Mapping[str, Any] = {
     "micro_batch": 8,
     "accumulation": 1,
@@ -111,7 +111,7 @@ SAMPLES: Mapping[str, Any] = {
     "mixed_precision": "no",
     "save_16bit": False,
 }
-"""Facts for which TrainingArguments has a default, each with that default."""
+"""Facts for which TrainingArguments has a default, each with this default."""
 WHOLE = frozenset(
     {
         "micro_batch",
@@ -134,16 +134,17 @@ _KNOWN_AS: Mapping[str, str] = {
     "lr": "optimizer.params.lr",
     "zero_stage": "zero_optimization.stage",
 }
-"""Facts that the config itself may hold, and the key of each."""
+"""Facts that the config itself may give, and the key that gives each fact."""
 
 
 def resolve(
     given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any
 ) -> dict[str, Any]:
-    """`given` with every "auto" replaced: first by `values` (by path), then by rule from `facts`
-    (names of `FACTS`).
+    """Return `given` with every "auto" replaced.
 
-    Raises `ConfigError` if an "auto" is left. The error names the facts that would resolve it.
+    `values` gives replacements by key. The remaining ones are computed by rules from `facts`, by
+    names of `FACTS`. Raises `ConfigError` if an "auto" is left. The error names the facts that are
+    missing.
     """
     said = resolved(
         given,
@@ -155,8 +156,8 @@ def resolve(
 
 @dataclass(frozen=True)
 class Resolved:
-    """The value for each resolved "auto", a problem for each other one, and command-line arguments
-    that would give the missing facts.
+    """Result of replacing "auto": `found` has a value for each resolved key, `problems` a message
+    for each other key, and `words` the command-line options for the missing facts.
     """
 
     found: Mapping[str, Any]
@@ -170,11 +171,11 @@ def resolved(
     where: Mapping[str, str] | None = None,
     world: int | None = None,
 ) -> Resolved:
-    """Resolve each "auto" in `given` with `values` (paths and facts) on `world` ranks; `where` is
-    the place in the file of each path.
+    """Resolve each "auto" in `given` for a run on `world` ranks.
 
-    Without `values` no rule applies, because nothing shows that one of these integrations starts
-    the run.
+    `values` has values for keys and facts. `where` has the line of each key in the file, for
+    messages. Without `values` no rule applies, because nothing shows that Hugging Face's Trainer or
+    accelerate starts the run.
     """
     open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
     said = _as_facts(values or {})
@@ -200,7 +201,7 @@ def resolved(
 
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values`, with TrainingArguments under the names of the facts."""
+    """Return `values` with each TrainingArgument renamed to the fact that it sets."""
     said = {
         SPELLED.get(name, name): value
         for name, value in values.items()
@@ -214,7 +215,7 @@ def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts from the caller and from the config itself."""
+    """Return the facts that the caller and the config itself give."""
     own = {fact: values.get(path, given.get(path)) for fact, path in _KNOWN_AS.items()}
     # Both the Trainer and accelerate make one micro batch a step unless told otherwise.
     own["accumulation"] = own["accumulation"] if own["accumulation"] is not None else 1
@@ -241,7 +242,9 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
 def _left(
     paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]
 ) -> Iterator[str]:
-    """One problem for all keys that have a rule, and one for each other key."""
+    """Yield one problem that names all keys with a rule, and one problem for each key without a
+    rule.
+    """
     ruled = [path for path in paths if path in RULES]
     if ruled:
         named = ", ".join(
@@ -263,8 +266,8 @@ def _left(
 
 
 def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Command-line options for the missing facts, with the Trainer's default of each, or the fact's
-    name in capitals if there is none.
+    """Yield command-line options that would give the missing facts. As a placeholder, each option
+    has the Trainer's default, or the fact's name in capitals if the Trainer has no default.
     """
     needs = dict.fromkeys(
         fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts
@@ -284,7 +287,8 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
 def _strange(values: Mapping[str, Any]) -> list[str]:
     known = {*fields(DeepSpeed), *FACTS}
     names = [
-        f"auto: {name}: neither a key of DeepSpeed nor a fact{nearest(name, {*known, *SPELLED})}"
+        f"auto: {name}: neither a key of DeepSpeed nor the name of a"
+        f" fact{nearest(name, {*known, *SPELLED})}"
         for name in values
         if name not in known
     ]

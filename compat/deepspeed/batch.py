@@ -1,5 +1,5 @@
-"""DeepSpeed's batch arithmetic: train batch = micro batch x accumulation steps x data-parallel
-ranks as DeepSpeed counts them.
+"""Checks DeepSpeed's equation for batch sizes: train batch = micro batch x accumulation steps x
+data-parallel ranks. DeepSpeed counts data-parallel ranks in its own way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """World size, the number of ranks over which DeepSpeed divides the batch, and a text with the
-    keys whose ranks share a batch.
+    """Numbers of ranks: `world` is the world size, and `dividing` the number of ranks over which
+    DeepSpeed divides the batch. `why` names the keys that make the two differ, for messages.
     """
 
     world: int
@@ -26,8 +26,8 @@ class Ranks:
 
 
 def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
-    """Ranks for DeepSpeed's batch arithmetic. Raises `ConfigError` if the world size does not fit
-    the axes.
+    """Return the numbers of ranks that DeepSpeed's batch equation uses. Raises `ConfigError` if the
+    world size does not fit the sizes of the axes.
     """
     at = release(version)
     shared, mesh = _shared(values, at), _mesh(values)
@@ -56,8 +56,8 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
 
 
 def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
-    """A problem if the size of AutoTP's groups does not divide the ranks: every rank must be in one
-    (utils/groups.py, _init_tp_mesh_device).
+    """Yield a problem if the size of AutoTP's groups does not divide the number of ranks. DeepSpeed
+    puts every rank into one group (utils/groups.py, _init_tp_mesh_device).
     """
     size = values.get("tensor_parallel.autotp_size") or 1
     if world_size is not None and world_size % size:
@@ -65,16 +65,16 @@ def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
 
 
 def _coded(values: Flat) -> int:
-    """Number of ranks that share a batch in the groups that the script builds. An mpu tells
-    DeepSpeed about these groups.
+    """Return the number of ranks that share a batch: the ranks of the axes in the code part, which
+    the script reports to DeepSpeed through an mpu.
     """
     axes = ("code.tensor_parallel", "code.context_parallel", "code.pipeline_stages")
     return math.prod(int(values[axis]) for axis in axes)
 
 
 def _sequence(values: Flat, at: Release) -> int:
-    """Number of sequence-parallel ranks in the batch arithmetic: those of the mpu, and from 0.17.0
-    on also those of the file.
+    """Return the number of sequence-parallel ranks in the batch equation: the mpu's, and from
+    0.17.0 on also the number in the file.
     """
     seen = at.since("0.17.0") or _coded(values) > 1
     return max(
@@ -83,10 +83,10 @@ def _sequence(values: Flat, at: Release) -> int:
 
 
 def _mesh(values: Flat) -> int:
-    """World size of the mesh given by data_parallel_size and sequence_parallel_size; 0 if DeepSpeed
-    makes no mesh.
+    """Return the number of ranks in the mesh of data_parallel_size and sequence_parallel_size; 0 if
+    DeepSpeed makes no mesh.
 
-    DeepSpeed ignores the mesh if the script passes an mpu (runtime/config.py,
+    DeepSpeed ignores the two keys if the script passes an mpu (runtime/config.py,
     DeepSpeedConfig.__init__).
     """
     if values.get("data_parallel_size") is None or _coded(values) > 1:
@@ -95,7 +95,7 @@ def _mesh(values: Flat) -> int:
 
 
 def _shared(values: Flat, at: Release) -> str:
-    """The keys whose ranks share one batch, with their sizes, for a message."""
+    """Return the keys whose ranks share one batch, with their sizes, for a message."""
     sequence = _sequence(values, at)
     told = (
         "code.context_parallel"
@@ -109,8 +109,8 @@ def _shared(values: Flat, at: Release) -> str:
 
 
 def _implied(values: Flat) -> int:
-    """Number of data-parallel ranks that follows from the three batch keys; 0 if a key is missing
-    or they do not divide evenly.
+    """Return the number of data-parallel ranks that follows from the three batch keys; 0 if a key
+    is missing or the division has a remainder.
     """
     total, micro, steps = (values.get(path) for path in (TOTAL, MICRO, STEPS))
     if not (total and micro and steps) or total % (micro * steps):
@@ -119,7 +119,9 @@ def _implied(values: Flat) -> int:
 
 
 def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | None) -> list[str]:
-    """Fill in and check the three batch keys as DeepSpeed does (runtime/config.py, _set_batch_related_parameters)."""
+    """Return the three batch keys, with missing ones computed and all checked as in DeepSpeed
+    (runtime/config.py, _set_batch_related_parameters).
+    """
     try:
         data = ranks(values, at.version, world_size).dividing
     except ConfigError as error:
@@ -132,11 +134,11 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
 
 
 def _solved(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
-    """The three batch keys, with missing ones computed by DeepSpeed's floor division. `total` or
-    `micro` is given.
+    """Return the three batch keys. Missing keys are computed by floor division, as in DeepSpeed. At
+    least `total` or `micro` must be given.
 
-    A remainder is no error here: the product then differs from the total, and DeepSpeed refuses
-    that (_batch_assertion).
+    A remainder is not reported here. The product of the keys then differs from `total`, and
+    DeepSpeed refuses the config (_batch_assertion).
     """
     if micro is None:
         assert total is not None
@@ -158,8 +160,10 @@ def _uneven(values: Flat, data: int) -> list[str]:
 
 
 def _apart(values: Flat, data: int) -> str:
-    """A hint if the batch keys would agree with several ranks sharing each batch; else empty.
-    Whether ranks share a batch is known only from the script.
+    """Return a hint if the batch keys would be consistent with several ranks that share each batch,
+    else an empty string.
+
+    Only the script, not the file, tells whether ranks share a batch.
     """
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
     # DeepSpeed expects `size` samples. If that is a multiple of
@@ -169,6 +173,6 @@ def _apart(values: Flat, data: int) -> str:
         return ""
     give = f"or pass --code pipeline_stages={shared} or --code tensor_parallel={shared}"
     return (
-        f"; they agree if {shared} ranks share each batch: if the .code.json is missing, put it"
-        f" beside the file, {give}"
+        f"; the batch keys agree if {shared} ranks share each batch: if the .code.json is"
+        f" missing, put it beside the file, {give}"
     )

@@ -1,5 +1,5 @@
-"""The code part of a config, which holds settings of the training script: as values, as a short
-script, and as a launch command.
+"""Settings of the training script (the code part of a config), written as a mapping, as a short
+script and as a launch command.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Flat = Mapping[str, Any]
 
 
 def settings(given: Flat) -> dict[str, Any]:
-    """The values of the code part as nested mappings, without the leading `code`."""
+    """Return the values of the code part as nested mappings, without the leading `code`."""
     found: dict[str, Any] = nest(
         {path: value for path, value in given.items() if path.startswith("code.")}
     )
@@ -28,7 +28,7 @@ def settings(given: Flat) -> dict[str, Any]:
 
 
 def size(values: Flat, name: str) -> int:
-    """The value of a size in the code part; 1 if it is not set."""
+    """Return the size `name` from the code part; 1 if the config does not set it."""
     return int(values.get(f"code.{name}") or 1)
 
 
@@ -37,8 +37,8 @@ def _piped(values: Flat) -> bool:
 
 
 def _mpu(values: Flat) -> bool:
-    """Whether the script passes an mpu to `deepspeed.initialize`. A PipelineModule brings its own
-    mpu.
+    """Return whether the script passes an mpu to `deepspeed.initialize`. With pipeline stages it
+    does not, because a PipelineModule has its own mpu.
     """
     return not _piped(values) and (
         size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1
@@ -46,7 +46,9 @@ def _mpu(values: Flat) -> bool:
 
 
 def script(values: Flat, world_size: int | None = None) -> str:
-    """A short training script for the JSON file. It calls functions that the user has to write."""
+    """Return a short training script for the JSON file. The script calls functions that the user
+    has to write.
+    """
     # Before anything is built, because the first weights are drawn then.
     seed = values.get("code.seed")
     seeded = (
@@ -88,6 +90,9 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
         yield from _groups(values)
     if _mpu(values) and size(values, "context_parallel") > 1:
         yield "# in the model: deepspeed.sequence.layer.DistributedAttention(attention, mpu.get_sequence_parallel_group())"
+    experts = size(values, "expert_parallel")
+    if experts > 1:
+        yield f"# in the model: deepspeed.moe.layer.MoE(hidden_size, expert, num_experts, ep_size={experts})"
     automatic = int(values.get("tensor_parallel.autotp_size") or 0)
     if automatic > 1:
         # DeepSpeed compares the inputs of these ranks in the first
@@ -97,7 +102,7 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
 
 
 def _groups(values: Flat) -> Iterator[str]:
-    """The line that builds an mpu, with the groups that DeepSpeed requests from it
+    """Yield the line that builds an mpu, with the methods that DeepSpeed calls on it in a comment
     (runtime/config.py; utils/groups.py).
     """
     sizes, asked = [], []
@@ -148,14 +153,16 @@ def _checkpointing(values: Flat) -> Iterator[str]:
 
 
 def _spares(values: Flat) -> bool:
-    """Whether biases and norms are excluded from weight decay. DeepSpeed's file has no key for that."""
+    """Return whether the script excludes biases and norms from weight decay. DeepSpeed's file has
+    no key for this.
+    """
     return values.get("code.decay_scope") == "matrices" and bool(
         values.get("optimizer.params.weight_decay")
     )
 
 
 def groups(values: Flat) -> Iterator[str]:
-    """Lines that build the optimizer's parameter groups; empty if all parameters are in
+    """Yield the lines that build the optimizer's parameter groups; none if all parameters are in
     one group.
     """
     if values.get(GROUPS):
@@ -199,13 +206,13 @@ def _start(values: Flat) -> Iterator[str]:
 
 
 def launch(values: Flat, world_size: int | None) -> tuple[str, ...]:
-    """The command that starts the script on `world_size` ranks."""
+    """Return the command that starts the script on `world_size` ranks."""
     return ("deepspeed", *_ranks(values, world_size), SCRIPT, "--deepspeed_config", FILE)
 
 
 def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
-    """The launcher's options for a number of ranks. Without them, the launcher uses every device
-    that it finds.
+    """Return the launcher's options for `world_size` ranks; empty if the number is not known.
+    Without these options, the launcher uses every device of the machine.
     """
     if world_size is None:
         return ()
@@ -219,6 +226,6 @@ def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
 
 
 def environment(values: Flat) -> dict[str, str]:
-    """Variables that the run needs."""
+    """Return the environment variables that the run needs."""
     accelerator = values.get("code.accelerator")
     return {"DS_ACCELERATOR": accelerator} if accelerator else {}

@@ -1,6 +1,4 @@
-"""Rules for the length, seed and logs of a run, between keys of DeepSpeed and the code part and
-fields of the plan.
-"""
+"""Rules that convert the length, seed and logs of a DeepSpeed run to the plan's fields, and back."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The JSON Schema of a DeepSpeed file, for editors. It also
-allows "auto" for keys that Hugging Face fills in."""
+"""The JSON Schema of a DeepSpeed file, for editors. The schema also allows "auto" for keys that
+Hugging Face fills in.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ CODE = "code"
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of a file."""
+    """Return the JSON Schema (2020-12) of a file."""
     whole = DeepSpeed.model_json_schema()
     whole["properties"].pop(CODE, None)
     for path in RULES:

@@ -1,5 +1,5 @@
-"""The values that DeepSpeed would use for a config: defaults of the release, renamed keys, and
-derived values.
+"""Computes the values that DeepSpeed would use for a config: defaults of the release, values of
+renamed keys under their new names, and derived values.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from compat.deepspeed.seen import (
 def effective(
     given: Flat, version: str, world_size: int | None = None, partial: bool = False
 ) -> dict[str, Any]:
-    """Values by path that DeepSpeed `version` would use for `given` on `world_size` ranks.
+    """Return the values by path that DeepSpeed `version` would use for `given` on `world_size`
+    ranks.
 
-    A `partial` config may leave the batch open, which DeepSpeed itself refuses. The default world
-    size follows from the three batch keys, or else is the smallest possible. Raises `ConfigError`
+    The default world size follows from the three batch keys, or is the smallest possible one. With
+    `partial` the batch keys may be missing, which DeepSpeed itself refuses. Raises `ConfigError`
     with every reason why DeepSpeed refuses the config.
     """
     at = release(version)
@@ -100,7 +101,9 @@ def _filled(given: Flat, at: Release) -> dict[str, Any]:
 
 
 def moved(given: Flat) -> dict[str, str]:
-    """New path by old path, for old keys in `given` that DeepSpeed renames."""
+    """Return the new path for each key in `given` that has been renamed in DeepSpeed, by its old
+    path.
+    """
     found = {
         path: "bf16." + path.removeprefix("bfloat16.")
         for path in given
@@ -174,8 +177,8 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Reset settings that have an effect only in half precision, or only if their section is given
-    (runtime/config.py).
+    """Reset settings that DeepSpeed ignores: those for half precision in fp32, and those of
+    sections that are not given (runtime/config.py).
     """
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
     if (

@@ -30,7 +30,7 @@ from compat.deepspeed.schema import DeepSpeed
 NULLABLE = frozenset(
     {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}
 )
-"""Keys for which null has another meaning than a missing key."""
+"""Keys for which null and a missing key have different meanings."""
 NULL_SECTIONS = frozenset(
     {
         "bf16",
@@ -43,7 +43,7 @@ NULL_SECTIONS = frozenset(
         "expert_parallel",
     }
 )
-"""Sections for which null means the same as a missing section."""
+"""Sections for which null means that the section is missing."""
 KEYED = "a mapping of DeepSpeed keys"
 OBJECTS = frozenset(
     {"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"}
@@ -85,8 +85,8 @@ PARTITION: Mapping[str, Any] = {
         )
     ),
 }
-"""Keys of tensor_parallel.partition_config (module_inject/autotp_config.py,
-AutoTPConfig.from_dict); None stands for a plain value.
+"""The keys of tensor_parallel.partition_config (module_inject/autotp_config.py,
+AutoTPConfig.from_dict). A nested mapping stands for a section, and None for a single value.
 """
 
 UNSCHEDULED = (
@@ -94,22 +94,22 @@ UNSCHEDULED = (
     " the learning rate is read as constant; give the real schedule, for example with --code"
     " scheduler.name=linear --code scheduler.total_steps=1000"
 )
-"""The finding for a file with "auto" and without a schedule: the "auto" shows that Hugging Face's
-Trainer or accelerate fills in the file.
+"""Message of the finding for a file that has the value "auto" but no schedule. "auto" shows that
+Hugging Face's Trainer or accelerate fills in the file.
 """
 
 ABSENT = ("scheduler.type", "optimizer.type")
-"""Keys that findings of reading are about only if the file lacks them."""
+"""Keys about which the reader reports findings only if the file does not have the key."""
 
 Tree = dict[str, Any]
-"""Names at one level of a config, each with its path (for a value) or with a `Tree` (for a
-section).
+"""Names of the keys at one level of a config. A key for a single value maps to its path, and a
+section to a `Tree`.
 """
 
 
 @cache
 def _tree(release: Release) -> Tree:
-    """The keys that `release` reads, level by level, aliases included."""
+    """Return all keys that `release` reads, aliases included, as a nested mapping."""
     spelled = {
         path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")
     }
@@ -143,12 +143,12 @@ def read(
     arguments: Mapping[str, Any] | None = None,
     world: int | None = None,
 ) -> Reading:
-    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig for `world` ranks. Raises all
-    problems at once.
+    """Read a path, text, mapping, `Written`, or live DeepSpeedConfig, for a run on `world` ranks.
+    Raises one error with all problems.
 
-    `values` resolve "auto"; an empty mapping leaves that to the rules. `code` is the code part; it
-    overrides that of the source. `arguments` are the Trainer's, by name, if Hugging Face's Trainer
-    starts the run.
+    `values` replaces "auto"; an empty mapping leaves the replacement to the rules of `auto`. `code`
+    is the code part, which takes precedence over the code part of the source. `arguments` are
+    TrainingArguments by name, for a run that Hugging Face's Trainer starts.
     """
     script = _script(source)
     # Values that the caller gives win over those of the script.
@@ -173,8 +173,8 @@ def read(
 
 
 def _script(source: Any) -> scripts.Found | None:
-    """The config that a launch script passes to its run; None if `source` is not a
-    launch script.
+    """Return the config that a launch script passes to its run; None if `source` is not a launch
+    script.
     """
     if isinstance(source, str | Path) and _decoded(str(source)) is None:
         source = load(source)
@@ -186,8 +186,8 @@ def _script(source: Any) -> scripts.Found | None:
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
-    """The nested mapping, its document with line numbers if there is one, and the kind of source: a
-    file or an object.
+    """Return the nested mapping, the document with line numbers (None for an object), and the kind
+    of the source: `file` or `object`.
     """
     if isinstance(source, Written):
         return {**mapping(load(source.text), KEYED), "code": dict(source.code)}, None, "file"
@@ -206,7 +206,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _beside(source: str | Path | Document) -> dict[str, Any]:
-    """The code part from the file beside `source`; empty if there is none."""
+    """Return the code part from the file next to `source`; empty if there is no such file."""
     if isinstance(source, str) and is_text(source):
         return {}
     path = Path(source.name if isinstance(source, Document) else source)
@@ -217,8 +217,8 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
 
 
 def _decoded(source: str) -> Document | None:
-    """The config in a base64 string, which DeepSpeed accepts in place of a path; None if `source`
-    is not such a string.
+    """Return the config that a base64 string encodes, which DeepSpeed accepts in place of a path.
+    Return None if `source` is no base64 string of a mapping.
     """
     # A name such as `ds_config` is made of the same letters, so a file of
     # that name comes first, and what is decoded has to look like a mapping.
@@ -239,7 +239,7 @@ class _Reader(Reader):
     world: int | None = None
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
-        """Read the mapping `data`, the section at `path`."""
+        """Read `data`, which is the section at `path`, and store its values."""
         taken: dict[str, str] = {}
         for name, value in self._entries(data, path):
             written = f"{path}.{name}" if path else name
@@ -256,7 +256,9 @@ class _Reader(Reader):
             self._entry(written, target, value, entry)
 
     def _entries(self, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-        """The keys of a section with their values, without keys that DeepSpeed never reads."""
+        """Yield the keys of a section with their values. Keys that DeepSpeed never reads are left
+        out.
+        """
         # It reads bfloat16 only if bf16 is missing or null
         # (runtime/precision_config.py: get_bfloat16_config).
         hidden = not path and data.get("bf16") is not None and "bfloat16" in data
@@ -319,7 +321,9 @@ class _Reader(Reader):
             self._renamed(written, target, value, entry)
 
     def _renamed(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read a section with an old name. Messages show its keys as the user spelled them."""
+        """Read a section that the file has under its old name. Messages show the section's keys as
+        the user spelled them.
+        """
         before = set(self.given)
         self.section(value, target, entry)
         for path in set(self.given) - before:
@@ -328,8 +332,8 @@ class _Reader(Reader):
             )
 
     def _no_mapping(self, written: str, target: str, value: Any) -> None:
-        """Handle a value in the place of a section: an error, except for null or true or false
-        where DeepSpeed accepts them.
+        """Report an error for a single value where a section is expected. DeepSpeed accepts null
+        for some sections, and true or false for zero_optimization; such values are stored.
         """
         if value is None and target in NULL_SECTIONS:
             return
@@ -374,8 +378,8 @@ class _Reader(Reader):
         self._set(path, known, written)
 
     def _same_meaning(self, path: str, value: Any) -> Any:
-        """The number that DeepSpeed reads for `value`, such as 3 for a stage of "3" or 1 for true.
-        Other values are returned unchanged.
+        """Return the number that DeepSpeed reads for `value`, such as 3 for a stage of "3" or 1 for
+        true. Return other values unchanged.
         """
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
@@ -390,7 +394,7 @@ class _Reader(Reader):
         return value
 
     def _checked(self, path: str, written: str, value: Any) -> None:
-        """Check that a free-form value is plain JSON and that DeepSpeed reads its keys."""
+        """Check that a free-form value is plain JSON and has only keys that DeepSpeed reads."""
         if isinstance(value, dict | list | tuple):
             wrong = flaw(value, "JSON cannot")
             if wrong:
@@ -458,8 +462,8 @@ class _Reader(Reader):
     # Arguments of optimizers and schedulers
 
     def _params(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read the arguments of a constructor. Arguments of a known type are checked, those of the
-        user's own type are kept as they are.
+        """Read the arguments of an optimizer or scheduler. The arguments of a type that DeepSpeed
+        or torch has are checked; the arguments of the user's own type are stored unchanged.
         """
         forms = self._forms(target)
         names = [form.args for form in forms if form.args is not None]
@@ -487,8 +491,8 @@ class _Reader(Reader):
     def _own(
         self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]
     ) -> None:
-        """Keep the arguments of a type whose constructor is not known. Arguments that also
-        DeepSpeed's types have are read as typed values.
+        """Store the arguments of an optimizer or scheduler whose constructor is not known.
+        Arguments that DeepSpeed's own types have too are read as typed values.
         """
         for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
@@ -533,12 +537,12 @@ class _Reader(Reader):
         scheduled: bool = False,
         unscheduled: str = UNSCHEDULED,
     ) -> tuple[str, ...]:
-        """Replace "auto" by the caller's values and by rule. Without `values` each "auto" is a
+        """Replace "auto" by the caller's values and by rules. Without `values` each "auto" is a
         problem.
 
-        Returns command-line options that would give the missing facts. A file without a schedule
-        gets the finding `unscheduled`, because the Trainer then builds its own; with `scheduled`
-        that schedule is known, and there is no finding.
+        Return command-line options that would give the missing facts. If the file has no schedule,
+        Hugging Face's Trainer builds one, and the finding `unscheduled` reports this. With
+        `scheduled` the Trainer's schedule is known already, and there is no finding.
         """
         lines = {
             path: f"{self.file} line {line}".strip()
@@ -557,12 +561,12 @@ class _Reader(Reader):
         return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
 
     def written(self, path: str) -> bool:
-        """Whether the file has the key."""
+        """Return whether the file has the key."""
         return path not in ABSENT
 
     def trained(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Replace "auto" as Hugging Face's Trainer does with these arguments. Adds the Trainer's
-        refusals and its own schedule.
+        """Replace "auto" as Hugging Face's Trainer does with these arguments. Report values that
+        the Trainer refuses, and store the Trainer's own schedule.
         """
         arguments = {**arguments, **trainer.said_beside(values)}
         said = trainer.filling(arguments, self.world, values.get("total_steps"))
@@ -604,7 +608,7 @@ def _fits(path: str, value: Any) -> bool:
 
 
 def _elsewhere(written: str, release: Release) -> str:
-    """Message about a key or section that only other releases read; empty if no release
+    """Return a message about a key or section that only other releases read; empty if no release
     reads it.
     """
     path = ALIASES.get(written, written)
@@ -624,18 +628,23 @@ def _elsewhere(written: str, release: Release) -> str:
     if later:
         first = min(later, key=RELEASES.place)
         return (
-            f"new in DeepSpeed {first}, and this is {release.version}; drop it, or name a later"
-            " release"
+            f"new in DeepSpeed {first}, and the config is for {release.version}; drop it, or"
+            " name a later release"
         )
     last = min((RELEASES.last(row.until) for row in rows), key=RELEASES.place)
-    return f"last read by DeepSpeed {last}, and this is {release.version}; {f'use {instead}' if instead else 'drop it'}"
+    return (
+        f"only releases up to DeepSpeed {last} read this key, and the config is for"
+        f" {release.version}; {f'use {instead}' if instead else 'drop it'}"
+    )
 
 
 # Writing
 
 
 def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested mapping that DeepSpeed reads: canonical names in the schema's order, without the code part."""
+    """Return the nested mapping that DeepSpeed reads: canonical names in the schema's order,
+    without the code part.
+    """
     flat = {path: value for path, value in given.items() if not path.startswith("code.")}
     flat |= {path: value for path, value in opaque.items() if path not in OBJECTS}
     order = {path: place for place, path in enumerate(fields(DeepSpeed))}
@@ -644,7 +653,9 @@ def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _place(path: str, order: Mapping[str, int]) -> int:
-    """Sort key of `path`: its place in the schema's `order`, or the end of its section."""
+    """Return the sort key of `path`: its index in the schema's `order`, or the end of its section
+    if the schema does not list it.
+    """
     if path in order:
         return order[path]
     # An argument that no schema lists stands behind the last known one of its section.
@@ -655,5 +666,5 @@ def _place(path: str, order: Mapping[str, int]) -> int:
 
 
 def text(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:
-    """Explicit JSON with an indentation of two spaces and a line break at the end."""
+    """Return JSON of all given settings, indented by two spaces, with a line break at the end."""
     return json.dumps(plain(given, opaque), indent=2, allow_nan=False) + "\n"

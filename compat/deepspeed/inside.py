@@ -1,5 +1,5 @@
-"""Names of keys inside free-form sections and inside the arguments of optimizers and schedulers,
-whose values are kept unchanged.
+"""Names of keys inside free-form sections and of arguments of optimizers and schedulers. The
+dialect keeps the values of these keys unchanged.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from bridge.rules import Effect
 from compat.deepspeed.releases import Type, all_types
 
 ANY = "*"
-"""Stands for any name that the user chooses."""
+"""Key in a table of names that stands for any name that the user chooses."""
 
 GROUPS = (".different_groups.", ".shared_parameters.")
-"""Parts of the compression section in which every name is a section, not a value
+"""Sections of the compression settings in which every name is a further section, not a single value
 (compression/config.py, until 0.19.6).
 """
 Names = Mapping[str, Any]
-"""Names that DeepSpeed reads at one level of a section: None for a value, a mapping of further
-names for a section.
+"""Names that DeepSpeed reads at one level of a section. A name maps to None for a single value, and
+to a mapping of further names for a section.
 """
 
 
@@ -34,7 +34,9 @@ def _facts() -> Mapping[str, Names]:
 
 
 def unread(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Names in the section `value` at `path` that DeepSpeed does not read, each with a message."""
+    """Yield path and message of each name in the section `value` at `path` that DeepSpeed does not
+    read.
+    """
     yield from _unread(path, value, _facts()["sections"].get(path))
 
 
@@ -55,21 +57,21 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         else:
             yield (
                 written,
-                "DeepSpeed ignores this key, because it reads no such name"
-                f" here{nearest(str(name), names, before)}",
+                "DeepSpeed ignores this key, because it reads no key with this name in this"
+                f" section{nearest(str(name), names, before)}",
             )
 
 
 def strange(
     kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0
 ) -> tuple[str, Effect] | None:
-    """Message and effect for an argument that the release does not list for the type; None if the
-    argument is known.
+    """Return message and effect for an argument that this release's optimizer or scheduler does not
+    have; None if it has the argument.
 
-    `kind` is `optimizers` or `schedulers`, `given` the type's name, and `forms` its implementations
-    in this release. If only other releases have the type, their arguments are allowed; if no
-    release has it, the arguments of all types are. `before` is the number of arguments in front of
-    this one.
+    `kind` is `optimizers` or `schedulers`, `given` the type's name, and `forms` the implementations
+    of the type in this release. For a type that only other releases have, the arguments in those
+    releases are allowed. For a type that no release has, the arguments of all types are allowed.
+    `before` is the number of arguments that precede this one in the file.
     """
     torch = next(
         (names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()),

@@ -1,4 +1,4 @@
-"""The real config object of the installed DeepSpeed, built as it would be on a given number of
+"""Builds the real config object of the installed DeepSpeed, as for a run on a given number of
 ranks.
 """
 
@@ -16,7 +16,9 @@ from compat.deepspeed.formats import plain
 
 
 def installed() -> str:
-    """Release of the installed DeepSpeed. Raises `VersionError` if DeepSpeed is not installed."""
+    """Return the release of the installed DeepSpeed. Raises `VersionError` if DeepSpeed is not
+    installed.
+    """
     try:
         return version("deepspeed").partition("+")[0]
     except PackageNotFoundError:
@@ -27,20 +29,22 @@ def installed() -> str:
 
 
 def build(config: Config) -> Any:
-    """The installed release's DeepSpeedConfig for `config`, at its number of data-parallel ranks."""
+    """Return the installed release's DeepSpeedConfig for `config`, on as many data-parallel ranks
+    as `config` has.
+    """
     found = installed()
     if found != config.version:
         raise VersionError(
-            f"deepspeed: the config is for DeepSpeed {config.version}, but {found} is installed;"
-            f" read or write it for {found}"
+            f"deepspeed: the config is for DeepSpeed {config.version}, but {found} is"
+            f" installed; read or write the config for {found}"
         )
     counted = ranks(config.effective, config.version, config.world_size)
     return real(plain(config.given, config.opaque), counted.dividing)
 
 
 def real(data: dict[str, Any], data_parallel: int) -> Any:
-    """DeepSpeedConfig of `data`, with the batch divided over `data_parallel` ranks. Raises
-    `ConfigError` if DeepSpeed refuses it.
+    """Return the DeepSpeedConfig of `data`, with the batch divided over `data_parallel` ranks.
+    Raises `ConfigError` if DeepSpeed refuses `data`.
     """
     from deepspeed.runtime.config import DeepSpeedConfig
 

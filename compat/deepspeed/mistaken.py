@@ -26,12 +26,12 @@ TRAINER = frozenset(
 )
 """Names of TrainingArguments."""
 ENOUGH = 3
-"""Smallest number of these names with which a file is taken for a dump of TrainingArguments."""
+"""Smallest number of TrainingArguments in a file that counts as a dump of TrainingArguments."""
 
 
 def mistaken(data: Any) -> str:
-    """A message with the kind of the parsed file `data` and what to do, if the file belongs to
-    accelerate or to the Trainer; else empty.
+    """Return a message if the parsed file `data` belongs to accelerate or to the Trainer, else an
+    empty string. The message names the kind of file and the file to give instead.
     """
     if not isinstance(data, Mapping) or any(key in data for key in OWN):
         return ""

@@ -2,7 +2,7 @@
 engine does not have.
 
 `import compat.deepspeed.comm as dist` finds a module of this table. After `install()`, `import
-deepspeed.comm` does so too, also in libraries that import DeepSpeed themselves. Nothing that needs
+deepspeed.comm` finds the same module, also in libraries that import DeepSpeed. Nothing that needs
 torch is imported before a script uses it.
 """
 
@@ -23,7 +23,7 @@ from bridge.errors import BridgeError
 OURS, THEIRS = "compat.deepspeed", "deepspeed"
 RUNTIME = f"{OURS}.runtime"
 RELEASE = "0.19.8"
-"""The release whose behaviour the names have."""
+"""The release of DeepSpeed that the implementation follows."""
 
 ENTRIES = (
     "DeepSpeedConfig",
@@ -43,7 +43,7 @@ ENTRIES = (
     "log_dist",
     "logger",
 )
-"""Names of the package itself. They are listed here so that other names can be refused without
+"""Names in DeepSpeed's top-level package. The list is here so that a wrong name is refused without
 loading torch.
 """
 _UTILS = ("names.utilities", "names.fragments")
@@ -90,8 +90,8 @@ MODULES: Mapping[str, Sequence[str]] = {
     "utils.zero_to_fp32": ("names.export",),
     "zero": ("names.zero",),
 }
-"""DeepSpeed's modules. For each, the modules below `runtime` that replace it; their `__all__` lists
-the names.
+"""For each module of DeepSpeed, the modules below `compat.deepspeed.runtime` that implement it. The
+`__all__` of those modules lists the names.
 """
 
 KERNELS = "the engine builds no operators; use torch's operators"
@@ -112,7 +112,7 @@ ABSENT: Mapping[str, str] = {
     "model_implementations": KERNELS,
     "module_inject": f"{KERNELS}; init_inference runs the model's own modules",
     "moe": (
-        "give the engine a model with its own experts (Mixtral and its like); every rank holds all"
+        "give the engine a model with its own experts, such as Mixtral; every rank holds all"
         " experts"
     ),
     "monitor": "read engine.native.progress, or stagebridge train --json",
@@ -127,19 +127,19 @@ ABSENT: Mapping[str, str] = {
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "tp_model_init": "set tensor_parallel.autotp_size in the config; initialize splits the model",
 }
-"""Names that DeepSpeed has and the engine does not, each with advice. An entry also applies to all
-names below it.
+"""Names of DeepSpeed that the engine does not have, each with advice. An entry for a
+module also applies to all names in this module.
 """
 
 
 class Absent(BridgeError, ImportError):
-    """A name of DeepSpeed's that the engine does not have. It is an `ImportError` too, so that
-    scripts with a fallback catch it.
+    """Raised for a name of DeepSpeed that the engine does not have. The class derives from
+    `ImportError` too, so that scripts with a fallback import catch it.
     """
 
 
 class Names(ModuleType):
-    """A module of DeepSpeed's that is built from the table."""
+    """A module of DeepSpeed whose names are looked up in the table."""
 
     def __init__(self, path: str) -> None:
         super().__init__(".".join((OURS, path)).rstrip("."))
@@ -147,13 +147,13 @@ class Names(ModuleType):
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        """The object that the table has for a name. Python calls this method for every name that
-        the module itself lacks.
+        """Return the object that the table has for a name. Python calls this method for every name
+        that the module itself lacks.
         """
         return resolved(self._path, name)
 
     def __dir__(self) -> list[str]:
-        """All names of the module, including those in the table."""
+        """Return all names of the module, including the names in the table."""
         return sorted({*super().__dir__(), *names_of(self._path)})
 
 
@@ -161,12 +161,12 @@ _made: dict[str, Names] = {}
 
 
 def module(path: str) -> Names:
-    """The module object for one of DeepSpeed's modules."""
+    """Return the module object for DeepSpeed's module `path`."""
     return _made.setdefault(path, Names(path))
 
 
 def names_of(path: str) -> Iterator[str]:
-    """Names in a module of the table, including the modules directly below it."""
+    """Return the names in a module of the table, including its direct submodules."""
     lead = f"{path}." if path else ""
     for known in MODULES:
         inner = known.removeprefix(lead)
@@ -178,7 +178,9 @@ def names_of(path: str) -> Iterator[str]:
 
 
 def resolved(path: str, name: str) -> Any:
-    """The object behind `name` in DeepSpeed's module `path`. Raises `Absent` with advice, or `AttributeError` if unknown."""
+    """Return the object behind `name` in DeepSpeed's module `path`. Raises `Absent` with advice if
+    the engine lacks it, and `AttributeError` if DeepSpeed has no such name.
+    """
     whole = f"{path}.{name}" if path else name
     # Python and its tools look for names such as __wrapped__.
     # They expect AttributeError, and no import of torch.
@@ -200,7 +202,7 @@ def resolved(path: str, name: str) -> Any:
             return getattr(found, name)
     advice = instead(whole)
     if advice is not None:
-        raise Absent(f"{THEIRS}.{whole}: the native engine has none; {advice}")
+        raise Absent(f"{THEIRS}.{whole}: the native engine does not have this name; {advice}")
     kind, known = f"module {module(path).__name__!r}", ", ".join(sorted(set(names_of(path))))
     raise AttributeError(
         f"{kind} has no attribute {name!r}; the names of DeepSpeed that it has are {known}"
@@ -208,7 +210,7 @@ def resolved(path: str, name: str) -> Any:
 
 
 def instead(path: str) -> str | None:
-    """Advice for a name that the engine does not have; empty if the table has none."""
+    """Return advice for a name that the engine does not have; empty if the table has no advice."""
     # The longest entry that covers the name: `runtime.domino` has
     # advice of its own, and `compression` covers all below it.
     words = path.split(".")
@@ -228,7 +230,7 @@ class Finder(MetaPathFinder, Loader):
         self.root = root
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The import spec of a module of the table. Raises `Absent` for other modules below
+        """Return the import spec of a module in the table. Raises `Absent` for other modules below
         `deepspeed`.
         """
         if name != self.root and not name.startswith(f"{self.root}."):
@@ -242,30 +244,33 @@ class Finder(MetaPathFinder, Loader):
         # `rules`. Python goes on and finds them.
         if self.root == THEIRS or advice is not None:
             raise Absent(
-                f"{THEIRS}.{inner}: the native engine has none; {advice or 'run the script with DeepSpeed itself'}"
+                f"{THEIRS}.{inner}: the native engine does not have this module;"
+                f" {advice or 'run the script with DeepSpeed itself'}"
             )
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The module of the table."""
+        """Return the module of the table for an import spec."""
         return module(spec.name[len(self.root) + 1 :])
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: names are looked up when a script asks for them."""
+        """Do nothing, because the module looks up its names when a script asks for them."""
 
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
-        """Finder of the distribution `deepspeed`, for libraries that look for an installed
-        DeepSpeed.
-        """
+        """Yield the distribution `deepspeed` to libraries that look for an installed DeepSpeed."""
         if self.root == THEIRS and getattr(context, "name", None) in (None, THEIRS):
             yield _Installed()
 
 
 class _Installed(Distribution):
-    """The distribution `deepspeed`, for libraries that require a minimum release of it."""
+    """Package metadata of a distribution named `deepspeed`, for libraries that require a minimum
+    release of DeepSpeed.
+    """
 
     def read_text(self, filename: str) -> str | None:
-        """Its metadata, with only the name and the release; None for any other file."""
+        """Return the distribution's metadata, which has only name and release; None for any other
+        file of the distribution.
+        """
         return (
             f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n"
             if filename == "METADATA"
@@ -273,7 +278,7 @@ class _Installed(Distribution):
         )
 
     def locate_file(self, path: Any) -> Any:
-        """Raises `BridgeError`, because the distribution has no files."""
+        """Raise `BridgeError`, because the distribution has no files."""
         raise BridgeError(
             f"{path}: the native engine replaces DeepSpeed and does not have this file"
         )
@@ -297,8 +302,8 @@ def install() -> None:
 
 
 def listen() -> None:
-    """Register the finder for the modules of the table below `compat.deepspeed`, which have no
-    files.
+    """Register the import finder for the table's modules below `compat.deepspeed`, which have no
+    files of their own.
     """
     if not any(isinstance(finder, Finder) and finder.root == OURS for finder in sys.meta_path):
         # Behind Python's own finders: a module on disk comes first.

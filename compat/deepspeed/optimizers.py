@@ -1,5 +1,5 @@
-"""Rules between DeepSpeed's sections `optimizer` and `scheduler` and the plan's optimizer and
-learning-rate schedule.
+"""Rules that convert DeepSpeed's sections `optimizer` and `scheduler` to the plan's optimizer and
+learning-rate schedule, and back.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ TYPES = {
 TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {
     "muon": ("lr", "betas", "eps", "momentum", "weight_decay")
 }
-"""The plan's hyperparameters that each type has."""
+"""The plan's hyperparameters that each optimizer type has."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
-"""Types that communicate one bit for each element, and the optimizer with the same update. Their
-weight decay is decoupled (runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
+"""Types that communicate one bit for each element, each with the optimizer that has the same update
+rule.
+
+All of them decouple weight decay (runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
 """
 
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum")
 SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
-"""Keys of a scheduler that may replace the optimizer's learning rate."""
+"""Keys of a scheduler that can override the optimizer's learning rate."""
 
 
 def _name(values: Group) -> str | None:
-    """The plan's name of the optimizer. DeepSpeed's Adam is AdamW unless `adam_w_mode` is off
-    (runtime/engine.py: _configure_basic_optimizer).
+    """Return the plan's name of the optimizer. DeepSpeed's Adam is AdamW unless `adam_w_mode` is
+    off (runtime/engine.py: _configure_basic_optimizer).
     """
     name = (values.get("optimizer.type") or "").lower()
     if name == "adam":
@@ -84,9 +86,11 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _peak(values: Group, lr: float | None, context: Context) -> float | None:
-    """The peak learning rate under WarmupLR and WarmupDecayLR.
+    """Return the peak learning rate under WarmupLR or WarmupDecayLR: warmup_max_lr if the config
+    sets it.
 
-    Without warmup_max_lr, only WarmupLR from 0.17.2 on keeps the optimizer's rate.
+    Otherwise WarmupLR from 0.17.2 on uses the optimizer's rate, and the others use DeepSpeed's
+    default.
     """
     peak = values.get("scheduler.params.warmup_max_lr")
     if isinstance(peak, int | float):
@@ -159,13 +163,15 @@ SCHEDULE = (
     "decay_shape",
 )
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-"""The plan's shape for each scheduler after its warmup."""
+"""The plan's name for the decay after the warmup of each scheduler."""
 WARMUP_STEPS = 1000
-"""DeepSpeed's default of warmup_num_steps (runtime/lr_schedules.py)."""
+"""DeepSpeed's default for the scheduler argument warmup_num_steps (runtime/lr_schedules.py)."""
 COSINE_FLOOR = 0.0001
-"""DeepSpeed's default of cos_min_ratio, as a share of the peak rate."""
+"""DeepSpeed's default for the scheduler argument cos_min_ratio: the last learning rate as a share
+of the peak.
+"""
 KEEPS_LR_SINCE = "0.17.2"
-"""First release in which WarmupLR without warmup_max_lr warms up to the optimizer's own rate."""
+"""First release in which WarmupLR without warmup_max_lr rises to the optimizer's own learning rate."""
 
 
 def _read_schedule(values: Group, context: Context) -> Group:
@@ -186,8 +192,8 @@ def _read_schedule(values: Group, context: Context) -> Group:
 
 
 def _coded(values: Group) -> Group:
-    """The schedule in the code part. With an optimizer in the file and no scheduler at all, the
-    learning rate is constant.
+    """Return the plan's schedule from the code part. If the file has an optimizer and neither the
+    file nor the code part has a scheduler, the learning rate is constant.
     """
     paths = {name: f"code.scheduler.{name}" for name in SCHEDULE}
     said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
@@ -205,8 +211,8 @@ def _coded(values: Group) -> Group:
 
 
 def _ends(values: Group, shape: str) -> tuple[float | None, float | None]:
-    """Learning rates at the start of warmup and at the end of the decay; None if there
-    is no decay.
+    """Return the learning rate at the start of warmup, and the learning rate at the end of the
+    decay (None without a decay).
     """
     if shape == "cosine":
         # WarmupCosineLR takes shares of the optimizer's rate; the other two take rates.
@@ -282,10 +288,10 @@ TAKING = {
     "amsgrad": ("adam", "adamw"),
     "bias_correction": ("adam", "adamw", "lamb"),
 }
-"""The optimizers that have each switch."""
+"""Optimizer types that have each of the switches nesterov, amsgrad and bias_correction."""
 MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
-"""Settings that are always in effect in DeepSpeed's Muon (runtime/zero/muon/original_muon.py:
-muon_update, _aspect_ratio_scale).
+"""Plan fields with the values that they always have in DeepSpeed's Muon
+(runtime/zero/muon/original_muon.py: muon_update, _aspect_ratio_scale).
 """
 
 

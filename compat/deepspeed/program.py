@@ -1,5 +1,5 @@
-"""Writes a whole training script for DeepSpeed: model, parameter groups, schedule, data,
-checkpoints, and resuming.
+"""Writes a complete training script for DeepSpeed: model, parameter groups, schedule, data,
+checkpoints, and continuing from a checkpoint.
 """
 
 from __future__ import annotations
@@ -287,15 +287,14 @@ if __name__ == "__main__":
 '''
 
 PIPELINES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ROTARY), "gpt2": LEARNED}
-"""Families whose layers the script can put into a pipeline, each with the code of its layers.
-
-Rotary angles are computed again in each layer, because a pipeline passes only hidden states on.
+"""The code of pipeline layers for each family of models that has a template. Each layer computes
+rotary angles itself, because a pipeline passes on only hidden states.
 """
 
 
 def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
-    """Reasons why no whole script can be written: it would need facts about the model that no
-    config has.
+    """Yield the reasons why no complete script can be written: it would need facts about the model
+    that no config has.
     """
     piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
     # Outside a pipeline AutoTP splits the layers of any family; a
@@ -315,7 +314,7 @@ def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
             " dropout; write them by hand"
         )
     if values.get("optimizer.type") is None:
-        yield "the file has no optimizer, because DeepSpeed does not have that of the plan"
+        yield "the file has no optimizer, because DeepSpeed does not have the plan's optimizer"
     if schedule.said(values).get("name") == schedule.OTHER:
         yield "a Plan cannot express this learning-rate schedule"
 
@@ -356,14 +355,14 @@ RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("out_proj", "fc2"): ("opt",),
     (".dense", "fc2"): ("phi",),
 }
-"""Names of the last matrices of attention and of feed-forward layers, by families that initialise
-them like any other matrix.
+"""For each pair of name endings (last matrix of attention, last matrix of the feed-forward layer),
+the families that use these names. transformers initialises these matrices like all others.
 """
 
 
 def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
-    """The two matrices whose initial values the script must scale; None unless the plan asks for
-    scaling and the family does not scale them itself.
+    """Return the name endings of the two matrices whose initial values the script must scale.
+    Return None if the plan asks for no scaling, or if the family's own code scales them.
     """
     if not plan.get("model.init.scaled"):
         return None
@@ -373,8 +372,8 @@ def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
 
 
 def held(plan: Flat, model: Config | None) -> frozenset[str]:
-    """Plan fields of the model that the script itself sets, because the model's config has no key
-    for them.
+    """Return the plan fields of the model that the script sets in code, because the model's config
+    has no keys for them.
     """
     found = {"model.sequence", PADDED}
     if model is not None and _ends(model.given, plan):
@@ -384,15 +383,17 @@ def held(plan: Flat, model: Config | None) -> frozenset[str]:
 
 PADDED = "model.embedding.padded_vocab"
 SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
-"""Endings of the files beside a config, and the name in the command that stands for the user's
-data.
+"""Endings of the names of the script and of the model's config, and the placeholder in the launch
+command for the user's data file.
 """
 
 
 def beside(
     written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
 ) -> Program:
-    """The file of a config with its training script, and with the model's config if it is known."""
+    """Return the config together with its training script, and with the model's config if it is
+    known, as files in one folder.
+    """
     place = Path(written.file)
     script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
     launch = tuple(
@@ -410,7 +411,7 @@ def beside(
 
 
 def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> Iterator[Finding]:
-    """Findings for everything that the user still has to give to the script."""
+    """Yield a finding for each value that the user still has to give to the script."""
     yield Finding("--data", f"replace {DATA} by a file of token ids", Effect.NONE, how=How.MISSING)
     if model is None:
         yield Finding(
@@ -457,16 +458,16 @@ UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
         Effect.COST,
     ),
 }
-"""Keys of the code part that the script does not implement: when they matter, what the user must
-add, and the effect.
+"""Keys of the code part that the script does not implement. Each has a condition for when the key
+matters, advice for the user, and the effect of ignoring it.
 """
 
 
 def program(
     values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str
 ) -> str:
-    """The training script for the config file `name` and the model's config in the file `beside`.
-    `course` holds values of the plan.
+    """Return the training script for the config file `name` and the model's config in the file
+    `beside`. `course` is the plan.
     """
     instead = "or drop --script and write your own script from the code part"
     BridgeError.raise_if(f"script: {problem}; {instead}" for problem in refused(values, model))
@@ -522,8 +523,8 @@ def _imports(values: Flat, scaled: bool) -> Iterator[str]:
 
 
 def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
-    """Values for the template of the model: settings of the pipeline, and scaling of initial
-    weights.
+    """Return the values to insert into the template of the model: settings of the pipeline, and
+    scaling of initial weights.
     """
     if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"
@@ -564,7 +565,7 @@ UNIVERSAL = """    # The first run loads the universal checkpoint, later ones lo
 
 
 def _main(values: Flat) -> dict[str, str]:
-    """Values for the template of the main function."""
+    """Return the values to insert into the template of the main function."""
     piped, tensor = code.size(values, "pipeline_stages") > 1, code.size(values, "tensor_parallel")
     # A PipelineModule recomputes by its own interval.
     recomputed = RECOMPUTED if values.get("code.checkpointing") and not piped else ""

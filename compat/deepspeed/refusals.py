@@ -1,5 +1,5 @@
-"""Combinations of settings that DeepSpeed refuses when it reads a config. Each row names the place
-in its source with the check.
+"""Combinations of settings that DeepSpeed refuses when it reads a config. Each check names the
+statement in DeepSpeed's source that refuses the combination.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _dynamic(seen: Seen) -> bool:
 
 
 def _unnormed(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
-    """A condition that holds if the gradient norm is switched off and `other` holds."""
+    """Return a condition that holds if compute_grad_norm is false and `other` holds."""
     return lambda seen: seen[ZERO + "compute_grad_norm"] is False and other(seen)
 
 
@@ -46,7 +46,7 @@ def _split(seen: Seen) -> bool:
 
 
 def _switched(section: str) -> Check:
-    """A check that a section has the key `enabled`, without which DeepSpeed fails."""
+    """Return a check that a given section has the key `enabled`. DeepSpeed fails without this key."""
     return _refuse(
         f"{section}.enabled",
         lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
@@ -57,7 +57,7 @@ def _switched(section: str) -> Check:
 
 
 def _unfilled(section: str, name: str, what: str, place: str) -> Check:
-    """A check that an enabled section has the key `name`."""
+    """Return a check that a section has the key `name` if the section is enabled."""
 
     def lacks(seen: Seen) -> bool:
         values = seen[section] or {}
@@ -78,12 +78,12 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
         ("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)
     ),
 }
-"""Compression techniques, and the parameters that each of their groups needs."""
+"""Compression techniques, and the parameters that each weight group of the technique needs."""
 
 
 def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
-    """Checks that a compression technique has groups of weights with all required parameters. They
-    apply even if it is not enabled.
+    """Return checks that a compression technique has weight groups, and that each group has all
+    required parameters. DeepSpeed requires both even if the technique is not enabled.
     """
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
@@ -249,7 +249,7 @@ REFUSALS = Checks(
     _refuse(
         "compile.passes",
         lambda seen: "autotp" in (seen["compile.passes"] or ()),
-        "autotp is a pass since DeepSpeed 0.19.6; drop it",
+        "autotp is a pass since DeepSpeed 0.19.6, and unknown before; drop it",
         "compile/config.py, PassName",
         until="0.19.6",
     ),
@@ -280,13 +280,13 @@ REFUSALS = Checks(
         "runtime/pipe/topology.py: PipelineParallelGrid; runtime/config.py: _batch_assertion",
     ),
 )
-"""Checks of combinations that DeepSpeed refuses. The place of each is the statement in DeepSpeed's
-source that refuses it.
+"""Checks of combinations that DeepSpeed refuses. The `place` of each check is the statement in
+DeepSpeed's code that refuses the combination.
 """
 
 
 def refused(seen: Seen) -> Iterator[str]:
-    """A line for every combination that DeepSpeed refuses."""
+    """Yield a message for every combination in the config that DeepSpeed refuses."""
     yield from REFUSALS.refused(seen)
     yield from _twice(seen)
     # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
@@ -297,8 +297,8 @@ def refused(seen: Seen) -> Iterator[str]:
 
 
 def _twice(seen: Seen) -> Iterator[str]:
-    """Problems of an old key that is given together with its replacement (runtime/config_utils.py,
-    _process_deprecated_field).
+    """Yield a problem for each old key that is given together with the key that replaced it
+    (runtime/config_utils.py, _process_deprecated_field).
     """
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if old in seen.given and seen.wrote(section):
@@ -310,11 +310,11 @@ def _twice(seen: Seen) -> Iterator[str]:
 
 
 MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_layers": None}
-"""Names in autotuning.model_info, with their defaults."""
+"""Keys of autotuning.model_info, with their defaults."""
 
 
 def _arguments(seen: Seen) -> Iterator[str]:
-    """Problems of missing arguments without which the scheduler cannot be built
+    """Yield a problem for each missing argument that the scheduler's constructor requires
     (runtime/lr_schedules.py).
     """
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")

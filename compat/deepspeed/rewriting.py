@@ -16,16 +16,14 @@ from compat.deepspeed.formats import read
 from compat.deepspeed.releases import Release
 
 VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
-"""Pattern of a value on one line: a scalar, or a shell expansion such as `${LR}` in
-place of one.
-"""
+"""Pattern of a value on one line: a scalar, or a shell expansion such as `${LR}`."""
 
 
 def reworded(given: Mapping[str, Any], original: Original, was: Release, release: Release) -> str:
-    """The text of `original`, read for release `was`, with the values of `given`. Unchanged values
-    are not touched.
+    """Return the text of `original` with the values of `given`. `was` is the release for which the
+    text is read. Lines with unchanged values stay as they are.
 
-    The result is read back and must have exactly the values of `given`. Raises `TranslationError`
+    The result is read again and must have exactly the values of `given`. Raises `TranslationError`
     otherwise, for example if a key was removed or a value spans several lines.
     """
     before, document = _reading(original, was), original.document
@@ -57,7 +55,7 @@ def _file_part(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reading(original: Original, release: Release) -> Reading | None:
-    """The values in the file or the script; None if the release refuses it."""
+    """Return the values in the file or the script; None if the release refuses the source."""
     try:
         return read(original.document, release, lenient=True)
     except BridgeError:

@@ -27,15 +27,15 @@ from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
 BUCKET = 500_000_000
-"""Number of elements in a bucket if the plan leaves it open: DeepSpeed's own default
+"""Number of elements in a bucket if the plan does not set it. The number is DeepSpeed's own default
 (runtime/zero/config.py).
 """
 HALF = ("bf16", "fp16")
 
 
 def layout_rules() -> tuple[Rule, ...]:
-    """Rules for the sizes of the mesh axes. For most of them DeepSpeed has no key; the script sets
-    them.
+    """Return the rules for the sizes of the mesh axes. DeepSpeed has no key for most sizes, so the
+    script sets them.
     """
     return (
         convert(
@@ -81,7 +81,8 @@ def layout_rules() -> tuple[Rule, ...]:
             effect=Effect.ROUNDING,
             lossy="AutoEP becomes MoE layers in the model's code",
         ),
-        only_ours("parallel.expert_tensor", note="DeepSpeed has no tensor size of its own for experts", effect=Effect.ROUNDING),
+        only_ours("parallel.expert_tensor", note=("DeepSpeed has no separate tensor-parallel size"
+                                                 " for experts"), effect=Effect.ROUNDING),
         only_ours("parallel.sequence", note="DeepSpeed has no sequence parallelism within tensor groups", effect=Effect.COST),
         only_ours("parallel.order", note="DeepSpeed has a fixed order of axes", effect=Effect.COST),
     )
@@ -92,12 +93,12 @@ UNSERVED = (
     "Ulysses gives whole heads to its ranks, and DeepSpeed's pipeline engine has no groups for it;"
     " where Ulysses cannot be used, context ranks become data-parallel ranks"
 )
-"""The reason why a plan's context ranks may be lost."""
+"""The reason why a plan's context parallelism may be lost."""
 
 
 def _unserved(values: Group) -> bool:
-    """Whether DeepSpeed cannot split sequences as the plan says: in a pipeline, or if the ranks do
-    not divide the heads.
+    """Return whether DeepSpeed cannot split sequences over the plan's context ranks: in a pipeline,
+    or if these ranks do not divide the heads.
     """
     ranks, heads = values.get("parallel.context") or 1, values.get("model.heads")
     if ranks == 1:
@@ -127,11 +128,11 @@ def _read_context(values: Group, context: Context) -> Group:
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
 METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
-"""The plan's rule for each method of PipelineModule, and the method for each rule."""
+"""The plan's name for each partition method of PipelineModule, and the reverse mapping."""
 
 
 def pipeline_rules() -> tuple[Rule, ...]:
-    """Rules for the stages and the schedule of the pipeline engine."""
+    """Return the rules for the stages and the schedule of the pipeline engine."""
     one = "DeepSpeed's pipeline engine runs 1F1B with one stage on each rank"
     return (
         convert(
@@ -213,8 +214,8 @@ BATCH = convert(
 
 
 def _write_batch(values: Group, context: Context) -> Group:
-    """The known batch keys. If context ranks become data-parallel ranks, DeepSpeed has to compute
-    the number of micro batches again.
+    """Write the batch keys that the plan sets. If context ranks become data-parallel ranks, the
+    number of micro batches is left out, and DeepSpeed computes it.
     """
     micro, steps, whole = (
         values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_")
@@ -290,12 +291,13 @@ ZERO = convert(
         " optimizer step in half precision, and in a pipeline it clips by a wrong norm; stage 1"
         " gives the right numbers"
     ),
-    source="reference: stage 0 traps; runtime/pipe/engine.py refuses stage 2 and 3",
+    source="traps.py: stage 0; runtime/pipe/engine.py refuses stage 2 and 3",
 )
 
 
 def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
-    """The ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers."""
+    """Return the ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers.
+    """
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
     # Stage 0 makes a step too many in half precision, and in a
@@ -324,7 +326,7 @@ def _read_stage(values: Group) -> int:
 
 
 def exchange_rules() -> tuple[Rule, ...]:
-    """Rules for buckets, overlap and offload of the sharded exchange."""
+    """Return the rules for buckets, overlap and offload in ZeRO."""
     return (
         convert(
             BUCKETS,
@@ -364,7 +366,8 @@ def exchange_rules() -> tuple[Rule, ...]:
             source="runtime/zero/mics.py: MiCS_Init; runtime/engine.py: mics_shard_size at stage 3",
         ),
         only_ours(
-            "zero.weight_buffers", "zero.grad_buffers", note="DeepSpeed buffers count elements, not stages", effect=Effect.COST
+            "zero.weight_buffers", "zero.grad_buffers", note=("DeepSpeed sets the sizes of buffers in elements,"
+                                                             " not in stages"), effect=Effect.COST
         ),
         OFFLOAD,
     )
@@ -404,8 +407,8 @@ OVERLAP = convert(
 
 
 def _read_replicas(values: Group, context: Context) -> Group:
-    """The number of replica groups, from MiCS. DeepSpeed's key counts the ranks of one group and is
-    -1 if MiCS is off; the plan counts the groups.
+    """Read the number of replica groups from mics_shard_size. This key is the number of ranks in
+    one group, or -1 without MiCS; the plan's field is the number of groups.
     """
     size, data = values.get(MICS) or -1, _data_ranks(values, context)
     if size > 0 and data and data % size == 0 and _read_stage(values) == 3:
@@ -456,7 +459,7 @@ OFFLOAD = convert(
         "DeepSpeed offloads optimizer state only from ZeRO stage 1 on, and parameters, or only a"
         " part of the optimizer state, only at stage 3"
     ),
-    source="reference: DeepSpeed accepts and ignores offload below these stages",
+    source="traps.py: DeepSpeed accepts and ignores offload below these stages",
 )
 
 
@@ -479,8 +482,8 @@ def _read_offload(values: Group) -> Group:
 
 
 def _devices(values: Group) -> dict[str, str]:
-    """The device of each offload section at the config's stage; "none" if DeepSpeed ignores the
-    section there.
+    """Return the device of each offload section. It is "none" if DeepSpeed ignores the section at
+    the config's ZeRO stage.
     """
     stage = values.get("zero_optimization.stage") or 0
     least = {OPTIMIZER_DEVICE: 1, PARAM_DEVICE: 3}
@@ -491,8 +494,8 @@ def _devices(values: Group) -> dict[str, str]:
 
 
 def _pinned(values: Group) -> list[bool]:
-    """The different pin_memory values of the sections that offload: two if the sections
-    disagree.
+    """Return the distinct values of pin_memory in the active offload sections: two values if the
+    sections disagree.
     """
     kept = [section for section, device in _devices(values).items() if device != "none"]
     return list(dict.fromkeys(bool(values.get(f"{section}.pin_memory")) for section in kept))
@@ -580,8 +583,8 @@ def _computed(values: Group) -> str:
 
 
 def _accumulated(values: Group, compute: str) -> str:
-    """Format in which gradients accumulate. Stage 0 allows only the model's format (engine.py:
-    _do_optimizer_sanity_check).
+    """Return the format in which gradients accumulate. At stage 0 DeepSpeed allows only the model's
+    format (engine.py: _do_optimizer_sanity_check).
     """
     given: str | None = values.get("data_types.grad_accum_dtype") if _read_stage(values) else None
     return given or compute
@@ -598,8 +601,8 @@ def _read_precision(values: Group) -> Group:
 
 
 def _read_communication(values: Group, context: Context) -> Group:
-    """The format of gradient reductions, if it differs from the format of accumulation and no
-    sequence-parallel ranks use a third one.
+    """Read the format of gradient reductions. The plan's field stays open if gradients accumulate
+    in the same format, or if sequence-parallel ranks reduce in a format of their own.
     """
     compute = _computed(values)
     # Unset, the format is that of training, even if gradients
@@ -636,8 +639,8 @@ def _write_precision(values: Group) -> Group:
 
 
 UNUSED_WINDOW = 1000
-"""The plan's window for a window of 0. DeepSpeed accepts 0 only with a constant scale, and then
-does not use the window.
+"""Loss-scale window in the plan for a DeepSpeed window of 0. DeepSpeed accepts 0 only with a
+constant scale, which uses no window.
 """
 
 SCALES = ("static", "initial", "hysteresis")
@@ -676,7 +679,8 @@ FLOOR = convert(
     lambda values, context: _write_floor(values, context),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
-    lossy="DeepSpeed's smallest scale is a whole number, and an overflow at it ends the run",
+    lossy=("DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends"
+          " the run"),
     source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale, raise_error_at_min_scale",
 )
 
@@ -828,7 +832,7 @@ def _write_recompute(values: Group) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Rules for plan fields for which DeepSpeed has no setting."""
+    """Return the rules for plan fields for which DeepSpeed has no setting."""
     return (
         lacks("debug", "DeepSpeed has no per-layer logs", effect=Effect.NONE),
         only_ours(
@@ -877,14 +881,14 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "zero_optimization.log_trace_cache_warnings": ("logs of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.ignore_unused_parameters": ("a check of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.round_robin_gradients": (
-        "it decides which rank owns which gradient",
+        "the setting decides which rank owns which gradient",
         Effect.COST,
     ),
     "tensor_parallel": ("AutoTP replaces layers in its own way", Effect.COST),
     "expert_parallel": ("AutoEP replaces layers in its own way", Effect.COST),
     **{
         f"expert_parallel.{name}": (
-            "it decides how AutoEP routes tokens to experts",
+            "the setting decides how AutoEP routes tokens to experts",
             Effect.NUMBERS,
         )
         for name in (
@@ -912,7 +916,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "data_efficiency.data_sampling.num_workers": ("how data is loaded", Effect.COST),
     "data_efficiency.data_sampling.pin_memory": ("how data is loaded", Effect.COST),
     "dataloader_drop_last": (
-        "it decides whether the last, incomplete batch is dropped",
+        "the setting decides whether the last, incomplete batch is dropped",
         Effect.NUMBERS,
     ),
     "memory_breakdown": ("logs of memory, which take time", Effect.COST),
@@ -950,15 +954,15 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "gradient_allreduce_op": ("gradients are summed instead of averaged", Effect.NUMBERS),
     "seq_parallel_communication_data_type": ("a format inside DeepSpeed's engine", Effect.ROUNDING),
     "managed_gradient_accumulation": (
-        "it decides whether DeepSpeed's engine or the script counts micro batches",
+        "the setting decides whether DeepSpeed's engine or the script counts micro batches",
         Effect.NONE,
     ),
     "sparse_gradients": ("only DeepSpeed has sparse embedding gradients", Effect.COST),
 }
-"""Sections and keys without a plan field. For each, the reason why no plan has one, and the effect
-on the run if the key is dropped.
+"""Sections and keys that no plan field stands for. Each has the reason, and the effect on the run
+if the key is dropped.
 
-For a key with several entries, the longest one applies.
+If several entries match a key, the longest one applies.
 """
 
 OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
@@ -966,7 +970,7 @@ OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
 
 LACKS = {
     "model": "the model is defined by the training script",
-    "parallel": "DeepSpeed has no key for it",
+    "parallel": "DeepSpeed has no key for this field",
     "parallel.dispatcher": (
         "DeepSpeed has a key for it from 0.19.7 on, but only for experts that AutoEP inserts"
     ),
@@ -977,12 +981,12 @@ LACKS = {
     "recompute.modules": "DeepSpeed recomputes groups of whole layers",
     "run": "the training script decides",
 }
-"""The reason for each plan field that no rule above claims."""
+"""Reasons why DeepSpeed lacks the plan fields that no rule above names, by section of the plan."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every rule. Each key, and each plan path, is in exactly one."""
+    """Return all rules. Each key and each plan path is in exactly one rule."""
     mapped = (
         BATCH,
         *OPTIMIZERS,

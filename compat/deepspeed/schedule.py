@@ -1,8 +1,8 @@
 """A learning-rate schedule as Python code for `torch.optim.lr_scheduler.LambdaLR`, with the plan's
 rate in every step.
 
-A script needs it for a schedule that came from another stack, because DeepSpeed's own schedulers
-start one step late and warm up over at least two steps (runtime/lr_schedules.py).
+A script needs this code for a schedule from another stack, because DeepSpeed's own schedulers start
+one step late and warm up over at least two steps (runtime/lr_schedules.py).
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from bridge.config import below
 
 PREFIX = "code.scheduler."
 OTHER = "other"
-"""The name of a schedule that a Plan cannot express."""
+"""The value of `code.scheduler.name` for a schedule that a Plan cannot express."""
 DECAYS = {
     "constant": "peak",
     "linear": "minimum + (peak - minimum) * (1 - done)",
     "cosine": "minimum + (peak - minimum) * (1 + math.cos(math.pi * done)) / 2",
     "inverse_sqrt": "max(minimum, peak * math.sqrt(max(warmup, 1) / max(step, 1))) if step <= total else minimum",
 }
-"""Expressions for the learning rate after warmup, where `done` runs from 0 to 1."""
+"""Python expressions for the learning rate after warmup. `done` is the completed share of the
+decay, from 0 to 1.
+"""
 SHARES = {
     "linear": "(1 - done)",
     "cosine": "(1 + math.cos(math.pi * done)) / 2",
     "exponential": "(2 * 0.5**done - 1)",
     "minus_sqrt": "(1 - math.sqrt(done))",
 }
-"""Expressions for the share of the range from minimum to peak that is left during wsd's decay,
-where `done` runs from 0 to 1.
+"""Python expressions for the share of the range from minimum to peak that is left during the decay
+of wsd. `done` is the completed share of the decay, from 0 to 1.
 """
 
 
 def said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the schedule in the code part, by name."""
+    """Return the settings of the schedule in the code part, by name."""
     return below(PREFIX, values)
 
 
 def steers(values: Mapping[str, Any]) -> bool:
-    """Whether the schedule changes the learning rate and can be expressed by a plan."""
+    """Return whether the schedule changes the learning rate and a plan can express it."""
     found = said(values)
     # A constant rate without warmup is what the optimizer has anyway.
     still = found.get("name") == "constant" and not found.get("warmup_steps")
@@ -47,10 +49,10 @@ def steers(values: Mapping[str, Any]) -> bool:
 
 
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of code that define `lr_factor(step)`: the rate at a step, counted from 0, as a share
-    of the optimizer's rate.
+    """Yield lines of code that define `lr_factor(step)`: the learning rate at a step, counted from
+    0, divided by the optimizer's rate.
 
-    LambdaLR multiplies the optimizer's rate by this share.
+    LambdaLR multiplies the optimizer's rate by this factor.
     """
     found = said(values)
     name, warmup = found.get("name") or "constant", found.get("warmup_steps") or 0

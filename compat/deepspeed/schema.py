@@ -1,5 +1,5 @@
-"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, with type and description. `releases`
-lists the keys of each release.
+"""Every key of a DeepSpeed config from 0.15.0 to 0.19.8, with type and description. The module
+`releases` lists the keys of each release.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DTYPES = {
     }.items()
     for name in names
 }
-"""DeepSpeed's spellings of each number format, with the short one (runtime/config.py,
+"""Our short name for each of DeepSpeed's spellings of a number format (runtime/config.py,
 DtypeEnum).
 """
 
@@ -71,7 +71,7 @@ Opaque = dict[str, Any]
 
 
 class OffloadParam(Section):
-    """Parameters kept in host memory or on NVMe between uses (stage 3)."""
+    """Offload of parameters to host memory or NVMe while they are not in use (stage 3)."""
 
     device: Literal["none", "cpu", "nvme"] | None = field(
         None, description="Where parameters live between uses."
@@ -90,7 +90,7 @@ class OffloadParam(Section):
 
 
 class OffloadOptimizer(Section):
-    """Optimizer state and step in host memory or on NVMe (stages 1 to 3)."""
+    """Offload of the optimizer's state and step to host memory or NVMe (stages 1 to 3)."""
 
     device: Literal["none", "cpu", "nvme"] | None = field(
         None, description="Where optimizer state lives."
@@ -119,7 +119,7 @@ class OffloadOptimizer(Section):
 
 
 class ZenFlow(Section):
-    """Offloaded optimizer whose unimportant gradients are applied late."""
+    """ZenFlow: an offloaded optimizer applies important gradients at once and all others later."""
 
     topk_ratio: Fraction | None = field(
         None, description="Share of gradient columns that count as important."
@@ -154,7 +154,7 @@ class ZenFlow(Section):
 
 
 class LeafModule(Section):
-    """Modules that stage 3 fetches as a whole."""
+    """Modules whose parameters stage 3 gathers all at once."""
 
     classes: Names | None = field(
         None, description=("Class names of modules that are fetched as a whole.")
@@ -235,7 +235,8 @@ class ZeroOptimization(Section):
         None, description="Weights in save_16bit_model are whole."
     )
     stage3_module_granularity_threshold: Whole | None = field(
-        None, description="Modules with fewer elements for each submodule are fetched as a unit."
+        None,
+        description="A module with fewer elements for each submodule than this is fetched as a unit.",
     )
     stage3_use_all_reduce_for_fetch_params: bool | None = field(
         None, description="Parameters are fetched by all-reduce."
@@ -251,7 +252,11 @@ class ZeroOptimization(Section):
     )
     legacy_stage1: bool | None = field(None, description="Old implementation of stage 1.")
     round_robin_gradients: bool | None = field(
-        None, description="Fine-grained split of gradient copies to the CPU."
+        None,
+        description=(
+            "Parameters are assigned to ranks in turn, so that all ranks copy"
+            " gradients to the CPU at once."
+        ),
     )
     parameter_alignment: bool | None = field(
         None, description="Parameters start at 16-byte boundaries of the flat buffers."
@@ -350,7 +355,7 @@ class TensorParallelGroup(Section):
 
 
 class TensorParallel(Section):
-    """AutoTP: linear layers of a model are split over ranks."""
+    """AutoTP: DeepSpeed splits the linear layers of a model over tensor ranks."""
 
     autotp_size: Size | None = field(
         None,
@@ -457,10 +462,10 @@ class Compile(Section):
     sync_before_allgather: bool | None = field(None, description="Synchronise before gathers.")
     sync_after_allgather: bool | None = field(None, description="Synchronise after gathers.")
     keep_int_input_tensors: bool | None = field(
-        None, description="Integer inputs keep their values for profiling."
+        None, description="Keep the values of integer inputs for profiling."
     )
     keep_all_input_tensors: bool | None = field(
-        None, description="All inputs keep their values for profiling."
+        None, description="Keep the values of all inputs for profiling."
     )
     passes: list[Literal["z1", "z3", "autosp", "autotp"]] | None = field(
         None, description="Passes to combine."
@@ -468,7 +473,7 @@ class Compile(Section):
 
 
 class HybridEngine(Section):
-    """Training and generation in one engine."""
+    """Hybrid engine: training and text generation in one engine."""
 
     enabled: bool | None = field(None, description="Use the hybrid engine.")
     max_out_tokens: Whole | None = field(
@@ -739,7 +744,7 @@ class Pipeline(Section):
 
 
 class ParallelWrite(Section):
-    """Ranks that write a checkpoint."""
+    """Distribution over ranks of the work of writing a checkpoint."""
 
     pipeline_stage: bool | None = field(
         None, description="The data ranks of a pipeline stage share the work of writing."
@@ -780,7 +785,7 @@ class Checkpoint(Section):
 
 
 class DataTypes(Section):
-    """Number formats beside the training precision."""
+    """Number formats in addition to the training precision."""
 
     grad_accum_dtype: Dtype | None = field(
         None, description="Format in which gradients accumulate. Default: the model's."
@@ -842,7 +847,7 @@ class Aio(Section):
 
 
 class Autotuning(Section):
-    """Search for batch size and ZeRO settings by the launcher."""
+    """Autotuning: the launcher searches for the best batch size and ZeRO settings."""
 
     enabled: bool | None = field(None, description="Tune before training.")
     fast: bool | None = field(None, description="Tune only the micro batch and the stage.")
@@ -915,7 +920,7 @@ class DataEfficiency(Section):
 
 
 class ExpertParallel(Section):
-    """AutoEP: experts of a model split over ranks."""
+    """AutoEP: DeepSpeed splits the experts of a model over ranks."""
 
     enabled: bool | None = field(None, description="Split the experts over ranks.")
     autoep_size: Count | None = field(
@@ -1009,7 +1014,10 @@ class CodeScheduler(Section):
     """A learning-rate schedule that the script builds itself, in optimizer steps."""
 
     name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd", "other"] | None = field(
-        None, description="Shape after warmup; other stands for one that no plan can express."
+        None,
+        description=(
+            "Shape of the schedule after warmup; other is a shape that no plan can express."
+        ),
     )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
     warmup_from: NonNegative | None = field(
@@ -1128,7 +1136,11 @@ class DeepSpeed(Section):
         None, description="Gradients are divided before the reduction."
     )
     gradient_predivide_factor: Positive | None = field(
-        None, description="Part of the gradients' division that is made before the reduction."
+        None,
+        description=(
+            "Number by which gradients are divided before the reduction; the"
+            " rest of the division comes after the reduction."
+        ),
     )
     gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(_lower)] | None = (
         field(None, description="Gradients are averaged or summed over data-parallel ranks.")
@@ -1167,7 +1179,7 @@ class DeepSpeed(Section):
     graph_harvesting: bool | None = field(None, description="Capture the step in a CUDA graph.")
     dataloader_drop_last: bool | None = field(None, description="Drop the last, incomplete batch.")
     vocabulary_size: Size | None = field(
-        None, description="No effect except a check that it is a multiple of 8."
+        None, description="No effect, except a check that the value is a multiple of 8."
     )
     dump_state: bool | None = field(None, description="Print the engine's state.")
     disable_python_gc: bool | None = field(
@@ -1220,4 +1232,4 @@ class DeepSpeed(Section):
 
 
 SCHEMA = DeepSpeed
-"""The schema under the name that the dialect expects."""
+"""The schema, under the name by which `PackagedDialect` finds it."""

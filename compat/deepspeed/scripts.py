@@ -1,5 +1,5 @@
-"""Reads launch scripts: the DeepSpeed config of a run, from a here-document or a file, and the
-settings on its command line.
+"""Reads launch scripts: finds the DeepSpeed config of a run, in a here-document or in a file, and
+the settings on the command line of the run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from compat.deepspeed.trainer import DEFAULTS, arguments
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 TRAINER = "--deepspeed"
-"""The option that names a config file if the script uses Hugging Face's Trainer. In other scripts
-it is a switch.
+"""The option that names a config file in scripts with Hugging Face's Trainer. In other scripts it
+is a switch without a value.
 """
 
 CODE: Mapping[str, str] = {
@@ -29,7 +29,9 @@ CODE: Mapping[str, str] = {
     "pipeline-model-parallel-size": "pipeline_stages",
     "ds-sequence-parallel-size": "context_parallel",
 }
-"""Flags of Megatron-DeepSpeed for settings of the code part (its megatron/arguments.py)."""
+"""Flags of Megatron-DeepSpeed that set the code part (megatron/arguments.py in Megatron-DeepSpeed),
+each with the setting.
+"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Found:
     """The config of a run: its document, the arguments of Hugging Face's Trainer, the code part,
     the number of ranks, and findings.
 
-    `file` is the name of the document's file if it is not the script itself.
+    `file` is the name of the config file; empty if the script itself contains the document.
     """
 
     document: Document
@@ -49,13 +51,13 @@ class Found:
 
 
 def is_launch(launch: Launch) -> bool:
-    """Whether a command of the script gets a DeepSpeed config."""
+    """Return whether a command of the script gets a DeepSpeed config."""
     return _config(launch) is not None
 
 
 def read(script: Script) -> Found:
-    """The config of the only command in `script` that gets one. Raises `BridgeError` with the line
-    of every problem.
+    """Return the config of the only command in `script` that gets one. Raises `BridgeError` with
+    the line of every problem.
     """
     launch = script.launch(is_launch, "--deepspeed_config")
     path, line = _config(launch) or ((), launch.line)
@@ -75,7 +77,7 @@ def read(script: Script) -> Found:
 
 
 def _config(launch: Launch) -> tuple[Pieces, int] | None:
-    """The command-line word that names the config, and its line."""
+    """Return the command-line word that names the config file, and the line of this word."""
     for index, (word, text) in enumerate(zip(launch.words, launch.texts, strict=True)):
         option, tied, _ = text.partition("=")
         if option in OPTIONS and tied:
@@ -91,7 +93,7 @@ def _names_file(word: Pieces) -> bool:
 
 
 def _here(script: Script, content: Pieces) -> Document:
-    """The document that the script itself writes to the config file."""
+    """Return the document that the script itself writes to the config file."""
     ConfigError.raise_if(
         f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}"
         for part in unknowns(content)
@@ -104,7 +106,7 @@ def _here(script: Script, content: Pieces) -> Document:
 
 
 def _beside(script: Script, path: Pieces, line: int) -> Document:
-    """The config file, found in the script's folder or in one that the user allowed."""
+    """Return the config file, found in the script's folder or in a folder that the user allowed."""
     path = cut_folder(path)
     name = known(path)
     if name is None:
@@ -123,8 +125,8 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
 
 
 def cut_folder(path: Pieces) -> Pieces:
-    """The path relative to the script's starting folder, if it begins with `$PWD/`; other paths
-    unchanged.
+    """Return a path that begins with `$PWD/` as a path relative to the folder in which the script
+    starts. Return other paths unchanged.
     """
     first = spelled(path[:1])
     return (
@@ -133,7 +135,9 @@ def cut_folder(path: Pieces) -> Pieces:
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Options with one known value, without their dashes. Switches have the value `true`."""
+    """Yield name and value of each option with exactly one known value. Names have no dashes, and a
+    switch has the value `true`.
+    """
     words: Sequence[str | None] = [known(word) for word in launch.words]
     for index, word in enumerate(words):
         if word is None or not word.startswith("--"):
@@ -148,7 +152,7 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:
-    """The code part from flags of Megatron-DeepSpeed. An axis with one rank is left out."""
+    """Return the code part that flags of Megatron-DeepSpeed set. An axis with one rank is left out."""
     sizes = {name: scalar(said[flag]) for flag, name in CODE.items() if flag in said}
     # With this flag the model is no PipelineModule, whatever the
     # size of the axis (its pretrain_gpt.py, model_provider).

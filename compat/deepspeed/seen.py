@@ -1,6 +1,4 @@
-"""The form in which checks see a config of DeepSpeed, and names of keys that several
-checks need.
-"""
+"""The view of a DeepSpeed config that checks get, and names of keys that several checks need."""
 
 from __future__ import annotations
 
@@ -36,11 +34,11 @@ HALF = ("fp16", "bf16")
 
 
 class Seen(checks.Seen):
-    """A config of DeepSpeed, as its checks see it."""
+    """A config of DeepSpeed, as the checks get it."""
 
     @property
     def at(self) -> Release:
-        """The release of the config."""
+        """The release of DeepSpeed that the config is for."""
         return release(self.context.version)
 
     @property
@@ -60,12 +58,12 @@ class Seen(checks.Seen):
 
 
 def offloaded(values: Flat) -> bool:
-    """Whether the optimizer runs on the CPU."""
+    """Return whether the optimizer runs on the CPU."""
     return bool(values.get(OFFLOAD + ".device", "none") != "none")
 
 
 def wanted(values: Flat) -> str:
-    """The implementation of an optimizer that the settings ask for."""
+    """Return the implementation of an optimizer that the settings select: torch, cpu or fused."""
     return (
         "torch"
         if values.get("optimizer.params.torch_adam")
@@ -76,8 +74,8 @@ def wanted(values: Flat) -> str:
 
 
 def form_of(values: Flat, at: Release, kind: str, name: str) -> Type | None:
-    """The implementation of a type that DeepSpeed chooses (runtime/engine.py,
-    `get_optimizer_configuration`).
+    """Return the implementation of an optimizer or scheduler that DeepSpeed uses with these
+    settings (runtime/engine.py, `get_optimizer_configuration`).
     """
     forms = at.forms(kind, name)
     fitting = [form for form in forms if form.form == wanted(values)]

@@ -1,5 +1,5 @@
-"""Hypothesis strategies for DeepSpeed configs: batches, axes, optimizers and schedulers that fit
-together, and keys of each release.
+"""Hypothesis strategies for DeepSpeed configs: batches, axes, optimizers and schedulers that are
+consistent with each other, and keys of each release.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _field(path: str) -> SearchStrategy[Any]:
 
 @st.composite
 def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({})) -> Group:
-    """A group with all of the `must` keys and most of the `may` keys. `own` has strategies for keys
-    that are not drawn by their type.
+    """Draw a group of settings with all of the `must` keys and most of the `may` keys. `own` has
+    strategies for keys whose type alone is not enough.
     """
     chosen = {path: own[path] if path in own else _field(path) for path in may if draw(LIKELY)}
     return {path: draw(value) for path, value in {**must, **chosen}.items()}
@@ -49,7 +49,9 @@ def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Axes and batch first, then groups of settings. The settings of each group fit together."""
+    """Draw axes and batch first, then groups of settings. The settings within each group are
+    consistent.
+    """
     # Groups that the script builds are the common case, so they are drawn twice as often.
     axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
     data = (
@@ -62,7 +64,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
 
 
 def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
-    """Groups of ranks that the training script builds."""
+    """Draw the sizes of the groups of ranks that the training script builds."""
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
@@ -73,7 +75,7 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
-    """The size of AutoTP's groups, whose ranks the batch arithmetic does not count."""
+    """Draw the size of AutoTP's groups. DeepSpeed's batch equation ignores it."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
     nested = (
@@ -85,8 +87,8 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
-    """The mesh of data and sequence ranks in the file. From 0.17.0 on, DeepSpeed divides the batch
-    by it.
+    """Draw a mesh of data and sequence ranks, set in the file. From 0.17.0 on, DeepSpeed divides
+    the batch over these data ranks.
     """
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
     sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
@@ -101,7 +103,7 @@ TRIANGLES = (
     lambda micro, steps, data: {STEPS: steps, TOTAL: micro * steps * data},
     lambda micro, steps, data: {TOTAL: micro * data},
 )
-"""Functions that give the batch by two or three of its keys, or by the total only."""
+"""Functions that compute batch keys. Each returns two or all three of them, or only the total."""
 
 
 @cache
@@ -164,8 +166,8 @@ CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps",
 
 
 def _built(section: str, version: str) -> list[Groups]:
-    """One strategy for each type that the release builds, with the arguments of the type.
-    DeepSpeed's own types are drawn more often.
+    """Return one strategy for each optimizer or scheduler type of the release, with its arguments.
+    The list has DeepSpeed's own types several times, so that they are drawn more often.
     """
     at = release(version)
     found: list[Groups] = []
@@ -179,7 +181,9 @@ def _built(section: str, version: str) -> list[Groups]:
 
 
 def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
-    """A section with this type, its required arguments, and some of its other arguments."""
+    """Return a strategy for a section with this type, its required arguments, and some of its other
+    arguments.
+    """
     own = forms[0].args is not None
     # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
     spellings = (name, name.upper()) if own and name.islower() else (name,)
@@ -232,18 +236,20 @@ SIZES = (
     "tensor_parallel.tp.tp_size",
 )
 RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
-"""Keys that depend on the number of ranks, or on a type that takes only some arguments."""
+"""Keys that need a strategy of their own: keys that depend on the number of ranks, and arguments
+that only some types have.
+"""
 UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
 
 
 def paths(case: Case) -> Iterable[str]:
-    """Keys that the release reads, and keys of the code part."""
+    """Return the keys that the release reads, and the keys of the code part."""
     return settable(case.version)
 
 
 @cache
 def settable(version: str) -> tuple[str, ...]:
-    """Keys that can be set, including the keys of the core."""
+    """Return all keys that a config of this release can set, including the keys that `core` draws."""
     own = release(version).keys
     return tuple(
         path
@@ -259,7 +265,7 @@ SPECS = st.lists(
     max_size=2,
 )
 SWITCHED = st.fixed_dictionaries({"enabled": st.booleans()}, optional={"theta": st.floats(0, 1)})
-"""Strategy of a free-form section with the switch that DeepSpeed reads in it."""
+"""Strategy for a free-form section with the key `enabled`, which DeepSpeed reads."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(
         ("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)
@@ -277,11 +283,11 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
         {"layer_specs": SPECS}, optional={"tp_size": SMALL}
     ),
 }
-"""Strategies for keys whose type also allows values that make no sense."""
+"""Strategies for keys whose type also allows values that DeepSpeed cannot use."""
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Strategy for the values of a key, if it is in a table above."""
+    """Return the strategy for the values of a key that has an entry in `OWN`; None for other keys."""
     return OWN.get(path)
 
 
@@ -294,12 +300,12 @@ BESIDE: Mapping[str, Group] = {
     "aio.use_gds": {"code.accelerator": "cuda"},
     "zero_optimization.compute_grad_norm": {ZERO + "stage": 1, "gradient_clipping": 0.0},
 }
-"""Other settings that a key needs, by key."""
+"""For each key that needs further settings: these settings with their values."""
 
 
 def required(config: Config) -> Iterable[str]:
-    """Keys that the file needs: the batch size if it has only one, and required arguments of the
-    scheduler.
+    """Return the keys that cannot be removed from a config: the batch size if there is only one,
+    and the scheduler's required arguments.
     """
     sizes = [path for path in (MICRO, TOTAL) if path in config.given]
     forms = release(config.version).forms("schedulers", config.given.get("scheduler.type", ""))
@@ -308,7 +314,7 @@ def required(config: Config) -> Iterable[str]:
 
 
 COERCED = (ZERO + "stage",)
-"""Keys for which DeepSpeed also accepts another type: true for stage 1."""
+"""Keys for which DeepSpeed accepts a value of another type, such as true for stage 1."""
 
 PART = Part(
     core,

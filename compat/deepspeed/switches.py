@@ -1,5 +1,5 @@
-"""Rules for switches of DeepSpeed's engine that other stacks have too: logs, autocast, format of
-moments, context parallelism.
+"""Rules for switches of DeepSpeed's engine that exist in other stacks too: logs, autocast, format
+of moments, context parallelism.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ OFF: Group = {}
 
 
 def _write_moments(values: Group) -> Group:
-    """The key for bf16 moments. DeepSpeed has them only together with bf16 master weights, and only
-    from ZeRO stage 1 on.
+    """Write the key for bf16 moments. DeepSpeed supports them only together with bf16 master
+    weights, and only from ZeRO stage 1 on.
     """
     fits = values.get("precision.compute") == values.get(
         "precision.master"

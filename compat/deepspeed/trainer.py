@@ -1,5 +1,5 @@
-"""Hugging Face's Trainer: the values that its TrainingArguments fill into a DeepSpeed file, and
-contradictions between the two.
+"""Hugging Face's Trainer: computes the values that TrainingArguments fill into a DeepSpeed file,
+and reports explicit values that contradict the arguments.
 
 The module follows `trainer_config_process`, `trainer_config_finalize` and `fill_match` of
 HfTrainerDeepSpeedConfig (transformers/integrations/deepspeed.py),
@@ -46,26 +46,26 @@ SCHEDULES: Mapping[str, str] = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-"""The plan's name for each schedule of the Trainer (transformers/optimization.py). These schedules
-warm up from 0 and decay to 0.
+"""The plan's name for each schedule of the Trainer (transformers/optimization.py). All of them warm
+up from 0, and those with a decay end at 0.
 """
 WITHOUT_WARMUP = "constant"
-"""The Trainer's schedule that never has a warmup, whatever its arguments say (optimization.py:
-get_scheduler).
-"""
+"""The Trainer's schedule that ignores all arguments for warmup (optimization.py: get_scheduler)."""
 
 ADAMW = frozenset(
     {"adamw_torch", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf"}
 )
-"""Names of `optim` that mean AdamW without further arguments (Trainer.get_optimizer_cls_and_kwargs).
-The default of recent releases is the fused one, which differs only in rounding.
+"""Values of the argument `optim` that mean AdamW with default arguments
+(Trainer.get_optimizer_cls_and_kwargs). Recent releases use the fused AdamW by default, which
+differs only in rounding.
 """
 OWN_OPTIMIZER = (
-    "not given: Hugging Face's Trainer then builds its own AdamW of its arguments, without decay of biases and norms;"
-    " it is read as DeepSpeed's"
+    "not given: Hugging Face's Trainer then builds AdamW from its own arguments, without"
+    " decay of biases and norms; this optimizer is read as DeepSpeed's"
 )
 OTHER_OPTIMIZER = (
-    "not given: Hugging Face's Trainer then builds its own, optim={}, which no Plan knows; it is left open"
+    "not given: Hugging Face's Trainer then builds optim={}, which no Plan can express; the"
+    " optimizer is left open"
 )
 
 MICRO, STEPS, TOTAL = (
@@ -80,11 +80,11 @@ NODE_LOCAL = "checkpoint.use_node_local_storage"
 class Filling:
     """The changes that the Trainer makes to a file.
 
-    `values` replace "auto", by key, and `facts` resolve the "auto" of further keys. An explicit
-    value must equal the one in `demands`, which also names the arguments that it comes from. `sets`
-    replace even explicit values. `schedule` is the Trainer's own schedule, by names of the code
-    part, and `unscheduled` the reason if it is not known. `optimizer` is the Trainer's own
-    optimizer, by key, and `said_of_it` the message about it.
+    `values` replace "auto" by key, and `facts` are for the rules that replace further "auto".
+    `demands` has the values that explicit values must equal, each with the names of the arguments
+    that set it. `sets` replace even explicit values. `schedule` is the Trainer's own schedule by
+    names of the code part, and `unscheduled` the reason if the schedule is not known. `optimizer`
+    is the Trainer's own optimizer by key, and `said_of_it` the message about it.
     """
 
     values: Mapping[str, Any]
@@ -97,8 +97,8 @@ class Filling:
     said_of_it: str = ""
 
     def refusals(self, given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Keys whose explicit value differs from that of the arguments, each with the message for
-        the Trainer's refusal.
+        """Yield each key whose explicit value differs from the TrainingArguments, with a message.
+        The Trainer refuses such a file.
         """
         for path, (wanted, names) in self.demands.items():
             found = given.get(path)
@@ -112,10 +112,9 @@ class Filling:
 
 
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """The arguments in `said` that are used here, checked. If `said` is a `whole` dump, other names
-    are allowed.
-
-    Raises `ConfigError` with every problem.
+    """Return the arguments in `said` that a DeepSpeed file depends on, after a check of their
+    values. If `said` is a `whole` dump, other names are allowed. Raises `ConfigError` with every
+    problem.
     """
     known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
     strange = [] if whole else [name for name in said if name not in DEFAULTS]
@@ -145,13 +144,14 @@ SPELLED: Mapping[str, str] = {
     "lr": "learning_rate",
     "eps": "adam_epsilon",
 }
-"""Facts of --auto that are an argument under another name."""
+"""The TrainingArgument for each fact of --auto that has another name."""
 
 
 def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that facts of --auto stand for: said one by one, they win over those of a dump or a script.
+    """Return the TrainingArguments that correspond to facts of --auto. A fact given with --auto
+    takes precedence over the same argument in a dump or a script.
 
-    A fact of a wrong type is left to the rules of "auto", which name it.
+    A fact with a value of the wrong type is left out, and the rules for "auto" then report it.
     """
     found = {SPELLED.get(name, name): value for name, value in values.items()}
     betas = found.get("betas")
@@ -167,8 +167,8 @@ def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flaw(value: Any, usual: Any) -> str:
-    """The problem with an argument's value, whose type has to be that of its default `usual`; empty
-    if there is none.
+    """Return the problem of an argument's value, which must have the type of the default `usual`;
+    empty if there is no problem.
     """
     # lr_scheduler_kwargs, whose default is None, takes anything.
     if usual is None:
@@ -190,8 +190,8 @@ def _flaw(value: Any, usual: Any) -> str:
 
 
 def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
-    """The changes that the arguments `given` make, on `world` ranks and in a run of `total`
-    optimizer steps (None: not known).
+    """Return the changes that the arguments `given` make to a file, for `world` ranks and a run of
+    `total` optimizer steps (None: not known).
     """
     args = _filled(given)
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
@@ -246,7 +246,7 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
 
 
 def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments, those that are not given at their defaults."""
+    """Return all arguments. Arguments that are not given have their defaults."""
     # A dump of JSON may hold 8.0 for a batch of 8, and such sizes go into messages and files.
     sizes = {
         name
@@ -261,8 +261,8 @@ def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
 def _optimizer(
     args: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """The Trainer's own optimizer by key, and the message about it. There are no keys if a plan
-    cannot express the optimizer.
+    """Return the Trainer's own optimizer by key, and the message about it. If a plan cannot express
+    the optimizer, there are no keys.
     """
     # A dump may hold the name of the enum's member: OptimizerNames.ADAMW_TORCH.
     own = args["optim"].removeprefix("OptimizerNames.").lower()
@@ -275,22 +275,25 @@ def _optimizer(
 
 
 def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
-    """The message if the Trainer's own schedule is not known, because of its kind or its length; else
-    empty.
+    """Return a message if the Trainer's own schedule cannot be read, because its kind or its length
+    is not known, else an empty string.
     """
     kind = args["lr_scheduler_type"].removeprefix("SchedulerType.").lower()
     own = f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}"
-    read = "it is read as a constant learning rate"
+    read = "the learning rate is read as constant"
     if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
-        return f"{own}, which no Plan knows; {read}"
+        return f"{own}, which no Plan can express; {read}"
     if total is None:
-        return f"{own}, over a number of steps that only the data tells; {read}; give the steps with --auto-from max_steps=1000"
+        return (
+            f"{own}, over a number of steps that follows from the data; {read}; give the"
+            " steps with --auto-from max_steps=1000"
+        )
     return ""
 
 
 def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
-    """Number of warmup steps; None if it is not known. A value below 1 is a share of all steps;
-    older releases have a separate argument for the share.
+    """Return the number of warmup steps; None if it is not known. A value below 1 is a share of all
+    steps. In older releases the share has an argument of its own.
     """
     said = args["warmup_steps"] or args["warmup_ratio"]
     if said >= 1:
@@ -301,8 +304,8 @@ def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
 
 
 def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
-    """The Trainer's own schedule by names of the code part; empty if a plan cannot express it or if
-    its length is not known.
+    """Return the Trainer's own schedule by names of the code part; empty if a plan cannot express
+    it or if its length is not known.
     """
     # A dump may hold the name of the enum's member: SchedulerType.LINEAR.
     own = kind.removeprefix("SchedulerType.").lower()

@@ -1,5 +1,5 @@
-"""Settings that DeepSpeed accepts and then ignores or gets wrong. Each check has the effect and the
-place in DeepSpeed's source.
+"""Settings that DeepSpeed accepts and then ignores or gets wrong. Each check names the effect and
+the place in DeepSpeed's source.
 """
 
 from __future__ import annotations
@@ -40,29 +40,30 @@ def _dead(
 
 
 FUSED = ("lion", "lamb")
-"""Optimizers whose step is a kernel of DeepSpeed's own for accelerators."""
+"""Optimizers whose step in DeepSpeed is a kernel for accelerators."""
 FUSED_ON = ("cuda", "npu", "supa")
-"""Accelerators that have these kernels (ops/op_builder and its folders)."""
+"""Accelerators for which DeepSpeed has the kernels of these optimizers (ops/op_builder and its
+folders).
+"""
 
 
 def _fused(seen: Seen) -> bool:
-    """Whether the optimizer needs a kernel that only few accelerators have. Offloaded Lion does
-    not, because DeepSpeed compiles its CPU kernel on every machine.
+    """Return whether the optimizer needs a kernel that only few accelerators have. Offloaded Lion
+    does not, because DeepSpeed compiles its CPU kernel on every machine.
     """
     name = str(seen["optimizer.type"]).lower()
     return name in FUSED and not (name == "lion" and offloaded(seen.values))
 
 
 WARMUP_MAX_LR = 0.001
-"""DeepSpeed's default of warmup_max_lr: in all releases for WarmupDecayLR, and before 0.17.2 for
-WarmupLR (runtime/lr_schedules.py).
+"""DeepSpeed's default of warmup_max_lr. It applies to WarmupDecayLR in all releases, and to
+WarmupLR before 0.17.2 (runtime/lr_schedules.py).
 """
 
 
 def _lr_overridden(seen: Seen) -> bool:
-    """Whether the scheduler replaces the optimizer's learning rate.
-
-    WarmupDecayLR always does, WarmupLR does if warmup_max_lr is given.
+    """Return whether the scheduler replaces the optimizer's learning rate. WarmupDecayLR always
+    does; WarmupLR does if the config sets warmup_max_lr.
     """
     kind, peak = seen["scheduler.type"], seen["scheduler.params.warmup_max_lr"]
     sets = kind == "WarmupDecayLR" or (
@@ -74,9 +75,7 @@ def _lr_overridden(seen: Seen) -> bool:
 
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"
-"""The end of messages about settings that DeepSpeedConfig accepts and at which the run
-stops later.
-"""
+"""End of messages about settings that DeepSpeedConfig accepts but with which the run stops later."""
 
 TRAPS = Checks(
     RELEASES,
@@ -315,7 +314,7 @@ TRAPS = Checks(
         "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the"
         f" batch is too small by a factor of autotp_size; give only {MICRO} and {STEPS}",
         Effect.NUMBERS,
-        "runtime/config.py: built before the tensor-parallel groups",
+        "runtime/config.py: the config is built before the tensor-parallel groups",
     ),
     Check(
         "data_types.grad_accum_dtype",
@@ -456,13 +455,13 @@ TRAPS = Checks(
         "runtime/pipe/module.py",
     ),
 )
-"""Checks of settings that DeepSpeed accepts. The place of each is where DeepSpeed's source ignores
-the setting or gets it wrong.
+"""Checks of settings that DeepSpeed accepts. The `place` of each check is the function in
+DeepSpeed's code that ignores the setting or gets it wrong.
 """
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings about settings in a config that DeepSpeed ignores or gets wrong."""
+    """Yield findings about settings in a config that DeepSpeed ignores or gets wrong."""
     seen = Seen(config.effective, config.given, config.context)
     yield from TRAPS.remarks(seen, config.origins)
     for found in (_strange(seen), _old_names(seen), _arguments(seen), _world(seen)):
@@ -470,7 +469,7 @@ def inspect(config: Config) -> Iterator[Finding]:
 
 
 def _strange(seen: Seen) -> Iterator[Remark]:
-    """Remarks on types that neither DeepSpeed nor PyTorch has.
+    """Yield remarks on types of optimizers and schedulers that neither DeepSpeed nor PyTorch has.
 
     Source: runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config.
     """
@@ -487,7 +486,7 @@ def _strange(seen: Seen) -> Iterator[Remark]:
 
 
 def _old_names(seen: Seen) -> Iterator[Remark]:
-    """Remarks on old names that DeepSpeed still reads (runtime/config_utils.py)."""
+    """Yield remarks on old names of keys that DeepSpeed still reads (runtime/config_utils.py)."""
     for path in seen.given:
         instead = KEYS[path].instead if path in KEYS else ""
         if path.startswith("bfloat16."):
@@ -501,7 +500,7 @@ def _old_names(seen: Seen) -> Iterator[Remark]:
 
 
 def _arguments(seen: Seen) -> Iterator[Remark]:
-    """Remarks on arguments that only another implementation of the same optimizer has."""
+    """Yield remarks on arguments that only another implementation of the same optimizer has."""
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
     form = next(
@@ -522,7 +521,7 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
 
 
 def _world(seen: Seen) -> Iterator[Remark]:
-    """A remark if the world size is not given, so that the batch keys were solved for an assumed
+    """Yield a remark if the world size is not given. The batch keys are then checked for an assumed
     number of ranks.
     """
     if seen.context.world_size is None:

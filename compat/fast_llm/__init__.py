@@ -1,4 +1,6 @@
-"""Fast-LLM: training configs and command lines of every release from 0.1.0 to mid 2026."""
+"""The Fast-LLM dialect: training configs and command lines of every release from 0.1.0 to the main
+branch of 2026-07-20.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ SETTING = re.compile(r"(model|training|schedule|batch|optimizer|data|run)\.[\w.]
 
 
 class FastLLMConfig(Config):
-    """A Fast-LLM config; `multi_stage`, `distributed`, ... show the values of Fast-LLM's own config objects."""
+    """A Fast-LLM config. The attributes `multi_stage`, `distributed`, `schedule` and `batch` have
+    the effective values of Fast-LLM's own config objects.
+    """
 
     @cached_property
     def multi_stage(self) -> Values:
@@ -26,9 +30,8 @@ class FastLLMConfig(Config):
 
     @cached_property
     def distributed(self) -> Values:
-        """Effective fields of the `DistributedConfig` object.
-
-        They include the sizes and ranks that it derives, if the world size is known.
+        """Effective fields of the `DistributedConfig` object, including the sizes and ranks that
+        Fast-LLM derives if the world size is known.
         """
         from compat.fast_llm.effective import mesh
 
@@ -55,7 +58,7 @@ class FastLLMConfig(Config):
 
 
 class FastLLMDialect(PackagedDialect):
-    """Fast-LLM, 0.1.0 to the main branch of 2026-07-20."""
+    """The dialect of Fast-LLM, 0.1.0 to the main branch of 2026-07-20."""
 
     name: ClassVar[str] = "fast_llm"
     title: ClassVar[str] = "Fast-LLM"
@@ -75,13 +78,15 @@ class FastLLMDialect(PackagedDialect):
         return formats.read(source, releases.release(version), lenient)
 
     def effective(self, config: Config) -> Values:
-        """The values of Fast-LLM's config objects. Raises `ConfigError` with every refusal."""
+        """Return the effective values of Fast-LLM's config objects. Raises `ConfigError` with every
+        refusal.
+        """
         from compat.fast_llm.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size))
 
     def beyond(self, config: Config) -> Iterable[Finding]:
-        """Findings on negative numbers that no run can use, also inside free-form sections."""
+        """Yield findings on negative numbers that no run can use, also inside free-form sections."""
         from compat.fast_llm.signatures import below_zero
 
         yield from super().beyond(config)
@@ -97,14 +102,14 @@ class FastLLMDialect(PackagedDialect):
                 )
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """A finding if the length of the run is missing."""
+        """Yield a finding if the config does not set the length of the run."""
         from bridge.requirements import missing
         from compat.fast_llm.requirements import NEEDS
 
         yield from missing(config.given, NEEDS, self.whole(config))
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """The config as YAML or as words of a command line, with the launch command."""
+        """Write the config as YAML or as words of a command line, together with the launch command."""
         from compat.fast_llm import formats
 
         chosen = self.chosen(format)
@@ -127,8 +132,8 @@ class FastLLMDialect(PackagedDialect):
         )
 
     def recognises(self, data: Any) -> int:
-        """A score: high for sections of a model, lower for only parallel sizes or overrides, else
-        0.
+        """Return a score for how surely `data` is a Fast-LLM config: high for sections of a model,
+        lower for only parallel sizes or overrides, else 0.
         """
         if isinstance(data, list):
             return 3 * any(
@@ -144,27 +149,29 @@ class FastLLMDialect(PackagedDialect):
         return 4 * sections + 3 * _sizes(model) + 3 * _sizes(data)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether that release has the field."""
+        """Return whether Fast-LLM `version` has the field."""
         from compat.fast_llm.releases import release
 
         return path in release(version).keys
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """The default of each key of a release."""
+        """Return the default of each key in a release."""
         from compat.fast_llm.releases import release
 
         at = release(version)
         return {path: at.defaults.get(path) for path in fields(self.schema) if path in at.keys}
 
     def nullable(self, path: str, version: str) -> bool:
-        """Whether the key has a default, which Fast-LLM's null overrides."""
+        """Return whether the key has a default. For such a key, null is a value of its own:
+        Fast-LLM replaces the default by it.
+        """
         from compat.fast_llm.releases import release
 
         return path in release(version).defaults
 
 
 def _sizes(data: Any) -> bool:
-    """Whether `data` has a `distributed` section with keys that only Fast-LLM has."""
+    """Return whether `data` has a `distributed` section with keys that only Fast-LLM has."""
     ranks = data.get("distributed") if isinstance(data, Mapping) else None
     names = (
         "tensor_parallel",

@@ -1,5 +1,5 @@
-"""Rules between Fast-LLM's microbatches (in tokens since 0.4.0, in samples before) and the plan's
-batch.
+"""Rules that convert Fast-LLM's batch to the plan's batch, and back. Fast-LLM sets the microbatch
+in tokens since 0.4.0, and in samples before.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from compat.fast_llm.effective import (
 TOKENS, DOCUMENT = "data.micro_batch_size", "data.maximum_document_length"
 ROUNDS, TOGETHER = ORDER + "depth_first_micro_batches", ORDER + "breadth_first_micro_batches"
 USUAL = 2048
-"""Number of tokens of a sequence if a plan leaves it open; it is the default of all releases."""
+"""Number of tokens in a sequence if a plan does not set it. All releases have this default."""
 AXES = (TENSOR, PIPELINE, SPLIT)
 
 
 def _product(*sizes: int | None) -> int:
-    """The product of the sizes; None counts as 1."""
+    """Return the product of the sizes. None counts as 1."""
     return prod(size or 1 for size in sizes)
 
 
@@ -55,15 +55,18 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _rounds(values: Group, context: Context) -> tuple[int | None, int | None]:
-    """The number of depth-first and of breadth-first microbatches; None if open."""
+    """Return the number of depth-first and the number of breadth-first microbatches. A number that
+    is not set is None.
+    """
     depth, breadth = (ROUNDS, TOGETHER) if context.since("0.4.0") else (DEPTH, BREADTH)
     return values.get(depth), values.get(breadth)
 
 
 def _samples(values: Group) -> tuple[int, int]:
-    """The number of sequences of a microbatch, and the number of tokens of each sequence.
+    """Return the number of sequences in a microbatch, and the number of tokens in each sequence.
 
-    If the longest document divides the microbatch, each sequence is one such document; else the microbatch is one sequence.
+    If the maximum length of a document divides the microbatch, a sequence has the length of such a
+    document. Otherwise the whole microbatch is one sequence.
     """
     tokens, document = values.get(TOKENS) or USUAL, values.get(DOCUMENT)
     whole = document is not None and 0 < document <= tokens and tokens % document == 0
@@ -110,10 +113,10 @@ def _read_order(values: Group, context: Context) -> Group:
 
 
 def _write_order(values: Group, context: Context) -> Group:
-    """Write the plan's order of microbatches.
+    """Write the numbers of depth-first and breadth-first microbatches.
 
-    The default is that of Fast-LLM before 0.4.0: breadth-first with a pipeline, depth-first
-    without.
+    If the plan does not set a valid pair, the microbatches are all breadth-first with a pipeline,
+    and all depth-first without one, as in Fast-LLM before 0.4.0.
     """
     new, piped = context.since("0.4.0"), (values.get("parallel.pipeline") or 1) > 1
     steps, depth, breadth = (

@@ -1,4 +1,6 @@
-"""Rules between Fast-LLM's run length, seed and limits, and the plan's."""
+"""Rules that convert the length, seed and time limits of a Fast-LLM run to the plan's fields, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from compat.fast_llm import intervals
 
 RANKS = "model.distributed."
 TIMEOUTS = (RANKS + "timeout", RANKS + "distributed_timeout")
-"""Name of the setting since 0.3.0, and its name before."""
+"""Paths of the time limit of a collective: first since 0.3.0, then before 0.3.0."""
 
 
 def _timeout(values: Group, context: Context) -> Group:
@@ -66,6 +68,6 @@ RULES = (
         "run.load_random",
         "run.collect_interval",
         "run.timers",
-        note="Fast-LLM has no such setting",
+        note="Fast-LLM has no setting for this field",
     ),
 )

@@ -1,4 +1,4 @@
-"""Settings for which Fast-LLM's guides differ from its code."""
+"""Settings whose description in Fast-LLM's guides differs from Fast-LLM's code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERNALS = "docs/developer_guide/parallelism.md"
 CONFIG = "fast_llm/engine/multi_stage/config.py"
 M, D = "model.multi_stage.", "model.distributed."
 GUIDED, DESCRIBED = "0.3.0", "0.4.0+20260720"
-"""The first release with the multi-stage guide (pull request 234), and the first with the pages on
+"""First release with the multi-stage guide (pull request 234), and first release with the pages on
 parallelism (pull request 478).
 """
 
@@ -30,8 +30,8 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         M + "num_grad_buffers",
         "three of these counts may be combined with ZeRO level 2 or 3",
-        "a count together with zero_stage 2 or 3 is refused, even 2 and even null; it is accepted only without a level"
-        " or at level 1",
+        "a count together with zero_stage 2 or 3 is refused, even a count of 2 or null; a"
+        " count is accepted only without zero_stage or with zero_stage 1",
         GUIDE,
         f"{CONFIG}: _set_implicit_default in _validate (pull request 211)",
         since=GUIDED,
@@ -66,8 +66,8 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
         D + "sequence_tensor_parallel",
         "the gradients of these weights are summed over the tensor group and the sequence group "
         "together",
-        "the gradients are summed over the tensor group; "
-        "sequence data ranks take part in the reduce-scatter over all data ranks",
+        "the gradients are summed over the tensor group; ranks that share a sequence take"
+        " part in the reduce-scatter over all data ranks",
         INTERNALS,
         "fast_llm/engine/multi_stage/fsdp.py: reduce_gradients",
         since=DESCRIBED,

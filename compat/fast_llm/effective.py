@@ -1,4 +1,6 @@
-"""The effective values of a Fast-LLM config: defaults, derived values, and every refusal."""
+"""Computes the effective values of a Fast-LLM config: defaults and derived values. Reports every
+reason why Fast-LLM refuses the config.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +32,16 @@ SEQUENCE_TENSOR = RANKS + "sequence_tensor_parallel"
 FORMATS = tuple(RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
 TEXT_SCHEDULE = "optimizer.learning_rate.schedule"
 SHARED = 2
-"""Number of buffers that a ZeRO level sets: one in use, and one that is being gathered or reduced.
+"""Number of buffers that a ZeRO level sets: one buffer is in use while the other one is being
+gathered or reduced.
 """
 
 
 def effective(given: Flat, version: str, world_size: int | None = None) -> dict[str, Any]:
-    """Effective values by path of `given` in Fast-LLM `version` on `world_size` ranks.
+    """Return the effective values by path of `given` in Fast-LLM `version` on `world_size` ranks.
 
-    If neither the config nor the caller gives a world size, values that depend on it stay open. Raises one `ConfigError` with
-    every refusal.
+    If neither the config nor the caller gives a world size, values that depend on it stay open.
+    Raises one `ConfigError` with every refusal.
     """
     at = release(version)
     unknown = (
@@ -78,7 +81,7 @@ def _untyped(given: Flat) -> Iterator[str]:
 
 
 def implied(level: int | None) -> dict[str, int]:
-    """The numbers of buffers that a ZeRO level sets, by path."""
+    """Return the numbers of buffers that a ZeRO level sets, by path."""
     return {
         path: SHARED
         for path, least in ((GRADS, 2), (WEIGHTS, 3))
@@ -87,9 +90,9 @@ def implied(level: int | None) -> dict[str, int]:
 
 
 def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
-    """Set the numbers of buffers that the ZeRO level determines; yield refusals.
+    """Set the numbers of buffers that the ZeRO level determines, and yield refusals.
 
-    See multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default.
+    Source: multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default.
     """
     for path, count in implied(values.get(LEVEL)).items():
         if path in given and not at.overwrites_buffers:
@@ -105,7 +108,7 @@ def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
 
 
 def _laid_out(values: dict[str, Any], at: Release) -> Iterator[str]:
-    """Yield refusals of sizes that do not divide and of ranks out of range
+    """Yield refusals of sizes that do not divide the number of ranks, and of ranks out of range
     (distributed/config.py, DistributedConfig._validate).
     """
     tensor, pipeline, split = values[TENSOR], values[PIPELINE], values[SPLIT]
@@ -128,13 +131,17 @@ def _laid_out(values: dict[str, Any], at: Release) -> Iterator[str]:
 
 
 def data_ranks(values: Flat) -> int | None:
-    """The number of data ranks with different samples; None if the world size is open."""
+    """Return the number of data ranks that get different samples; None if the world size is not
+    known.
+    """
     world, ranks = values.get(WORLD), values[TENSOR] * values[PIPELINE] * values[SPLIT]
     return None if world is None else world // ranks or None
 
 
 def mesh(values: Flat) -> dict[str, int]:
-    """Sizes and ranks that Fast-LLM derives, by name (distributed/config.py); empty if the world size is open."""
+    """Return the sizes and ranks that Fast-LLM derives, by name (distributed/config.py); empty if
+    the world size is not known.
+    """
     # pipeline_first decides which of data and pipeline ranks is contiguous; tensor ranks always are.
     world, rank = values.get(WORLD), values[RANK]
     if world is None:
@@ -178,8 +185,8 @@ def _other(values: Flat) -> Iterator[str]:
 
 
 def _stops(checkpoint: Flat, shutdown: Flat) -> Iterator[str]:
-    """Yield refusals of runs that do not stop at a checkpoint
-    (training/config.py, TrainingConfig._validate; interval.py, is_sub_interval).
+    """Yield a refusal if the run would stop at a step without a checkpoint (training/config.py,
+    TrainingConfig._validate; interval.py, is_sub_interval).
     """
     stop, every = shutdown.get("interval"), checkpoint.get("interval")
     # `type`, not isinstance: True is an int in Python, and no interval.
@@ -201,8 +208,8 @@ LENGTH, PART = BATCH + "sequence_length", BATCH + "micro_sequence_length"
 
 
 def _batched(values: dict[str, Any]) -> Iterator[str]:
-    """Compute the open sizes of the batch; yield refusals
-    (schedule/config.py, BatchConfig._validate of 0.1.0 to 0.3.0).
+    """Compute the sizes of the batch that are not set, and yield refusals (schedule/config.py,
+    BatchConfig._validate of 0.1.0 to 0.3.0).
     """
     if values.get(TOTAL) is None or values.get(MICRO) is None:
         yield from _multiplied(values)

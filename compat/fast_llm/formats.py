@@ -26,11 +26,13 @@ from compat.fast_llm.schema import FastLLM
 
 ENTRY = "file"
 INSIDE = ("multi_stage", "distributed", "base_model")
-"""Names of sections of `model` that may also be at the top level."""
+"""Names of sections of `model` that a file may also have at its top level."""
 OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
 NAME = re.compile(r"\w[\w-]*")
 RUNNABLE = re.compile(r"train(\s+\w+)?$")
-"""Pattern of the first line of a file with the words of a command line, if it has no setting."""
+"""Pattern of a first line without a setting, such as `train gpt`, in a file that contains a command
+line.
+"""
 VALUED = ("-c", "--config", "--verbose", "--config_auth_token_file")
 SWITCHES = ("-v", "--validate", "--trust-remote-code", "--trust-all-remote-code")
 Tree = dict[str, Any]
@@ -38,7 +40,7 @@ Tree = dict[str, Any]
 
 @cache
 def _tree(release: Release) -> Tree:
-    """The keys of `release` as nested mappings."""
+    """Return the keys of `release` as nested mappings."""
     return nest({path: path for path in fields(FastLLM) if path in release.keys})
 
 
@@ -47,7 +49,9 @@ def _tree(release: Release) -> Tree:
 
 @dataclass
 class _Source:
-    """Nested data, its document, its overrides, and the sections of `model` at the top level."""
+    """A source: its nested data, its document, its overrides, and the names of sections of `model`
+    that it has at the top level.
+    """
 
     data: dict[str, Any]
     document: Document | None = None
@@ -56,14 +60,14 @@ class _Source:
     alone: tuple[str, ...] = ()
 
     def written(self, path: str) -> str:
-        """The path as the source spells it."""
+        """Return a path as the user wrote it in the source."""
         # A section that stands alone at the top was moved into `model`; messages name it as the
         # user wrote it.
         inner = path.removeprefix("model.")
         return inner if inner != path and inner.partition(".")[0] in self.alone else path
 
     def origin(self, path: str) -> Origin | None:
-        """Where `path` was written."""
+        """Return the origin of `path`: its line in the source."""
         written = self.written(path)
         spelled = next(
             (text for name, text in self.overrides.items() if f"{written}.".startswith(f"{name}.")),
@@ -76,10 +80,10 @@ class _Source:
 
 
 def read(source: Any, release: Release, lenient: bool = False) -> Reading:
-    """Read a path, text, mapping, `Written`, or the words of a command line; raises one error with
+    """Read a path, text, mapping, `Written`, or the words of a command line. Raises one error with
     every problem.
 
-    Words are `key.key=value` overrides, which replace values of the file that `--config` names.
+    The words are `key.key=value` overrides. They replace values of the file that `--config` names.
     """
     found = _placed(_loaded(source))
     reader = _Reader(release, lenient, found)
@@ -120,7 +124,7 @@ def _loaded(source: Any) -> _Source:
 
 
 def _mapping(source: Mapping[Any, Any]) -> _Source:
-    """Read the nested data of a mapping whose keys may be dotted paths."""
+    """Read a mapping, whose keys may be dotted paths, and nest it."""
     check_nested(source, "mapping")
     found = _Source({})
     for key, value in source.items():
@@ -131,12 +135,11 @@ def _mapping(source: Mapping[Any, Any]) -> _Source:
 
 
 def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> _Source:
-    """Read a command line: names of the program and model, then options and overrides.
+    """Read a command line: the names of the program and the model, then options and overrides.
+    Source: engine/config_utils/runnable.py.
 
-    See engine/config_utils/runnable.py.
-
-    `place` finds the file that `--config` names. As in Fast-LLM, overrides are applied last,
-    wherever they are.
+    `place` returns the path of the file that `--config` names. As in Fast-LLM, overrides are
+    applied after the file, wherever they appear.
     """
     rest = list(dropwhile(NAME.fullmatch, words))
     found, overrides, problems = _Source({}), list[str](), list[str]()
@@ -161,7 +164,9 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
 
 
 def _named(name: str, folder: Path | None = None) -> str | Path:
-    """The place of a file that an input names. Raises `OutsideError` for a file outside the input's folder."""
+    """Return the path of a file that a source names. Raises `OutsideError` for a file outside the
+    source's folder.
+    """
     return find(name, folder) or name
 
 
@@ -204,7 +209,7 @@ def _put(found: _Source, name: str, value: Any) -> None:
 
 
 def _placed(found: _Source) -> _Source:
-    """Move sections of `model` from the top level into `model`."""
+    """Move sections of `model` that are at the top level into `model`."""
     alone = [name for name in INSIDE if name in found.data]
     if not alone:
         return found
@@ -224,9 +229,7 @@ def _placed(found: _Source) -> _Source:
 
 @dataclass
 class _Reader:
-    """Reads nested data by the keys of its release; collects values, origins, findings and
-    problems.
-    """
+    """Reads nested data by the keys of a release. Collects values, origins, findings and problems."""
 
     release: Release
     lenient: bool
@@ -237,7 +240,7 @@ class _Reader:
     problems: list[str] = field(default_factory=list)
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
-        """Read the mapping `data` of the section at `path`."""
+        """Read the mapping `data`, which is the section at `path`."""
         for name, value in data.items():
             inner = f"{path}.{name}" if path else str(name)
             entry = tree.get(name) if isinstance(name, str) else None
@@ -282,7 +285,9 @@ class _Reader:
             self.origins[path] = origin
 
     def held(self, section: str, data: Mapping[str, Any]) -> None:
-        """Check a section against the classes of the release; if lenient, a refusal is a finding."""
+        """Check a section against the config classes of the release. A refusal is a problem, or a
+        finding if reading is lenient.
+        """
         found = list(signatures.problems(data, section, self.release.version))
         if found and (other := signatures.of_another_release(data, section, self.release.version)):
             message = (
@@ -310,7 +315,8 @@ class _Reader:
                 self.problem(path, message)
 
     def unknown(self, path: str, parent: str) -> None:
-        """Note a field that the release does not have, as a problem or, if lenient, as a finding.
+        """Report a field that the release does not have: as a problem, or as a finding if reading
+        is lenient.
         """
         message = (
             _elsewhere(path, self.release)
@@ -324,9 +330,10 @@ class _Reader:
             self.problem(path, message)
 
     def dump(self) -> None:
-        """Drop numbers of buffers that the ZeRO level sets anyway.
+        """Drop numbers of buffers that equal those of the ZeRO level.
 
-        Fast-LLM writes these numbers into a dump of all fields, and then refuses to read the dump.
+        Fast-LLM writes both the level and the numbers into a dump of all fields, and then refuses
+        to read the dump.
         """
         sets = implied(self.given.get(LEVEL))
         written = {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given}
@@ -348,15 +355,15 @@ class _Reader:
                 del self.given[path]
 
     def problem(self, path: str, message: str) -> None:
-        """Note an error at `path`."""
+        """Report an error at `path` as a problem."""
         origin = self.source.origin(path)
         line = f"line {origin.line}: " if origin and origin.line else ""
         self.problems.append(f"{line}{self.source.written(path)}: {message}")
 
 
 def _elsewhere(path: str, release: Release) -> str:
-    """The message about a field or section that only other releases have; empty if no release has
-    it.
+    """Return a message about a field or section that only other releases have; empty if no release
+    has it.
     """
     rows = [row for key, row in KEYS.items() if key == path or key.startswith(path + ".")]
     if not rows:
@@ -389,7 +396,8 @@ WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
 
 
 def text(given: Mapping[str, Any]) -> str:
-    """YAML that Fast-LLM's loader reads as the same values; an empty mapping for an empty config.
+    """Return YAML that Fast-LLM's loader reads as the same values. An empty config becomes an empty
+    mapping.
     """
     order = {path: place for place, path in enumerate(fields(FastLLM))}
     nested = nest({path: given[path] for path in sorted(given, key=order.__getitem__)})
@@ -411,8 +419,8 @@ FILE, OVERRIDES = "config.yaml", "overrides.args"
 
 
 def overrides(given: Mapping[str, Any]) -> str:
-    """The words after `fast-llm`: the command, then one `key.key=value` on each line, quoted for a
-    shell.
+    """Return the words after `fast-llm` on a command line: the command, then one `key.key=value` on
+    each line, quoted for a shell.
     """
     from shlex import quote
 
@@ -421,7 +429,7 @@ def overrides(given: Mapping[str, Any]) -> str:
 
 
 def flow(value: Any) -> str:
-    """The value on one line of YAML."""
+    """Return the value as YAML on one line."""
     if isinstance(value, Mapping):
         return (
             "{" + ", ".join(f"{scalar(name)}: {flow(inner)}" for name, inner in value.items()) + "}"
@@ -432,7 +440,7 @@ def flow(value: Any) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A string, number, boolean or null, spelled so that YAML 1.1 reads the same value."""
+    """Return a string, number, boolean or null, spelled so that YAML 1.1 reads the same value."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -454,9 +462,8 @@ def scalar(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """The spelling of a float that every YAML reader reads as a float.
-
-    It has a point, and a sign in the exponent.
+    """Return the spelling of a float that every YAML reader reads as a float: with a decimal point,
+    and a sign in the exponent.
     """
     digits, e, exponent = repr(float(value)).partition("e")
     return digits if not e else f"{digits if '.' in digits else digits + '.0'}e{exponent}"

@@ -1,4 +1,5 @@
-"""Rules between Fast-LLM's intervals of logs, checkpoints, stops and evaluations, and the plan's.
+"""Rules that convert Fast-LLM's intervals of logs, checkpoints, stops and evaluations to the plan's
+fields, and back.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ LOGS, CHECKPOINT, SHUTDOWN, WANDB = (
 EVALUATORS, VALIDATION = "training.evaluators", "training.validation"
 FOLDER = "run.experiment_dir"
 PLACE = "experiment"
-"""Name of the folder for an experiment with checkpoints. A plan cannot hold the source's own
-folder.
+"""Experiment folder of a written config with checkpoints. A plan does not hold the folder of the
+source.
 """
 NAME = "validation"
-"""Names of the evaluation and of its dataset. A plan's evaluation has no name."""
+"""Name of the evaluation and of its dataset in a written config. A plan's evaluation has no name."""
 LOGGED, KEPT = 100, 5
-"""Default numbers of steps between lines of metrics, and of kept checkpoints
-(engine/training/config.py).
+"""Defaults of Fast-LLM: the number of steps between two lines of metrics, and the number of
+checkpoints that are kept (engine/training/config.py).
 """
 
 
@@ -48,8 +49,8 @@ def _write_logs(values: Group, context: Context) -> Group:
 
 
 def _read_saves(values: Group, context: Context) -> Group:
-    """Read the intervals of checkpoints and of the stop, which is always at a checkpoint
-    (TrainingConfig._validate).
+    """Read the interval of checkpoints and the interval at which the run stops. A run stops only at
+    a checkpoint (TrainingConfig._validate).
     """
     checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
     interval, kept = (
@@ -78,16 +79,17 @@ def _write_saves(values: Group, context: Context) -> Group:
 
 
 def _more(values: Group) -> bool:
-    """Whether the sections have settings other than intervals, or a folder of their own."""
+    """Return whether the config has settings of checkpoints that a plan cannot hold: settings other
+    than intervals, or a folder of the user's choice.
+    """
     checkpoint, shutdown = _section(values, CHECKPOINT), _section(values, SHUTDOWN)
     rest = {*checkpoint} - {"interval", "keep"} | {*shutdown} - {"interval"}
     return bool(rest) or values.get(FOLDER) not in (None, PLACE)
 
 
 def _evaluations(values: Group) -> Iterator[Mapping[str, Any]]:
-    """Yield the settings of each evaluation and its evaluator.
-
-    0.3.0 keeps the evaluator's settings in an inner section.
+    """Yield the settings of each evaluation together with the settings of its evaluator. In 0.3.0
+    the evaluator's settings are in an inner section.
     """
     yield from ([_section(values, VALIDATION)] if values.get(VALIDATION) else [])
     for one in _section(values, EVALUATORS).values():
@@ -124,7 +126,9 @@ def _write_evaluations(values: Group, context: Context) -> Group:
 
 
 def _several(values: Group) -> bool:
-    """Whether there are several evaluations, or one with settings besides interval and length."""
+    """Return whether the config has several evaluations, or one with settings other than its
+    interval and length.
+    """
     found = list(_evaluations(values))
     named = {*_section(values, EVALUATORS)} <= {NAME}
     return (
@@ -190,7 +194,7 @@ RULES = (
         _write_wandb,
         effect=EFFECTS["run.project"],
         blurs=lambda values: bool({*_section(values, WANDB)} - {"project_name", "entity_name"}),
-        lossy="a Plan has only the project and its user or team",
+        lossy="a Plan has only the project's name and its user or team",
         source="engine/training/config.py: WandbConfig",
     ),
 )

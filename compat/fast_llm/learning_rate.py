@@ -1,4 +1,6 @@
-"""Rules between Fast-LLM's learning-rate schedule and the plan's, both in optimizer steps."""
+"""Rules that convert Fast-LLM's learning-rate schedule to the plan's schedule, and back. Both count
+optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,8 @@ SCALE = "optimizer.default_learning_rate_scale"
 
 
 def peak(values: Group) -> float | None:
-    """The peak learning rate of parameters whose layer has no own factor.
-
-    None if the base rate is not set.
+    """Return the peak learning rate of parameters whose layer has no factor of its own; None if the
+    base rate is not set.
     """
     base = not_negative(values.get(BASE))
     return None if base is None else base * _scale(values)
@@ -49,12 +50,12 @@ def _scale(values: Group) -> float:
 
 
 def not_negative(value: float | None) -> float | None:
-    """The value, or 0 if it is negative, because a Plan cannot hold negative values."""
+    """Return the value, or 0 if it is negative, because a Plan cannot hold negative values."""
     return None if value is None else max(0.0, value)
 
 
 def _shape(values: Group) -> str:
-    """The plan's name for the decay shape, or for the nearest shape that a plan has."""
+    """Return the plan's name for the decay shape, or the nearest shape that a plan has."""
     style = values.get(STYLE)
     if values.get(TEXT) is not None or style not in (*DECAYS, "power"):
         return "constant"
@@ -68,7 +69,9 @@ def _total(values: Group) -> int | None:
 
 
 def _as_text(values: Group) -> Group | None:
-    """The plan's fields of a schedule in text form; None if a Plan has no name for the shape."""
+    """Return the plan's fields for a schedule that is given as text; None if a Plan cannot express
+    the schedule.
+    """
     return text_schedule.read(values.get(TEXT) or "", values.get(BASE))
 
 
@@ -109,7 +112,9 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _blurs(values: Group) -> bool:
-    """Whether a Plan has no name for the shape, or a value is out of its bounds."""
+    """Return whether the plan cannot hold the schedule exactly: it has no name for the shape, or a
+    value is out of bounds.
+    """
     if _as_text(values) is not None:
         return False
     ended = values.get(END) is not None and values[END] <= 0

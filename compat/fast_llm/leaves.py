@@ -1,4 +1,4 @@
-"""Types of single Fast-LLM fields: the accepted values, and whether null is accepted."""
+"""Types of single Fast-LLM fields: the values that each field accepts, and whether it accepts null."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table between Fast-LLM's fields and `Plan`, one row for each group of fields."""
+"""The table of rules between Fast-LLM's fields and `Plan`: one rule for each group of fields."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ NAMES = {long: short for short, long in DTYPES.items()}
 
 
 def parallel_rules() -> tuple[Rule, ...]:
-    """Rules for the sizes of the mesh axes."""
-    layout = "another arrangement of ranks computes the same sums in another order"
+    """Return the rules for the sizes of the mesh axes."""
+    layout = "another order of ranks adds up the same terms in another order"
     return (
         rename(TENSOR, "parallel.tensor", effect=Effect.ROUNDING, note=layout),
         rename(PIPELINE, "parallel.pipeline", effect=Effect.ROUNDING, note=layout),
@@ -84,9 +84,8 @@ def parallel_rules() -> tuple[Rule, ...]:
 
 ORDERS = {False: "tensor-context-expert-data-pipeline", True: "tensor-context-expert-pipeline-data"}
 SPLIT_FIRST = "tensor-pipeline-context-expert-data"
-"""The plan's order of axes for pipeline_first with split sequences.
-
-Sequence ranks are data ranks, so they come after the pipeline.
+"""The plan's order of axes for pipeline_first if sequences are split. The ranks that share a
+sequence are data ranks, so their axis comes after the pipeline axis.
 """
 
 
@@ -132,9 +131,8 @@ ZERO = convert(
 
 
 def _read_zero(values: Group) -> Group:
-    """The ZeRO level that the numbers of buffers imply.
-
-    If only a limited number of stages can be whole at once, all others are sharded.
+    """Read the ZeRO level from the numbers of buffers. A limited number of gradient buffers means
+    level 2, and a limited number of weight buffers level 3.
     """
     weights, grads = values.get(WEIGHTS), values.get(GRADS)
     stage = 1 if grads is None else 2
@@ -156,7 +154,7 @@ def _write_zero(values: Group) -> Group:
 
 
 def exchange_rules() -> tuple[Rule, ...]:
-    """Rules for overlap, and for ZeRO settings that Fast-LLM lacks."""
+    """Return the rules for overlap, and for ZeRO settings that Fast-LLM lacks."""
     return (
         convert(
             "schedule.data_overlap",
@@ -166,7 +164,7 @@ def exchange_rules() -> tuple[Rule, ...]:
             ),
             _write_overlap,
             effect=Effect.COST,
-            lossy="Fast-LLM has one switch for reducing and gathering",
+            lossy="Fast-LLM has a single switch for the overlap of reducing and gathering",
         ),
         only_ours(
             "zero.bucket",
@@ -177,7 +175,7 @@ def exchange_rules() -> tuple[Rule, ...]:
         *each_only_ours(
             "zero.prescale", "zero.predivide", note="Fast-LLM divides gradients only once"
         ),
-        *each_only_ours("parallel.tensor_overlap", note="Fast-LLM has no such switch"),
+        *each_only_ours("parallel.tensor_overlap", note="Fast-LLM has no switch for this field"),
         only_ours("zero.replicas", note="Fast-LLM shards over all data ranks", effect=Effect.COST),
         only_ours(
             "zero.offload.optimizer",
@@ -200,7 +198,7 @@ def _write_overlap(values: Group, context: Context) -> Group:
 
 
 def stage_rules() -> tuple[Rule, ...]:
-    """Rules for the layers of each stage and the pipeline schedule."""
+    """Return the rules for the layers of each stage and for the pipeline schedule."""
     return (
         convert(
             (STAGES + "layers_per_stage", STAGES + "stages_per_pipeline_stage"),
@@ -292,7 +290,10 @@ PRECISION = convert(
     blurs=lambda values: any(
         values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)
     ),
-    lossy="Fast-LLM sums gradients in the optimizer's format or in that of the forward pass; a Plan has no integer formats",
+    lossy=(
+        "Fast-LLM sums gradients in the optimizer's format or in the format of the forward"
+        " pass; a Plan has no integer formats"
+    ),
     source="multi_stage/fsdp.py: format of the gradient buffer",
 )
 
@@ -380,9 +381,8 @@ def _scaled(values: Group) -> Effect:
 
 
 def _read_dynamic(values: Group, name: str, otherwise: str) -> Group:
-    """Rules for a setting of the dynamic loss scale, and for a variant that Fast-LLM lacks.
-
-    `otherwise` is the plan field of the variant, which is always false.
+    """Read a setting of the dynamic loss scale. `otherwise` is a plan field for a variant that
+    Fast-LLM does not have, and is set to false.
     """
     if values.get(SCALER + "constant") or not _half(values):
         return {}
@@ -424,11 +424,13 @@ def _write_scale(values: Group) -> Group:
 
 
 NEVER = 1e30
-"""A limit of the gradient norm that no run reaches, because Fast-LLM cannot switch clipping off."""
+"""A limit of the gradient norm that no run reaches. It stands for no clipping, which Fast-LLM does
+not have.
+"""
 
 
 def optimizer_rules() -> tuple[Rule, ...]:
-    """AdamW, Fast-LLM's only optimizer."""
+    """Return the rules for AdamW, Fast-LLM's only optimizer."""
     return (
         always("optimizer.name", "adamw", "Fast-LLM has only AdamW"),
         convert(
@@ -517,7 +519,7 @@ DEBUG = {
 
 
 def debug_rules() -> tuple[Rule, ...]:
-    """Rules for the debug logs of each layer."""
+    """Return the rules for the debug logs of each layer."""
     return tuple(
         rename(STAGES + theirs, f"debug.{ours}", effect=Effect.NONE)
         for ours, theirs in DEBUG.items()
@@ -531,7 +533,7 @@ RECOMPUTE = tuple(
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Rules for plan fields that Fast-LLM has no setting for."""
+    """Return the rules for plan fields for which Fast-LLM has no setting."""
     return (
         only_ours(
             *RECOMPUTE,
@@ -546,8 +548,9 @@ def missing_rules() -> tuple[Rule, ...]:
                 "loss": "per_token" if context.since("0.4.0+20260720") else "mean_of_microbatches"
             },
             lambda values, context: {},
-            note="Fast-LLM has no setting; its loss is the mean over microbatches, and in its "
-            "main branch of 2026 the mean over all labels of a step",
+            note="Fast-LLM has no setting for this field; its loss is the mean over"
+            " microbatches, and in its main branch of 2026 the mean over all labels of a"
+            " step",
             source="schedule/runner.py and layers/language_model/loss: divided by microbatches, later by num_labels_in_batch",
         ),
     )
@@ -562,10 +565,10 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "run.torch_dynamo_enable": ("a kernel choice", Effect.ROUNDING),
     "model.multi_stage.compile_all": ("a kernel choice", Effect.ROUNDING),
     "data.gpu": ("the device on which Fast-LLM draws samples", Effect.COST),
-    "data": ("the target's training script sets datasets and sampling", Effect.NUMBERS),
+    "data": ("the training script of the target stack sets datasets and sampling", Effect.NUMBERS),
     "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's data loader", Effect.NONE),
     "data.multiprocessing_context": ("a setting of Fast-LLM's data loader", Effect.NONE),
-    "batch": ("the target's training script cuts and masks samples", Effect.NUMBERS),
+    "batch": ("the training script of the target stack cuts and masks samples", Effect.NUMBERS),
     "schedule": ("a setting inside Fast-LLM's schedule", Effect.COST),
     "schedule.skip_step": ("Fast-LLM can leave out the optimizer step", Effect.NUMBERS),
     **dict.fromkeys(
@@ -574,7 +577,7 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     ),
     "optimizer": ("a setting of Fast-LLM's optimizer", Effect.NUMBERS),
     "model.multi_stage": ("a setting inside Fast-LLM's stages", Effect.COST),
-    "model.distributed": ("the target's launcher sets up the processes", Effect.NONE),
+    "model.distributed": ("the launcher of the target stack starts the processes", Effect.NONE),
     **{
         f"model.distributed.{name}": (
             "a setting of Fast-LLM's random number generators",
@@ -594,34 +597,39 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
         )
     },
     "pretrained": (
-        "the target's training script sets the checkpoint to start from",
+        "the training script of the target stack sets the checkpoint to start from",
         Effect.NUMBERS,
     ),
-    "reference_models": ("the target's training script sets further models", Effect.NUMBERS),
-    "callbacks": ("the target's training script sets callbacks", Effect.NONE),
+    "reference_models": (
+        "the training script of the target stack sets further models",
+        Effect.NUMBERS,
+    ),
+    "callbacks": ("the training script of the target stack sets callbacks", Effect.NONE),
     "profiling": ("a setting of Fast-LLM's profiler", Effect.NONE),
 }
-"""The reason and effect of losing a field without a Plan field, by the longest matching prefix."""
+"""Fields that no plan field stands for, by path or prefix. Each has the reason and the effect on
+the run if it is lost; the longest matching prefix applies.
+"""
 
 OTHER = ("a name that only Fast-LLM uses", Effect.NONE)
 
 
 LACKS = {
-    "model": "Fast-LLM's model has no such setting",
-    "parallel": "Fast-LLM has no such switch",
-    "zero": "Fast-LLM has no such switch",
-    "precision": "Fast-LLM has no such format",
+    "model": "Fast-LLM's model has no setting for this field",
+    "parallel": "Fast-LLM has no switch for this field",
+    "zero": "Fast-LLM has no switch for this field",
+    "precision": "Fast-LLM has no setting for this format",
     "optimizer.update_scale": "Fast-LLM has no Muon",
-    "optimizer": "Fast-LLM's optimizer has no such setting",
-    "adapters": "Fast-LLM's adapters have no such setting",
-    "run": "Fast-LLM's training loop has no such switch",
+    "optimizer": "Fast-LLM's optimizer has no setting for this field",
+    "adapters": "Fast-LLM's adapters have no setting for this field",
+    "run": "Fast-LLM's training loop has no switch for this field",
 }
-"""Reasons why Fast-LLM lacks plan fields that no other row names, by section of the plan."""
+"""Reasons why Fast-LLM lacks the plan fields that no rule above names, by section of the plan."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """All rows. Each field of Fast-LLM and each plan field is in exactly one of them."""
+    """Return all rules. Each field of Fast-LLM and each plan field is in exactly one rule."""
     mapped = (
         model.RULE,
         *parallel_rules(),

@@ -1,5 +1,5 @@
-"""Every field of a Fast-LLM training config from 0.1.0 to mid 2026, with types and
-descriptions; `releases` knows which release has which field.
+"""Every field of a Fast-LLM training config from 0.1.0 to mid 2026, with types and descriptions.
+The module `releases` lists the fields of each release.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ IMPORTANCE = {
     "wip": 80,
     "deprecated": 80,
 }
-"""The level of verbosity from which on a dump has the fields of each hint group
-(config.py, FieldHintImportance).
+"""For each group of fields in Fast-LLM's hints, the smallest verbosity at which a dump contains its
+fields (config.py, FieldHintImportance).
 """
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-"""Short names of number formats (engine/config_utils/data_type.py)."""
+"""Fast-LLM's name for each of our short names of number formats (engine/config_utils/data_type.py)."""
 PREFIXES = ("DataType", "numpy", "np", "torch", "triton.language", "tl")
 
 
 def _dtype(value: Any) -> Any:
-    """The name of a number format without its module: `torch.bfloat16` becomes `bfloat16`."""
+    """Return the name of a number format without its module: `torch.bfloat16` becomes `bfloat16`."""
     prefix, _, name = value.rpartition(".") if isinstance(value, str) else ("", "", value)
     return name if prefix in PREFIXES else value
 
@@ -74,11 +74,13 @@ def _has(default: Any, hint: str, doc: str) -> Any:
 
 
 class TensorLogs(Section):
-    """Destination of logged tensors, and the part of each that is kept."""
+    """Destination of logged tensors, and the number of elements that are logged."""
 
     save: bool = _has(False, "logging", "Keep logged tensors in the experiment directory.")
     show: bool = _has(True, "logging", "Print logged tensors.")
-    max_elements: Positive | None = _has(8, "logging", "Number of shown elements of each tensor.")
+    max_elements: Positive | None = _has(
+        8, "logging", "Number of elements of each tensor that are logged."
+    )
     full_tensors: bool = _has(False, "logging", "Keep whole tensors in addition to samples.")
 
 
@@ -139,10 +141,10 @@ class MultiStage(Section):
         1, "wip", "Number of consecutive stages on a pipeline rank; only 1 works."
     )
     num_weight_buffers: Positive | None = _has(
-        None, "expert", "Number of stages whose weights may be whole at once; none: all."
+        None, "expert", "Number of model stages whose unsharded weights may be in memory at once; none: all."
     )
     num_grad_buffers: Positive | None = _has(
-        None, "expert", "Number of stages whose gradients may be whole at once; none: all."
+        None, "expert", "Number of model stages whose unsharded gradients may be in memory at once; none: all."
     )
     zero_stage: Annotated[int, Ge(1), Le(3)] | None = _has(
         None,
@@ -203,7 +205,7 @@ class Distributed(Section):
     pp_gen_init_seed_shift: int = _has(
         None,
         "optional",
-        "Seed shift of this generator for initialisation; none: Fast-LLM's constant.",
+        "Seed shift of the pipeline generator at initialisation; none: Fast-LLM's constant.",
     )
     tp_seed_shift: int = _has(
         None, "optional", "Seed shift by tensor rank; none: Fast-LLM's constant."
@@ -214,7 +216,7 @@ class Distributed(Section):
     tp_gen_init_seed_shift: int = _has(
         None,
         "optional",
-        "Seed shift of this generator for initialisation; none: Fast-LLM's constant.",
+        "Seed shift of the tensor generator at initialisation; none: Fast-LLM's constant.",
     )
     sample_seed_shift: int = _has(
         None, "optional", "Seed shift by sample; none: Fast-LLM's constant."
@@ -267,7 +269,7 @@ class Training(Section):
 
 
 class Batch(Section):
-    """The batch, before 0.4.0; sizes that are not set follow from the others."""
+    """Sizes of the batch, before 0.4.0. Sizes that are not set follow from those that are."""
 
     micro_batch_size: Positive | None = _has(None, "core", "Samples in a microbatch.")
     depth_first_micro_batches: Positive | None = _has(
@@ -338,7 +340,7 @@ class Data(Section):
     )
     seed: int = _has(784569, "feature", "Seed of sampling.")
     datasets: Free = _has(None, "core", "Datasets by phase.")
-    sampling: Free = _has(None, "core", "Older place of the sampling settings.")
+    sampling: Free = _has(None, "core", "Old name of the section for sampling.")
     tokenizer: Free = _has(None, "feature", "Tokenizer of the data.")
     fim: Free = _has(None, "feature", "Fill in the middle.")
     split: list[Real] = _has(None, "core", "Shares of training, validation and test.")
@@ -412,11 +414,11 @@ class FastLLM(Section):
     batch: Batch = field(Batch(), description="Batch, before 0.4.0.")
     schedule: Schedule = field(Schedule(), description="Order of microbatches.")
     data: Data = field(Data(), description="Datasets and sampling.")
-    profiling: Free = _has(None, "logging", "Profiled steps, and the data that is recorded.")
+    profiling: Free = _has(None, "logging", "Steps to profile, and the data to record.")
     optimizer: Optimizer = field(Optimizer(), description="Optimizer.")
     reference_models: Free = _has(None, "feature", "Further models by name, as for distillation.")
     callbacks: Free = _has(None, "feature", "Callbacks by name.")
 
 
 SCHEMA = FastLLM
-"""The schema by the name under which `PackagedDialect` looks for it."""
+"""The schema, under the name by which `PackagedDialect` finds it."""

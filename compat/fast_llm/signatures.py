@@ -13,7 +13,7 @@ from bridge.releases import table
 
 MODEL = "model.base_model"
 BAGS = "bags"
-"""Key of a release's row with the class at each path."""
+"""Key in the data of a release for the mapping from paths of free-form sections to their classes."""
 TYPE = "type"
 KINDS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -38,21 +38,22 @@ ELSEWHERE = (
     *(("multimodal", "MultiModalTrainerConfig"), ("train_gpt", "GPTTrainerConfig")),
     ("train_multimodal", "MultiModalTrainerConfig"),
 )
-"""The class of each type name that `FastLLMModelConfig` and `RunnableConfig` register
+"""The config class for each type name that `FastLLMModelConfig` and `RunnableConfig` register
 (models/*/config.py).
 """
 Class = Mapping[str, Any]
 """A config class.
 
-`fields`: by name, a type with its bound (`int>=0`), a class, `{}` and a class for a mapping of such, or `?` for anything.
-`types`: the classes that its `type` key chooses. `below`: its subclasses. Without a type, the `default` class is meant, or the
-class itself if it is `whole`.
+`fields` maps names to types. A type is a plain type with its bound (`int>=0`), a class, `{}` and a
+class for a mapping of named entries, or `?` for any value. `types` maps the values of the key
+`type` to classes. `below` has the subclasses. Without a `type`, the class `default` applies, or
+this class itself if `whole` is true.
 """
 
 
 @cache
 def _table() -> dict[str, Mapping[str, Class]]:
-    """Classes of each release, oldest first."""
+    """Return the config classes of each release, oldest release first."""
     found = table("compat.fast_llm.releases", "model.json")
     return {version: classes for version, classes in found.items() if version != "source"}
 
@@ -62,14 +63,14 @@ def _classes(version: str) -> Mapping[str, Class]:
 
 
 def bags(version: str) -> Mapping[str, str]:
-    """The class at the path of each free-form section, in the notation of `Class` fields."""
+    """Return the class of each free-form section by its path, in the notation of `Class.fields`."""
     found: Mapping[str, str] = _classes(version)[BAGS]
     return found
 
 
 def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
-    """Whether the section at `path` is a mapping of named entries, and the plain fields of the
-    section or of each entry.
+    """Return whether the section at `path` is a mapping of named entries, and the fields of the
+    section (or of each entry) that have plain types.
     """
     classes = _classes(version)
     kind = str(classes[BAGS].get(path, "?"))
@@ -81,16 +82,15 @@ def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
 
 
 def problems(model: Mapping[str, Any], path: str, version: str) -> Iterator[tuple[str, str]]:
-    """Yield path and message of each refusal of the section at `path`.
-
-    Nothing is refused if the release has no class there.
+    """Yield path and message of each refusal of the section at `path`. Yield nothing if the release
+    has no class for this section.
     """
     classes = _classes(version)
     yield from _value(model, path, str(classes[BAGS].get(path, "?")), classes)
 
 
 def of_another_release(model: Mapping[str, Any], path: str, version: str) -> str:
-    """The newest other release that accepts the section as it is; empty if none does."""
+    """Return the newest other release that accepts the section unchanged; empty if no release does."""
     others = (
         other for other in reversed(_table()) if other != version and path in _classes(other)[BAGS]
     )
@@ -126,7 +126,7 @@ COUNTED = (
         "max_vocab_size",
     ),
 )
-"""Names of fields that have no bound in their classes, but are never negative in a working run."""
+"""Fields without a bound in their classes whose value is never negative in a run that works."""
 
 
 def below_zero(section: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -157,7 +157,7 @@ def _walk(
                 expected = (
                     f"one of {', '.join(types)}"
                     if types
-                    else "no type, because this section has only one class"
+                    else "no type, because this section has only one class; drop the key"
                 )
                 yield inner, f"found {shown(value)}; expected {expected}"
         elif key not in known:
@@ -168,10 +168,11 @@ def _walk(
 
 
 def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
-    """The classes that the key `type` may choose for a section of class `name`, by type name.
+    """Return the classes that the key `type` may choose for a section of class `name`, by type
+    name: the class and its subclasses.
 
-    They are the class and its subclasses. The class or one of its parents registers the names
-    (fast_llm/config.py, Config.get_subclass).
+    The type names are registered by this class or by one of its parents (fast_llm/config.py,
+    Config.get_subclass).
     """
     allowed = {name, *classes[name].get("below", ())}
     above = (
@@ -184,9 +185,8 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
 
 
 def _fields(name: str, kind: Any, classes: Mapping[str, Class]) -> Mapping[str, str]:
-    """Fields of the class that the key `type` chooses, or of the default class.
-
-    Without either, they are the fields of the class and all its subclasses.
+    """Return the fields of the class that the key `type` chooses, or of the default class. Without
+    a type and a default class, return the fields of the class and all its subclasses.
     """
     chosen = _types(name, classes).get(kind) if isinstance(kind, str) else None
     chosen = (

@@ -1,4 +1,5 @@
-"""Strategies of Fast-LLM configs: sizes that fit the ranks, valid batches, and each release's keys.
+"""Hypothesis strategies for Fast-LLM configs: sizes that fit the ranks, valid batches, and each
+release's keys.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from compat.fast_llm.signatures import SIMPLE, WITHIN, bags, fields_at
 
 SMALL = st.integers(1, 8)
 LENGTHS = st.sampled_from((768, 1536, 3072))
-"""Sequence lengths that every generated number of ranks divides."""
+"""Sequence lengths that are a multiple of every generated number of ranks."""
 
 
 @st.composite
@@ -157,7 +158,9 @@ RESERVED = (
     LENGTH,
     PIECE,
 )
-"""Names of keys that depend on the number of ranks, on the batch, or on each other."""
+"""Keys that are drawn together with other keys, because they depend on the number of ranks, on the
+batch, or on each other.
+"""
 
 
 _SHARES = st.sampled_from((0.0, 0.1, 0.25))
@@ -260,7 +263,8 @@ _BESIDE = st.fixed_dictionaries(
 
 @st.composite
 def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
-    """Draw a model section as it is written from a plan, sometimes with settings that no plan has.
+    """Draw a model section in the form that is written for a plan, sometimes with further settings
+    that no plan field stands for.
     """
     heads = draw(st.sampled_from((8, 16)))
     sizes = {
@@ -296,16 +300,17 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
     STYLE: st.sampled_from(("constant", "linear", "cosine", "power")),
     "optimizer.learning_rate.schedule": st.just("linear,10,0.0,1e-3;constant,-1,1e-3"),
 }
-"""Strategies for fields whose type alone does not determine the form of a value."""
+"""Strategies for fields whose type alone does not determine the form of their values."""
 
 
 def paths(case: Case) -> Iterable[str]:
-    """The keys of the release."""
+    """Return the keys of the release."""
     return sorted(release(case.version).keys)
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """A strategy for a field whose type alone does not determine its values; None for other fields.
+    """Return a strategy for a field whose type alone does not determine its values; None for other
+    fields.
     """
     if path == BASE:
         return _model(case)
@@ -343,7 +348,7 @@ def _one(field: tuple[str, str]) -> SearchStrategy[Any]:
 
 
 BESIDE: Mapping[str, Group] = {"run.tensor_logs.save": {"run.experiment_dir": "runs"}}
-"""The settings that a field requires."""
+"""For each field that requires other settings: these settings."""
 
 UNSETTABLE = {
     "model.multi_stage.stages_per_pipeline_stage": "takes nothing but 1",

@@ -1,4 +1,6 @@
-"""Fast-LLM's learning-rate schedule as text, stage by stage: the only form for WSD, and for a warmup that starts above 0."""
+"""Fast-LLM's learning-rate schedule as text, which lists its stages. Only this form can express WSD
+and a warmup that starts above 0.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,15 @@ KINDS = {
     ("cosine", 1.0): "cosine",
     ("power", 0.5): "minus_sqrt",
 }
-"""Decay shapes of WSD, by kind and power of a stage. Fast-LLM has no exponential decay."""
+"""The plan's decay shapes of WSD, by kind and power of a stage. Fast-LLM has no exponential decay."""
 DECAYS = {"linear": ("linear", 1.0), "cosine": ("cosine", 1.0), "minus_sqrt": ("power", 0.5)}
 TENTH = 10
-"""Divisor of the schedule's length that gives the length of WSD's decay, if a Plan leaves it open.
-"""
+"""Divisor of the schedule's length that gives the length of WSD's decay, if a Plan does not set it."""
 
 
 class Stage(NamedTuple):
-    """A stage: its kind, number of steps (negative: all remaining steps), first and last rate, and
-    power.
+    """A stage of a schedule: its kind, number of steps (negative: all remaining steps), first and
+    last learning rate, and power.
     """
 
     kind: str
@@ -34,7 +35,7 @@ class Stage(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Stage:
-        """Parse a stage. Raises `ValueError` if Fast-LLM would."""
+        """Parse the text of a stage. Raises `ValueError` where Fast-LLM would."""
         kind, steps, begin, *more = text.split(",")
         # A constant stage has no last rate, and stages without a power are straight.
         end = float(more[0]) if more else float(begin)
@@ -54,9 +55,10 @@ class Stage(NamedTuple):
 
 
 def read(text: str, peak: float | None) -> Group | None:
-    """The fields of the plan's schedule; None if a plan cannot hold the schedule.
+    """Return the plan's fields for a schedule as text; None if a plan cannot hold the schedule.
 
-    A plan can hold an optional linear warmup up to `peak`, followed by a constant, a decay or WSD.
+    A plan can hold an optional linear warmup up to `peak`, followed by a constant rate, a decay or
+    WSD.
     """
     try:
         stages = [Stage.of(part) for part in text.split(";")]
@@ -87,9 +89,10 @@ def read(text: str, peak: float | None) -> Group | None:
 def _is_sound(
     stages: Sequence[Stage], rest: Sequence[Stage], peak: float | None, name: str
 ) -> bool:
-    """Whether stages join without jumps, and the first one after warmup starts at the peak.
+    """Return whether a plan can hold the stages: they join without jumps, and the first stage after
+    warmup starts at the peak.
 
-    All stages but the last also need a number of steps and a linear shape.
+    All stages except the last must also have a number of steps and a linear shape.
     """
     joined = all(one.end == other.begin and one.power == 1 for one, other in pairwise(stages))
     last = stages[-1]
@@ -108,7 +111,9 @@ def _is_sound(
 
 
 def written(values: Group) -> str | None:
-    """The text form of a plan's schedule and `peak`; None if stages cannot express the schedule."""
+    """Return the text form of a plan's schedule with the learning rate `peak`; None if stages
+    cannot express the schedule.
+    """
     peak, warmup = values.get("peak"), values.get("warmup_steps") or 0
     rest = None if peak is None else _rest(values, peak, warmup)
     first = (
@@ -122,7 +127,7 @@ def written(values: Group) -> str | None:
 
 
 def _rest(values: Group, peak: float, warmup: int) -> list[Stage] | None:
-    """The stages after the warmup; None if the plan leaves their lengths open."""
+    """Return the stages after the warmup; None if the plan does not set their lengths."""
     name, total, low = values.get("name"), values.get("total_steps"), values.get("minimum") or 0.0
     if name == "constant":
         return [Stage(name, -1, peak, peak)]

@@ -30,7 +30,7 @@ STYLES = ("constant", "linear", "power", "cosine")
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Yield findings on a config, each about the real behaviour of a run."""
+    """Yield findings on a config about settings that do something else in a run than they say."""
     seen = Seen(config.effective, config.given, config.context)
     for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
         yield from told(remarks(config), seen, config.origins)
@@ -58,14 +58,14 @@ def _stages(config: Config) -> Iterator[Remark]:
 
 
 EMBEDDING = 1000
-"""Number of layers that the embedding counts as, so that it gets its own stage
+"""Number of layers that the embedding counts as, so large that it fills a stage of its own
 (language_model/embedding.py, layer_count).
 """
 
 
 def stages_of(layers: int, size: float) -> int:
-    """The number of stages of embedding, `layers` blocks and head, with `size` layers per stage
-    (multi_stage.py, _split_into_stages).
+    """Return the number of stages of a model with an embedding, `layers` blocks and a head, for
+    `size` layers per stage (multi_stage.py, _split_into_stages).
     """
     blocks_and_head = layers + 1
     # Only a size beyond the embedding's cost leaves room for other layers in the first stage.
@@ -164,13 +164,14 @@ def _microbatches(config: Config) -> Iterator[Remark]:
         path = section + "breadth_first_micro_batches"
         yield (
             path,
-            f"{depth * breadth} microbatches leave some of {ranks} pipeline ranks idle; use more",
+            f"{depth * breadth} microbatches leave some of {ranks} pipeline ranks idle; use"
+            " more microbatches",
             Effect.COST,
         )
 
 
 def _rate(config: Config) -> Iterator[Remark]:
-    """Yield findings on schedules that fail at the start of training
+    """Yield findings on learning-rate schedules with which training fails at its start
     (optimizer/learning_rate.py, create_schedule_from_config).
     """
     values: Values = config.effective

@@ -1,5 +1,5 @@
-"""The Hugging Face dialect: a model's `config.json`, of transformers 4.57 to 5.23. It describes the
-model, not its training.
+"""The Hugging Face dialect: the `config.json` of a model, for transformers 4.57 to 5.23. Such a
+file describes the model, not its training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bridge.findings import Finding
 
 
 class HuggingFaceDialect(PackagedDialect):
-    """Configs of models in the Hugging Face format."""
+    """The dialect of models' configs in the Hugging Face format."""
 
     name: ClassVar[str] = "huggingface"
     title: ClassVar[str] = "Hugging Face"
@@ -29,19 +29,19 @@ class HuggingFaceDialect(PackagedDialect):
         return read(source, lenient)
 
     def effective(self, config: Config) -> Values:
-        """The given values, with the defaults of the model's family."""
+        """Return the given values, with the defaults of the model's family for missing keys."""
         from compat.huggingface.effective import effective
 
         return Values(effective(config.given))
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """A finding on layers that a plan cannot describe."""
+        """Return a finding on layers that a plan cannot describe, if the model has such layers."""
         from compat.huggingface.effective import foreign
 
         return tuple(foreign(config.given, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Yield a finding if the model type is missing, because transformers then cannot load the
+        """Yield a finding if the model type is missing. Without it transformers cannot load the
         file.
         """
         from compat.huggingface.effective import missing
@@ -49,23 +49,23 @@ class HuggingFaceDialect(PackagedDialect):
         return missing(config.given)
 
     def whole(self, config: Config) -> bool:
-        """Whether the config gives its model type."""
+        """Return whether the config gives its model type."""
         return "model_type" in config.given
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """The config as JSON."""
+        """Write the config as JSON."""
         from compat.huggingface.formats import text
 
         return Written(self.name, text(config.given), self.chosen(format))
 
     def recognises(self, data: Any) -> int:
-        """A positive score for a mapping with a model type at its top level, else 0."""
+        """Return a positive score for a mapping with a model type at its top level, else 0."""
         from compat.huggingface.formats import score
 
         return score(data)
 
     def nullable(self, path: str, version: str) -> bool:
-        """Never: None stands for unset."""
+        """Return False. In this dialect None always stands for a key that is not set."""
         return False
 
 

@@ -1,4 +1,5 @@
-"""The effective values of a config, with the defaults of its family, and refusals of wrong values.
+"""Computes the effective values of a config, with the defaults of its family, and refuses wrong
+values.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ KV = "num_key_value_heads"
 
 
 def keys_of(given: Given) -> dict[str, Any]:
-    """The keys of a config that its family may read."""
+    """Return a config without its model type and without unknown keys. The family may read the
+    remaining keys.
+    """
     return {key: value for key, value in given.items() if key not in (REST, "model_type")}
 
 
 def effective(given: Given) -> dict[str, Any]:
-    """Effective values by key. Raises one `ConfigError` with every refusal."""
+    """Return the effective values by key. Raises one `ConfigError` with every refusal."""
     family = family_of(given.get("model_type"))
     if family is None:
         name = given["model_type"]
@@ -71,19 +74,18 @@ ROTARY = (
     "partial_rotary_factor",
     "rotary_pct",
 )
-"""Names of the single keys of rotary positions, which `rope_parameters` replaces."""
+"""Separate keys for settings of rotary positions, which `rope_parameters` replaces."""
 LISTS = {
     "attention.windowed": ("layer_types",),
     "rotary.layers": ("no_rope_layers", "layer_types"),
     "moe.layers": ("mlp_layer_types", "is_moe_layer"),
 }
-"""Names of keys that may have a list with an entry for each block, by the plan field that they set.
-"""
+"""Keys that may hold a list with one entry for each block, by the plan field that they set."""
 DIVIDING = frozenset(
     {"gpt_neox", "gpt2", "gptj", "opt", "bloom", "falcon", "gpt_bigcode", "olmoe", "phi"}
 )
-"""Names of families whose code stops if the number of heads does not divide the hidden size. Other
-families round the quotient down.
+"""Families whose code stops if the number of heads does not divide the hidden size. Other families
+round the quotient down.
 """
 
 
@@ -110,7 +112,9 @@ def _sizes(model: Mapping[str, Any], given: Given, family: Family) -> Iterator[s
 
 
 def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """A finding on a family with layers that no plan can describe: only the sizes of such a model are read."""
+    """Yield a finding on a family with layers that no plan can describe. Only the sizes of such a
+    model are read.
+    """
     family = FAMILIES.get(given.get("model_type") or "")
     if family is not None and family.foreign:
         message = f"{family.foreign}, which no plan can describe; only the fields that every model has are read"
@@ -126,7 +130,9 @@ def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
 
 
 def missing(given: Given) -> Iterator[Finding]:
-    """A finding on a missing model type; no release reads a file without it (models/auto/configuration_auto.py: AutoConfig)."""
+    """Yield a finding on a missing model type. No release of transformers reads a file without it
+    (models/auto/configuration_auto.py: AutoConfig).
+    """
     if "model_type" not in given:
         message = "missing; without it transformers cannot choose the model's class; set model_type"
         yield Finding("model_type", message, Effect.STOPS, False, How.MISSING)

@@ -24,7 +24,8 @@ from compat.huggingface.schema import REST, HuggingFace
 
 NAME = "config.json"
 INSIDE = ("text_config", "vision_config", "audio_config")
-"""Names of keys with the config of a part of the model. A plan describes only models of one part.
+"""Keys that hold the config of one part of a model, such as its text decoder. A plan describes only
+models with a single part.
 """
 
 
@@ -77,12 +78,16 @@ EVERYWHERE = (
     "decoder_start_token_id tie_word_embeddings tie_encoder_decoder use_cache rope_theta rope_scaling rope_parameters "
     "partial_rotary_factor head_dim hidden_act initializer_range"
 )
-"""Keys that transformers (in any release), or code that comes with a model, reads in every family."""
+"""Keys that transformers in any release, or the code that comes with a model, reads for every
+family.
+"""
 
 
 @cache
 def _read_by(family: str) -> frozenset[str]:
-    """Keys that the class of a family reads (`releases/keys.json`, harvested from transformers), and those of our table."""
+    """Return the keys that the config class of a family reads (`releases/keys.json`, harvested from
+    transformers), and the keys in our own table.
+    """
     rows = table("compat.huggingface.releases", "keys.json")
     return frozenset(
         (*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known)
@@ -90,7 +95,9 @@ def _read_by(family: str) -> frozenset[str]:
 
 
 def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> Iterator[Finding]:
-    """Findings on keys that the family's class does not read: transformers keeps them, but no model uses them."""
+    """Yield findings on keys that the family's class does not read. transformers stores such keys,
+    but no model uses them.
+    """
     for key in map(str, data) if family in FAMILIES and not FAMILIES[family].foreign else ():
         if key in _read_by(family) or key.startswith("_"):
             continue
@@ -118,7 +125,7 @@ ROPE = frozenset(_ROPE.split())
 
 
 def _unread_rope(data: Mapping[str, Any], document: Document | None) -> Iterator[Finding]:
-    """Findings on unknown keys of rotary positions."""
+    """Yield findings on unknown keys of rotary positions."""
     for name in ("rope_scaling", "rope_parameters"):
         inner = data.get(name)
         for key in map(str, inner) if isinstance(inner, Mapping) else ():
@@ -151,7 +158,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None]:
 
 
 def _file(source: str | Path | Document) -> str | Path | Document:
-    """The config.json of a folder; any other source as it is."""
+    """Return the path of the `config.json` in a folder. Return any other source unchanged."""
     if isinstance(source, Document) or (
         isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))
     ):
@@ -161,7 +168,7 @@ def _file(source: str | Path | Document) -> str | Path | Document:
 
 
 def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
-    """The problem with a model type that no plan can describe; empty if there is none."""
+    """Return the problem with a model type that no plan can describe; empty if there is no problem."""
     inside = [name for name in INSIDE if isinstance(data.get(name), Mapping)]
     if inside:
         return (
@@ -185,8 +192,8 @@ def _adapter(key: str) -> TypeAdapter[Any]:
 
 
 def _typed(key: str, value: Any) -> Any:
-    """The value, converted to the type of its key, with tuples for lists. Null becomes `NULL` if it
-    differs from leaving the key out.
+    """Return the value converted to the type of its key, with a tuple for a list. Null becomes
+    `NULL` if it has another meaning than a missing key.
     """
     if value is None:
         return NULL if nullable(key) else None
@@ -204,12 +211,12 @@ def _typed(key: str, value: Any) -> Any:
 
 @cache
 def nullable(key: str) -> bool:
-    """Whether null means something else than leaving the key out."""
+    """Return whether null has another meaning than a missing key."""
     return NULL in str(fields(HuggingFace)[key].annotation)
 
 
 def text(given: Mapping[str, Any]) -> str:
-    """The config as JSON, with the model type first."""
+    """Return the config as JSON, with the model type first."""
     listed = {
         key: spelled(key, given[key])
         for key in ("model_type", *fields(HuggingFace))
@@ -230,8 +237,8 @@ MARKS = (
 
 
 def score(data: Any) -> int:
-    """A score: 0 for a source of another stack, else higher the more keys only a model's config
-    has.
+    """Return a score for how surely `data` is a model's config: 0 without a model type, else higher
+    for each key that only such configs have.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
         return 0

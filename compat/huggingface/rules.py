@@ -1,4 +1,6 @@
-"""The table between the keys of a model's config and `Plan`: one row for each group of keys that are read together."""
+"""The table of rules between the keys of a model's config and `Plan`: one rule for each group of
+keys that are read together.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
 
 
 def _told(harmless: tuple[Any, ...], worse: Effect) -> Callable[[Group], Effect]:
-    """The effect of losing keys: none if all values are null or `harmless`, else `worse`."""
+    """Return a function that gives the effect of losing keys: none if all values are null or in
+    `harmless`, else `worse`.
+    """
 
     def effect(values: Group) -> Effect:
         quiet = all(value in harmless or value is None for value in values.values())
@@ -141,14 +145,14 @@ SWITCHES = {
     "layerdrop": (0, 0.0),
     "layer_norm_elementwise_affine": (True,),
 }
-"""Keys of single families, with the values at which they have no effect."""
+"""Keys that only some families have, each with the values that have no effect."""
 NOT_HERE = "a model's config describes the model, not its training"
 NO_KEY = "a model's config has no key for this field"
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """All rows. Each key, and each plan field, is in exactly one of them."""
+    """Return all rules. Each key and each plan field is in exactly one rule."""
     others = tuple(path for path in (*KEYS, *MODEL) if path != "model.family")
     family = convert(
         TYPE,

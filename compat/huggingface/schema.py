@@ -1,4 +1,6 @@
-"""Every key of a `config.json` that describes the model, typed; all others are kept unchanged in `others`."""
+"""Every key of a `config.json` that describes the model, with its type. All other keys are kept
+unchanged in `others`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class HuggingFace(ModelKeys):
     """A model's config."""
 
     model_type: str | None = field(
-        None, description="Family of the model, by the name in transformers."
+        None, description="Family of the model, by its name in transformers."
     )
     torch_dtype: Annotated[str, BeforeValidator(_dtype)] | None = field(
         None, description="Format of the stored weights."
@@ -57,12 +59,16 @@ class HuggingFace(ModelKeys):
     )
     quantization_config: Free | None = field(None, description="How stored weights are quantised.")
     pretraining_tp: Count | None = field(
-        None, description="Tensor parallel size whose order of sums is repeated."
+        None,
+        description=(
+            "Tensor parallel size of an old model's training; sums are"
+            " computed in the order of that size."
+        ),
     )
     others: Free | None = field(
-        None, alias=REST, description="Every other key, unchanged: tokens, names, classes."
+        None, alias=REST, description="All other keys, unchanged: tokens, names, classes."
     )
 
 
 SCHEMA = HuggingFace
-"""The schema by the name under which `PackagedDialect` looks for it."""
+"""The schema, under the name by which `PackagedDialect` finds it."""

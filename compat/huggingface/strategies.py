@@ -1,4 +1,6 @@
-"""Strategies of models' configs: a family with valid sizes, and any keys of other families."""
+"""Hypothesis strategies for models' configs: a family with valid sizes, and any keys of other
+families.
+"""
 
 from __future__ import annotations
 
@@ -30,28 +32,31 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Draw a model type, which transformers requires, then some of the keys of its family."""
+    """Draw a model type, which transformers requires, then some of the keys of the family."""
     name = draw(st.sampled_from(KNOWN))
     first, *more = draw(of_family(name))
     return [{"model_type": name, **first}, *more]
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """A strategy for a key whose type alone allows values that are not useful; None for other keys.
+    """Return a strategy for a key whose type alone also allows values that are not useful; None for
+    other keys.
     """
     return OWN.get(path)
 
 
 def paths(case: Case) -> Iterable[str]:
-    """All keys, for every release."""
+    """Return all keys, which are the same in every release."""
     return tuple(fields(HuggingFace))
 
 
 def source(config: Config) -> Group:
-    """The config as a mapping."""
+    """Return the config as a mapping."""
     found: Group = json.loads(config.text())
     return found
 
 
 PART = Part(core, paths, values, entries=("file",), source=source)
-"""Facts about configs of models that Hypothesis needs beside schema and table."""
+"""What the general strategies need to know about this dialect in addition to its schema and its
+rules.
+"""

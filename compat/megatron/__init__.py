@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UNKNOWN_VALUE = "; this value is left out"
 """End of the message about an argument whose value is known only when the script runs."""
 SECTIONED = ("yaml_cfg", "container")
-"""Names of the entry points for files in sections."""
+"""Names of the entry points for YAML files with sections."""
 
 
 SCRIPT = ".sh"
@@ -40,14 +40,13 @@ LOADS: Mapping[str, Any] = {
     "no_load_rng": True,
     "override_opt_param_scheduler": True,
 }
-"""Arguments that load a written checkpoint.
-
-The written checkpoint has no random states. Its scheduler state is only the number of samples seen.
+"""Arguments with which Megatron-LM loads a checkpoint that we wrote. Such a checkpoint has no
+random states, and the scheduler's state in it is only the number of samples seen.
 """
 
 
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
-"""Arguments that are set together with FSDP and only for it."""
+"""Arguments that a launch sets only together with FSDP."""
 REPLACED = (
     "cannot load the written checkpoint; the distributed optimizer replaces this setting, with "
     "the same numbers"
@@ -241,15 +240,16 @@ class MegatronDialect(PackagedDialect):
         )
 
     def parameters(self, config: Config) -> str:
-        """The table of parameter names. Transformer Engine keeps norms inside the linear layers."""
+        """Return the table of parameter names. It differs by spec: Transformer Engine's layers keep
+        norms inside the linear layers.
+        """
         return (
             "megatron-local" if config.effective.get("transformer_impl") == "local" else "megatron"
         )
 
     def effective(self, config: Config) -> Values:
-        """The values after the parser, its checks and the config classes.
-
-        Raises `ConfigError` with every refusal.
+        """Return the values after Megatron's parser, its checks and its config classes. Raises
+        `ConfigError` with every refusal.
         """
         assert isinstance(config, MegatronConfig)
         try:
@@ -291,7 +291,7 @@ class MegatronDialect(PackagedDialect):
         )
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """Findings on given values that Megatron changes or ignores."""
+        """Return findings on given values that Megatron changes or ignores."""
         assert isinstance(config, MegatronConfig)
         from compat.megatron.traps import TRAPS
 
@@ -306,7 +306,8 @@ class MegatronDialect(PackagedDialect):
         return (*assumed, *_overruled(config), *TRAPS.remarks(seen, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Findings on arguments that the parser or the training loop needs and that are missing."""
+        """Yield findings on missing arguments without which the parser or the training loop stops.
+        """
         from bridge.requirements import missing
         from compat.megatron.requirements import NEEDS
 
@@ -335,33 +336,37 @@ class MegatronDialect(PackagedDialect):
         return options.option_for(version, path, value) is not None
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Defaults of a release, from its parser; for fields without a flag, from its config
-        classes.
+        """Return the defaults of a release. They come from its parser, or from its config classes
+        for fields without a flag.
         """
         from compat.megatron.options import defaults
 
         return defaults(version)
 
     def accepts(self, path: str) -> str:
-        """A description of the values that the newest flag of the argument accepts."""
+        """Return a description of the values that the newest flag of the argument accepts."""
         from compat.megatron.options import accepts
 
         return accepts(path) or super().accepts(path)
 
     def spellings(self, path: str) -> tuple[str, ...]:
-        """The option strings that set the argument in the newest release that has any."""
+        """Return the flags that set the argument `path`, in the newest release that has the
+        argument.
+        """
         from compat.megatron.options import spellings
 
         return spellings(path)
 
     def section(self, path: str) -> str:
-        """The group of the argument in the help of Megatron's parser."""
+        """Return the group in which the help of Megatron's parser lists the argument."""
         from compat.megatron.options import groups
 
         return groups()[path]
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Flags (one to a line), a recipe or a launch script, with environment and launch command."""
+        """Return the config as flags (one on each line), as a recipe or as a launch script, with
+        environment and launch command.
+        """
         assert isinstance(config, MegatronConfig)
         from compat.megatron import formats
 
@@ -393,8 +398,8 @@ class MegatronDialect(PackagedDialect):
     def program(
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """The launch script: the written file itself, or a script beside a file of flags or a
-        recipe.
+        """Return the launch script. A written script is the launch script itself; for a file of
+        flags or a recipe, a separate script is written next to the file.
         """
         if written.format == "script":
             return Program(written)
@@ -411,15 +416,16 @@ class MegatronDialect(PackagedDialect):
         )
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """A script or a file of flags with other values; all other bytes stay."""
+        """Return the text of a script or a file of flags with the new values in place. All other
+        bytes stay as they are.
+        """
         from compat.megatron.rewriting import rewritten
 
         return rewritten(config.given, original.text, original.document, was, config.version)
 
     def to_object(self, config: Config) -> Any:
-        """A real `ModelParallelConfig`.
-
-        Raises `VersionError` if another release is installed, or none.
+        """Return a `ModelParallelConfig` of the installed Megatron-Core. Raises `VersionError` if
+        Megatron-Core is not installed or has another release.
         """
         assert isinstance(config, MegatronConfig)
         from compat.megatron.live import model_parallel_config
@@ -427,15 +433,17 @@ class MegatronDialect(PackagedDialect):
         return model_parallel_config(config)
 
     def format_of(self, path: str | Path | None) -> str | None:
-        """The format that the suffix of `path` stands for."""
+        """Return the format for a file name with the suffix of `path`."""
         from compat.megatron.formats import format_of
 
         return format_of(path)
 
     def recognises(self, data: Any) -> int:
-        """The number of signs of Megatron in `data`, which is compared between stacks.
+        """Return how strongly `data` looks like a config of Megatron. The stack with the highest
+        number reads the file.
 
-        A file in sections counts 20, a recipe 2, flags or a script that launches Megatron 1.
+        A YAML file with sections counts 20, a recipe counts 2, flags or a script that launches
+        Megatron count 1.
         """
         if isinstance(data, Script):
             from compat.megatron.formats import is_launch
@@ -455,8 +463,8 @@ class MegatronDialect(PackagedDialect):
 
 
 def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
-    """The problem as it is, or with the reason why its argument's value is not known before the
-    run.
+    """Return `problem`. If the value of its argument is only known when the script runs, the
+    message says so, with the line.
     """
     path = problem.partition(":")[0]
     unknown = next(
@@ -487,7 +495,7 @@ def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _overruled(config: MegatronConfig) -> Iterator[Finding]:
-    """Findings on given values that Megatron's checks change."""
+    """Yield findings on given values that Megatron's checks change."""
     for path, value in config.given.items():
         now = config.args.get(path)
         if now != value:

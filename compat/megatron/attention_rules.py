@@ -14,9 +14,8 @@ ATTENTION = "model.attention."
 
 
 def _read(values: Group, context: Context) -> Group:
-    """Rules for heads, their norms and their softmax.
-
-The head sizes of latent attention have fields of their own.
+    """Return rules for attention heads, norms of heads and the softmax. Latent attention has
+    separate plan fields for the sizes of heads.
     """
     if values.get("attention_dropout") is None:
         return {}
@@ -79,7 +78,9 @@ HEADS = convert(
 
 
 def _left(values: Group) -> int | None:
-    """Number of tokens to the left that a token attends to; None if it attends to all of them."""
+    """Return the number of earlier tokens that a token attends to; None if it attends to all of
+    them.
+    """
     window: Any = values.get("window_size")
     left = window[0] if isinstance(window, list | tuple) and len(window) == 2 else None
     return left if isinstance(left, int) and left >= 0 else None

@@ -31,7 +31,7 @@ LENGTH = convert(
         and values.get("global_batch_size")
         and values["train_samples"] % values["global_batch_size"]
     ),
-    lossy="counts of samples become whole optimizer steps",
+    lossy="counts of samples are rounded to whole optimizer steps",
     becomes=becomes,
     source="training.py: update_train_iters",
 )
@@ -76,7 +76,7 @@ TIMEOUT = convert(
 
 
 def _on(theirs: str, ours: str) -> Rule:
-    """A rule for a switch that has the same meaning as a boolean plan field."""
+    """Return a rule for a switch that has the same meaning as a boolean plan field."""
     return convert(
         theirs,
         ours,
@@ -87,7 +87,7 @@ def _on(theirs: str, ours: str) -> Rule:
 
 
 def _named(theirs: str, ours: str) -> Rule:
-    """A rule for a name; an empty string stands for no name."""
+    """Return a rule for an argument that is a name. An empty string means that there is no name."""
     return convert(
         theirs,
         ours,

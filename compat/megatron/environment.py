@@ -44,7 +44,8 @@ def _engine(a: Namespace) -> bool:
 
 
 def _deterministic(value: str | None) -> bool:
-    """Whether every algorithm of a list is deterministic. Megatron itself sets an unset variable.
+    """Whether all algorithms in the value of NCCL_ALGO are deterministic. An unset variable is
+    accepted, because Megatron then sets it.
     """
     names = {name.strip() for name in (value or "").split(",")} - {""}
     return value is None or bool(names and names <= set(DETERMINISTIC[1:]))
@@ -157,13 +158,16 @@ def _variables(version: str) -> tuple[Variable, ...]:
 
 
 def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, str]]:
-    """Variables that a run with these effective arguments needs: name -> (value, reason)."""
+    """Return the variables that a run with these effective arguments needs: name -> (value,
+    reason).
+    """
     a = Namespace(args)
     return {row.name: (row.value, row.why) for row in _variables(version) if row.when(a)}
 
 
 def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
-    """Raise `ConfigError` with every refusal of the environment `given` by the release's checks."""
+    """Raise `ConfigError` with every variable of the environment `given` that the release refuses.
+    """
     a = Namespace(args)
     wrong = [
         row

@@ -13,10 +13,8 @@ Three suffice, because a product and a division each round by half a unit in the
 
 
 def undone(guess: float, again: Callable[[float], float], wanted: float) -> float:
-    """The float near `guess` that `again` maps to `wanted`, with the shortest repr if there are
-    several.
-
-    Returns `guess` if there is none.
+    """Return the float near `guess` that `again` maps to `wanted`. Of several such floats, it is
+    the one with the shortest repr. Without such a float, return `guess`.
     """
     near, above, below = [guess], guess, guess
     for _ in range(STEPS):

@@ -187,7 +187,9 @@ ROUTER = convert(
 
 
 def _read_balance(values: Group, context: Context) -> Group:
-    """The first loss with a coefficient, which Megatron divides by the experts per token."""
+    """Read the kind and the coefficient of the load-balancing loss. Of several losses, the first
+    with a coefficient is read. Megatron divides the loss by the experts per token.
+    """
     if not values.get("num_experts") or KIND not in values:
         return {}
     # Not strict: lists of different lengths are for TransformerConfig to refuse.

@@ -217,12 +217,14 @@ class _Reader:
             self.repeated.append((dest, self.spots.pop(dest)))
 
     def place(self, index: int, what: str) -> str:
-        """The place of a word in a message: its line, else its position in the list."""
+        """Return where a word is, for a message: the line if it is known, else the position in the
+        list.
+        """
         line = self.lines[index] if index < len(self.lines) else None
         return f"line {line}: {what}" if line else f"{what} (word {index + 1})"
 
     def values_after(self, index: int) -> list[str]:
-        """The words after the flag at `index` that may be its values."""
+        """Return the words after the flag at `index` that may be values of the flag."""
         end = index + 1
         # A loose word may contain flags, so it is a value only directly behind a flag.
         while (
@@ -234,7 +236,7 @@ class _Reader:
         return self.words[index + 1 : end]
 
     def option(self, index: int) -> str:
-        """The option string at `index`, without the value attached by `=`."""
+        """Return the option string at `index`, without the value attached by `=`."""
         word = self.words[index]
         return word if self.marks[index].attached is None else word.partition("=")[0]
 
@@ -264,9 +266,8 @@ def _marks(words: Sequence[str], table: Mapping[str, Flag]) -> Iterator[_Mark]:
 
 
 def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
-    """The role of a word, as argparse sees it.
-
-    A word that starts with a dash is still a value if it is a negative number, a lone dash, or unknown with a blank in it.
+    """Return the role of a word, as argparse decides it. A word that starts with a dash is still a
+    value if it is a negative number, a lone dash, or an unknown word with a space.
     """
     if not word.startswith("-"):
         return _VALUE
@@ -286,7 +287,7 @@ def _mark(word: str, table: Mapping[str, Flag]) -> _Mark:
 
 
 def _limits(flag: Flag) -> tuple[int, int | None]:
-    """The least and the largest number of values of a flag; None means any number."""
+    """Return the least and the largest number of values of a flag; None means any number."""
     if flag.action != "store":
         return 0, 0
     match flag.nargs:
@@ -298,7 +299,7 @@ def _limits(flag: Flag) -> tuple[int, int | None]:
 
 
 def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
-    """The problem with the number of values of a flag; None if the number is right."""
+    """Return a message about the wrong number of values of a flag; None if the number is right."""
     least, most = _limits(flag)
     if flag.action == "help":
         return "found a request for the help text; leave it out"
@@ -345,7 +346,9 @@ def _convert(flag: Flag, text: str) -> Any:
 
 
 def _layers(text: str) -> Any:
-    """The value of a number, or the list of a pattern such as ([0]*3+[1])*2."""
+    """Return the number that a text stands for, or the list that a pattern such as ([0]*3+[1])*2
+    stands for.
+    """
     if "[" not in text:
         return int(text)
     if not _PATTERN.match(text):
@@ -354,9 +357,8 @@ def _layers(text: str) -> Any:
 
 
 def _pattern(text: str) -> Any:
-    """The value of lists, sums and repetitions of whole numbers.
-
-    Upstream calls eval; this function refuses all other expressions.
+    """Compute a text of lists, sums and repetitions of whole numbers. Upstream calls eval; this
+    function refuses all other expressions.
     """
     try:
         return _listed(_evaluate(ast.parse(text, mode="eval").body))
@@ -390,7 +392,9 @@ def _listed(value: Any) -> Any:
 
 
 def _times(left: Any, right: Any) -> Any:
-    """The product `left * right`; a list that would be too long is refused before it is built."""
+    """Return the product `left * right`; a list that would be too long is refused before it is
+    built.
+    """
     number, items = (left, right) if isinstance(left, int) else (right, left)
     if isinstance(number, int) and isinstance(items, list | tuple):
         _check_size(_size(items) * number)
@@ -471,7 +475,8 @@ def _alike(reader: _Reader, first: int, second: int) -> bool:
 
 
 def _further(reader: _Reader, index: int) -> int:
-    """The number of further values without a flag that directly follow the word at `index`."""
+    """Return the number of further values without a flag that directly follow the word at `index`.
+    """
     end = index
     while end + 1 in reader.extras and _alike(reader, end, end + 1):
         end += 1
@@ -479,7 +484,8 @@ def _further(reader: _Reader, index: int) -> int:
 
 
 def _after(reader: _Reader, index: int) -> str:
-    """The message for a value that belongs to no flag; it names the flag before the value."""
+    """Return the message for a value that belongs to no flag; it names the flag before the value.
+    """
     # The flag, or the loose word, that stands last before the value.
     before = next(
         (at for at in range(index - 1, -1, -1) if reader.marks[at].flag or at in reader.loose), None

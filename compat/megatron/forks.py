@@ -52,7 +52,7 @@ def _text(name: str) -> Callable[[str | None], Values]:
 def _gone(
     source: str, note: str, *options: str, takes: bool = False, effect: Effect = Effect.NONE
 ) -> Iterator[Removed]:
-    """Rows for flags that have no setting today."""
+    """Return rows for removed flags that no setting replaces."""
     return (Removed(option, _sets(), source, takes, effect, note) for option in options)
 
 
@@ -170,8 +170,8 @@ class Meant:
 def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) -> Iterator[Meant]:
     """Yield the removed flags among `words`.
 
-    `extras` has the indices of words that the parser does not know, `ended` those of flags that the
-    parser accepts and Megatron then refuses.
+    `extras` has the indices of words that the parser does not know. `ended` has the indices of
+    flags that the parser accepts but Megatron then refuses.
     """
     ended = set(ended)
     for place, word in enumerate(words):
@@ -192,10 +192,10 @@ def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) ->
 
 
 def joined(found: Sequence[Meant]) -> dict[str, Any]:
-    """The arguments that several removed flags set together.
+    """Return the arguments that several removed flags set together.
 
-    A given number of layers takes precedence over the 1 that a method implies. Without a method,
-    the number has no effect.
+    A recomputation method implies 1 layer, unless a flag sets the number of layers. A number of
+    layers without a method has no effect.
     """
     values: dict[str, Any] = {}
     # A method sets three values, a number of layers one: sorted this way, the given number comes

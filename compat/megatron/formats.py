@@ -76,11 +76,15 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 
 
 UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
-"""Arguments with several values since 0.14; validate_args replaces a list of one by its element."""
+"""Arguments that accept several values since 0.14. validate_args replaces a list of one element by
+the element.
+"""
 
 
 def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of `UNWRAPPED` that are given as lists of one element, each as this element."""
+    """Return the arguments of `UNWRAPPED` whose value is a list of one element, with the element as
+    value.
+    """
     return {
         dest: given[dest][0]
         for dest in UNWRAPPED
@@ -89,7 +93,7 @@ def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reading_of(words: Words, version: str, lenient: bool) -> Reading:
-    """Read words with the parser of that release."""
+    """Read words with the parser of release `version`."""
     needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
     problems = words.problems
     try:
@@ -135,7 +139,9 @@ def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
 def _remarks(
     parsed: flags.Parsed, words: Words, older: Older, given: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    """Findings about the words."""
+    """Yield findings about the words: repeated, removed and unknown flags, and values that are
+    misread or not known before the run.
+    """
     yield from words.findings
     for dest, spot in parsed.repeated:
         message = "given more than once; Megatron keeps the last value and drops this one"
@@ -171,7 +177,8 @@ class Older:
 
 
 def _older(parsed: flags.Parsed, words: Words) -> Older:
-    """The removed flags among the words, translated into today's settings."""
+    """Return the removed flags among the words, with the values that they set in today's settings.
+    """
     ended = {spot.index for dest, spot in parsed.flags.items() if dest in forks.ENDED}
     # `extras` leaves out the words that only a run completes; behind a removed flag, such a word is
     # its value.
@@ -187,7 +194,7 @@ def _older(parsed: flags.Parsed, words: Words) -> Older:
 
 
 def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
-    """The problem with the value of a removed flag; None if the value is right."""
+    """Return a message about the value of a removed flag; None if the value is right."""
     place = f"line {line}: " if (line := words.lines[flag.place]) else ""
     unknown = next(
         (
@@ -207,7 +214,9 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
 
 
 def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
-    """The finding on a removed flag: overruled by a newer flag, left out, or translated."""
+    """Return the finding on a removed flag. The flag was translated, left out, or overridden by a
+    newer flag.
+    """
     option, origin = flag.row.option, Origin(words.lines[flag.place], flag.row.option)
     gone = f"Megatron-LM had this flag until {flag.row.source}"
     rival = next((dest for dest in flag.values if dest in given), None)
@@ -224,7 +233,8 @@ def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding
 
 
 def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
-    """The finding on a text that is known only when the script runs and is kept as it is spelled.
+    """Return the finding on a text that is only known when the script runs, and that is written as
+    the script spells it.
     """
     places = range(spot.index, spot.index + spot.words)
     reason = next((words.opaque[place] for place in places if place in words.opaque), None)
@@ -234,7 +244,9 @@ def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Names of arguments whose plan fields the numbers or the layout of a run depend on."""
+    """Return the names of arguments that affect the numbers or the layout of a run, by the plan
+    fields that they set.
+    """
     from compat.megatron.rules import table
 
     # A plan also has fields of which no number of the run depends (logs, saves), and details of the
@@ -268,16 +280,15 @@ SIZES = frozenset(
 
 @cache
 def _fixed() -> frozenset[str]:
-    """Arguments whose value may not be left out.
-
-    These are the arguments that a plan needs, and all arguments of parallelism, batch and
-    precision.
+    """Return the arguments whose value a script must not leave open: arguments that affect the
+    numbers or the layout of a run, and all arguments of parallelism, batch and precision.
     """
     return _needed() | {dest for dest in options.groups() if touching.touches(dest)}
 
 
 def _opaque(path: str, index: int, words: Words) -> Finding:
-    """The finding on a value, or on a word that may contain flags, known only when the script runs.
+    """Return the finding on a value that is only known when the script runs, or on a word that may
+    contain flags and is only known then.
     """
     # `index` is that of the flag; the reason is listed under the first of its values that is not
     # known.
@@ -302,7 +313,9 @@ UNKNOWN = "Megatron's parser of this release does not know the flag; left out"
 
 
 def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
-    """Findings on flags that the parser does not know, apart from removed ones."""
+    """Yield findings on flags that the parser does not know. Removed flags have findings of their
+    own.
+    """
     read = {place for flag in older.found for place in range(flag.place, flag.place + flag.words)}
     groups: list[list[int]] = []
     for index in sorted(set(parsed.extras) - read):
@@ -318,9 +331,8 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 
 
 def _left_over(group: Sequence[str], line: int | None) -> Finding:
-    """The finding on an unknown flag.
-
-    Numbers may change if its words suggest that it affects parallelism, batch or precision.
+    """Return the finding on an unknown flag. The effect is `NUMBERS` if words in the flag suggest
+    that it affects parallelism, batch or precision.
     """
     option, *values = group
     beside = f", with {brief(' '.join(values))}" if values else ""
@@ -370,7 +382,7 @@ def is_launch(launch: Launch) -> bool:
 
 
 def launch_of(script: Script) -> Launch:
-    """The command of a script that launches Megatron."""
+    """Return the command of `script` that launches Megatron."""
     return script.launch(is_launch, "flags of Megatron")
 
 
@@ -473,7 +485,8 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
-    """A tuple of option and values for each flag. Raises `ConfigError` for values without a flag.
+    """Return for each flag a tuple of its option and values. Raises `ConfigError` for values
+    without a flag.
     """
     problems, found = [], []
     for dest, value in given.items():
@@ -487,7 +500,7 @@ def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
 
 
 def flags_text(given: Mapping[str, Any], version: str) -> str:
-    """The text of a file with one flag per line, quoted for a shell."""
+    """Return the text of a file with one flag per line, quoted for a shell."""
     return "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flag_lines(given, version))
 
 
@@ -498,8 +511,8 @@ PROGRAM, ARGUMENTS, SCRIPT = "pretrain_gpt.py", "launch.args", "launch.sh"
 def script_text(
     given: Mapping[str, Any], version: str, environment: Mapping[str, str], launch: Sequence[str]
 ) -> str:
-    """The text of a launch script: environment variables, an array with one flag per line, and the
-    command.
+    """Return the text of a launch script: environment variables, an array with one flag per line,
+    and the command.
     """
     lines = [
         "#!/bin/bash",
@@ -521,7 +534,7 @@ def script_text(
 
 
 def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str, str]) -> str:
-    """The text of a recipe for NVIDIA's runner, with `ENV_VARS` and `MODEL_ARGS`."""
+    """Return the text of a recipe for NVIDIA's runner, with `ENV_VARS` and `MODEL_ARGS`."""
     lines = [f"{name}: {_scalar(value)}" for name, value in environment.items()]
     args = [yaml_line(*line, version=version) for line in flag_lines(given, version)]
     parts = (("ENV_VARS", lines), (RECIPE, args))
@@ -531,9 +544,8 @@ def recipe_text(given: Mapping[str, Any], version: str, environment: Mapping[str
 
 
 def yaml_line(option: str, *values: str, version: str) -> str:
-    """One entry of a recipe.
-
-    A single value that a shell would change is attached to its option by `=`; several values become a list.
+    """Return one line of a recipe. A single value that a shell would change is attached to its
+    option by `=`; several values become a list.
     """
     if not values:
         return f"{_quoted(option) if '=' in option else option}: true"
@@ -551,7 +563,9 @@ def yaml_line(option: str, *values: str, version: str) -> str:
 
 
 def _scalar(value: str) -> str:
-    """A YAML scalar; it is quoted if a loader would read another value, such as 0 for -0."""
+    """Return a YAML scalar. It is quoted if a loader would otherwise read another value, such as 0
+    for -0.
+    """
     loaded = plain_scalar(value)
     number = (
         isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
@@ -568,7 +582,7 @@ def _quoted(value: str) -> str:
 
 
 def format_of(path: str | Path | None) -> str | None:
-    """The format of a file by its suffix; None for an unknown suffix."""
+    """Return the format of a file by its suffix; None for an unknown suffix."""
     suffix = Path(path).suffix.lower() if path is not None else ""
     return {
         ".yaml": "yaml",

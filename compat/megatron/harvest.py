@@ -54,15 +54,14 @@ TYPES: Mapping[str, str] = {
 LAYERS = "_freq_type"
 """Suffix of functions that read a number, or a list with one number for each layer."""
 SPACED = "[0, 1]"
-"""A sample value that only conversion functions accept which allow blanks."""
+"""A sample value with a space. It shows whether a conversion function accepts spaces."""
 FACTORIES: Mapping[str, Any] = {"list": [], "dict": {}}
 HELP = "help"
 
 
 def facts(tree: Tree) -> Facts:
-    """The rows of the release, and the groups of its flags. This runs the release's own code.
-
-    Groups are collected over all releases.
+    """Return the rows of facts about the release, and the groups of flags of all releases so far.
+    This runs the release's own code.
     """
     unread: list[str] = []
     parser = _parser(tree)
@@ -76,7 +75,9 @@ def facts(tree: Tree) -> Facts:
 
 
 def _parser(tree: Tree) -> argparse.ArgumentParser:
-    """The parser of the release. Raises `SourceError` for a package without its scripts."""
+    """Build the parser of the release. Raises `SourceError` for a package without Megatron's
+    training scripts.
+    """
     if not (tree.folder / "training").is_dir():
         raise SourceError(
             f"{tree.folder}: it has no folder named training; "
@@ -102,7 +103,8 @@ def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
         # What is not known here goes to a person, instead of becoming a wrong fact.
         if kind is None or (kind == "store" and turns is None):
             unread.append(
-                f"{action.option_strings}: {type(action).__name__} of {getattr(action.type, '__qualname__', None)}"
+                f"{action.option_strings}: unknown action {type(action).__name__} or type"
+                f" {getattr(action.type, '__qualname__', None)}"
             )
             continue
         row = {"options": action.option_strings, "dest": action.dest, "action": kind}
@@ -122,7 +124,7 @@ def _flags(parser: argparse.ArgumentParser, unread: list[str]) -> Iterator[Row]:
 
 
 def _turns(action: argparse.Action) -> str | None:
-    """Our name for the type of a flag's values; None for an unknown conversion function."""
+    """Return our name for the type of a flag's values; None for an unknown conversion function."""
     if action.type is None:
         return "text"
     name = getattr(action.type, "__qualname__", "").rpartition(".")[2]
@@ -143,7 +145,7 @@ def _reads(turns: Any, word: str) -> bool:
 
 
 def _enumeration(action: argparse.Action) -> type[Enum] | None:
-    """The enumeration of a flag, found in its choices or in its conversion function."""
+    """Return the enumeration of a flag, found in its choices or in its conversion function."""
     member = next((choice for choice in action.choices or () if isinstance(choice, Enum)), None)
     if member is not None or not isinstance(action.type, FunctionType):
         return type(member) if member is not None else None
@@ -177,7 +179,7 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 
 def _fields(path: Path, name: str) -> Iterator[Row]:
-    """The fields that a class declares itself."""
+    """Yield the fields that a class declares itself."""
     tree = ast.parse(path.read_text("utf-8"))
     found = next(
         (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None
@@ -193,8 +195,8 @@ def _fields(path: Path, name: str) -> Iterator[Row]:
 
 
 def _literal(node: ast.expr | None) -> Any:
-    """The value of a default: a literal, the default inside `field(...)`, else the expression's
-    text.
+    """Return the value of a default: a literal, the default inside `field(...)`, else the
+    expression's text.
     """
     if node is None:
         return None
@@ -211,5 +213,5 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 def path_of(file: str, row: Row) -> str:
-    """The name of the setting that a row describes."""
+    """Return the name of the setting that a row describes."""
     return str(row["dest"] if file == "flags.json" else row["name"])

@@ -1,4 +1,6 @@
-"""Megatron's learning-rate schedule, in samples or iterations, <-> the plan's, in optimizer steps."""
+"""Rules for the learning-rate schedule. Megatron counts in samples or iterations, the plan in
+optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,8 @@ STYLES = {
 }
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 TENTH = 10
-"""Divisor of the schedule's length that gives the length of a WSD decay, if a Plan leaves it open.
-
-Megatron has no default of its own.
+"""If a Plan has no length for the decay of WSD, the decay takes the number of steps in the schedule
+divided by this. Megatron has no default length.
 """
 
 
@@ -38,7 +39,7 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _last(values: Group) -> Group:
-    """The length of a WSD schedule's decay in steps, and its shape.
+    """Return the length of a WSD schedule's decay in steps, and the shape of the decay.
 
     Raises `ConfigError` if the length is missing, because Megatron then stops when it builds the
     scheduler.
@@ -60,9 +61,8 @@ def _last(values: Group) -> Group:
 
 
 def steps(values: Group, name: str) -> int | None:
-    """Number of optimizer steps of a setting that has a flag in iterations and one in samples.
-
-    None if neither is set.
+    """Return the number of optimizer steps of a setting that has one flag in iterations and one in
+    samples. None if neither flag is set.
 
     `name` is the common part of both flags, such as `train` or `lr_decay`.
     """
@@ -75,8 +75,7 @@ def steps(values: Group, name: str) -> int | None:
 
 
 def becomes(path: str, values: Group) -> str:
-    """A text that says how a number of samples or a fraction was rounded to whole steps.
-
+    """Return a text that says how a number of samples or a fraction was rounded to whole steps.
     Empty if nothing was rounded.
     """
     value, batch = values.get(path), values.get("global_batch_size")
@@ -122,8 +121,8 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def as_counted(written: Group, values: Group, context: Context) -> Group:
-    """The values in `written`, converted from steps to samples if the rewritten launch uses
-    samples.
+    """Return the values in `written`. If the original launch counts in samples, numbers of steps
+    are converted to samples.
     """
     batch = values.get("batch.global_")
     if not batch or context.had.isdisjoint(SAMPLES):
@@ -138,7 +137,7 @@ def as_counted(written: Group, values: Group, context: Context) -> Group:
 
 
 def _decay(values: Group) -> Group:
-    """The length and the shape of a WSD schedule's decay."""
+    """Return the length and the shape of a WSD schedule's decay."""
     length = values.get("optimizer.schedule.decay_steps")
     total = values.get("optimizer.schedule.total_steps")
     if length is None and total:
@@ -208,7 +207,7 @@ RULE = convert(
         "lr_wsd_decay_samples": "optimizer.schedule.decay_steps",
         "lr_wsd_decay_style": "optimizer.schedule.decay_shape",
     },
-    lossy="counts of samples and fractions become whole optimizer steps",
+    lossy="counts of samples and fractions are rounded to whole optimizer steps",
     becomes=becomes,
     source="training.py: get_optimizer_param_scheduler; by default, the decay ends with training",
 )

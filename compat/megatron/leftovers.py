@@ -244,9 +244,8 @@ _SINGLE: Mapping[str, Why] = {dest: why for why, dests in SINGLE.items() for des
 
 
 def why(dest: str) -> Why:
-    """The reason why no plan field stands for an argument.
-
-    It is the reason of the argument itself, else of its prefix, else of its group.
+    """Return the reason why no plan field stands for an argument. The reason is looked up by the
+    argument, then by its prefix, and finally by its group.
     """
     if dest in _SINGLE:
         return _SINGLE[dest]
@@ -258,7 +257,7 @@ def why(dest: str) -> Why:
 
 
 def effect(dest: str) -> Effect:
-    """The effect of losing an argument without a plan field."""
+    """Return the effect of losing the argument `dest`, which no plan field stands for."""
     found = why(dest).effect
     assert isinstance(found, Effect)  # no reason of Megatron's depends on the values
     return found

@@ -24,11 +24,13 @@ CLASSES = ("TransformerConfig", "ModelParallelConfig")
 """Names of config classes whose objects can be read; each is the name of an entry point."""
 
 ACTIVATION = "activation_func"
-"""Name of a field with a callable. The callable is carried over, and its name is a given value."""
+"""Name of the field with the activation, which is a function. The name of the function is the
+field's value, and the function itself is carried over.
+"""
 
 
 def class_of(source: Any) -> str | None:
-    """The class of `CLASSES` that `source` is an instance of; None if it is of neither."""
+    """Return the name of the class in `CLASSES` that `source` is an instance of, or None."""
     # By name, so that megatron is not imported to look at an object of something else.
     names = {cls.__name__ for cls in type(source).__mro__}
     return next((name for name in CLASSES if name in names), None)
@@ -54,7 +56,9 @@ def read(source: Any, cls: str, version: str) -> Reading:
 
 
 def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """The fields that must have been given: neither defaults nor derived from other fields."""
+    """Return the fields of a live object that somebody must have set, because they are neither
+    defaults nor derived from other fields.
+    """
     silent = objects.from_fields({}, version, cls, check=False)
     said = {name: value for name, value in plain.items() if value != silent[name]}
     # A field is dropped if the others lead to it; the last line restores whatever the remaining
@@ -86,7 +90,9 @@ def _plain(value: Any) -> Any:
 
 
 def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Effective fields of a live object by argument name; sizes that were not given stay open."""
+    """Return the effective fields of a live object by argument name. Sizes that were not given are
+    None.
+    """
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
     arguments.update({name: None for name in OPEN if name in arguments and name not in given})
@@ -95,7 +101,9 @@ def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, 
 
 
 def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any]:
-    """Given values by the class's field names, which may differ from the argument names."""
+    """Return the given values by the names of the class's fields, which may differ from the names
+    of the arguments.
+    """
     own = objects.from_fields({}, version, cls, check=False)
     # Several fields of several releases go by one argument; the class has one of them.
     original = {flag: name for name, flag in options.RENAMED.items() if name in own}
@@ -103,13 +111,13 @@ def fields_of(given: Mapping[str, Any], version: str, cls: str) -> dict[str, Any
 
 
 def has_field(path: str, cls: str, version: str) -> bool:
-    """Whether the class of that release has the field of the argument `path`."""
+    """Whether the class has a field for the argument `path` in release `version`."""
     names = {*releases.fields(version, options.PARALLEL), *releases.fields(version, cls)}
     return path in {options.RENAMED.get(name, name) for name in names}
 
 
 def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
-    """Effective `ModelParallelConfig` fields of a live object."""
+    """Return the effective `ModelParallelConfig` fields of a live object."""
     fields = objects.from_fields(fields_of(given, version, cls), version, cls)
     return {
         name: value
@@ -119,7 +127,7 @@ def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str
 
 
 def installed_version() -> str | None:
-    """The release of the installed Megatron-Core; None if it is not installed."""
+    """Return the release of the installed Megatron-Core; None if it is not installed."""
     try:
         return metadata.version("megatron-core")
     except metadata.PackageNotFoundError:
@@ -127,9 +135,10 @@ def installed_version() -> str | None:
 
 
 def model_parallel_config(config: MegatronConfig) -> Any:
-    """A real `ModelParallelConfig` with the effective fields and the carried callables.
+    """Build a real `ModelParallelConfig` with the effective fields and the callables that were
+    carried over.
 
-    Raises `VersionError` if another release of megatron-core is installed, or none.
+    Raises `VersionError` if megatron-core is not installed, or if another release is installed.
     """
     installed = installed_version()
     if installed is None:

@@ -15,7 +15,9 @@ USUAL = 128
 
 
 def fact(theirs: str, ours: str, source: str = "") -> Rule:
-    """A rule for a fact about the model that has two names: `theirs`, and `ours` in the plan."""
+    """Return a rule for a fact about the model. `theirs` is the name of the argument, and `ours`
+    the plan field.
+    """
     return replace(rename(theirs, ours, note=SCRIPT, source=source), model=True)
 
 
@@ -53,7 +55,9 @@ GROUPS = convert(
 
 
 def padded(vocab: int, multiple: int) -> int:
-    """The number of rows of a padded embedding: `vocab` rounded up to a multiple of `multiple`."""
+    """Return the number of rows of a padded embedding: `vocab` rounded up to a multiple of
+    `multiple`.
+    """
     # Floor division of the negative number rounds up.
     return -(-vocab // multiple) * multiple
 
@@ -76,10 +80,11 @@ def _read_padded(values: Group, context: Context) -> Group:
 
 
 def _write_padded(values: Group, context: Context) -> Group:
-    """The flag that pads the vocabulary to the plan's rows.
+    """Return the flag with which Megatron pads the vocabulary to the number of rows in the plan.
 
-    The divisor is the default, else a smaller power of two, else the number of rows of one tensor
-    rank. If no divisor fits, the flag of the number of rows is set instead.
+    The flag is the divisor: the default divisor if it fits, else a smaller power of two, else the
+    number of rows on one tensor rank. If no divisor fits, the flag for the number of rows is
+    returned.
     """
     vocab, ranks = values.get("model.vocab"), values.get("parallel.tensor") or 1
     rows = values.get("model.embedding.padded_vocab") or vocab
@@ -118,10 +123,8 @@ QKV, ROUTER = "model.attention.qkv_bias", "model.moe.router_bias"
 
 
 def _read_biases(values: Group, context: Context) -> Group:
-    """The plan's biases: of all linear layers, of none, or only of projections to queries, keys and
-    values.
-
-    In latent attention these projections never have biases.
+    """Read which linear layers have biases: all, none, or only the projections to queries, keys and
+    values. In latent attention these projections never have biases.
     """
     if "add_bias_linear" not in values:
         return {}
@@ -212,7 +215,7 @@ def _read_activation(values: Group, context: Context) -> Group:
 
 
 def _read_function(values: Group) -> Group:
-    """The activation in a config object, which states it as the name of a function."""
+    """Read the activation of a config object, which has the name of a function."""
     if "activation_func" not in values:
         return {}
     # The value may be a dotted name; None is the class's default, F.gelu.
@@ -274,7 +277,7 @@ OFFSET = convert(
     sees=(ACTIVATION,),
     carries={"bias_swiglu_fusion": ()},
     note="a kernel choice inside Megatron",
-    source="mlp.py: forward, since 0.15; transformer_config.py: the fused SwiGLU adds no offset",
+    source="mlp.py: MLP.forward adds glu_linear_offset since 0.15; transformer_config.py: the fused SwiGLU leaves it out",
     model=True,
 )
 

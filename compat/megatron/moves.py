@@ -35,7 +35,7 @@ def _steps(given: Words) -> Words:
 
 
 def _in_units(tokens: int) -> str:
-    """A number of tokens, written with the largest suffix that gives a whole number."""
+    """Return a number of tokens, written with the largest suffix that gives a whole number."""
     if tokens:
         for unit, suffix in UNITS:
             if tokens % unit == 0:

@@ -32,14 +32,18 @@ RENAMED = {
     "average_in_collective": "ddp_average_in_collective",
     "barrier_with_L1_time": "barrier_with_L1_time",
 }
-"""The argument of each config field whose name differs (arguments.py, training.py)."""
+"""For each config field whose argument has another name: the name of the argument (arguments.py,
+training.py).
+"""
 
 PARALLEL = "ModelParallelConfig"
 
 
 @cache
 def groups() -> Mapping[str, str]:
-    """The group in the parser's help of every argument and config field of every release."""
+    """Return, for every argument and config field of every release, its group in the help of the
+    parser.
+    """
     found: dict[str, str] = table(releases.__name__, "groups.json")
     derived = dict.fromkeys(WORKED_OUT, DERIVED)
     classes = (PARALLEL, "TransformerConfig")
@@ -57,7 +61,7 @@ def groups() -> Mapping[str, str]:
 
 @cache
 def descriptions() -> Mapping[str, str]:
-    """A description in one line of each argument and config field."""
+    """Return a description of each argument and config field, in one line each."""
     sections: Mapping[str, Mapping[str, str]] = table(
         releases.__name__, "descriptions.json"
     )
@@ -68,7 +72,7 @@ def descriptions() -> Mapping[str, str]:
 
 @cache
 def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
-    """The flags of a release by destination, in the order of its parser."""
+    """Return the flags of a release by destination, in the order of its parser."""
     found: dict[str, list[Flag]] = {}
     for option, flag in releases.flags(version).items():
         # The table has a flag once for each of its spellings.
@@ -79,7 +83,9 @@ def by_dest(version: str) -> Mapping[str, tuple[Flag, ...]]:
 
 @cache
 def defaults(version: str) -> Mapping[str, Any]:
-    """Defaults of a release by argument; fields without a flag have the default of their class."""
+    """Return the defaults of a release by argument. A field without a flag has the default of its
+    class.
+    """
     from compat.megatron.objects import fields
 
     classes = {
@@ -91,7 +97,9 @@ def defaults(version: str) -> Mapping[str, Any]:
 
 @cache
 def newest(dest: str) -> tuple[Flag, ...]:
-    """The flags of an argument in the newest release that has any; public releases come first."""
+    """Return the flags of an argument in the newest release that has the argument. Public releases
+    are preferred to main branches.
+    """
     versions = (releases.RELEASES.newest, *reversed(releases.KNOWN))
     return next((flags for version in versions if (flags := by_dest(version).get(dest))), ())
 
@@ -106,9 +114,9 @@ TAKES["layers_spaced"] = TAKES["layers"]
 
 
 def accepts(dest: str) -> str:
-    """A description of the values that the newest flags of an argument accept.
+    """Return a description of the values that the newest flags of an argument accept.
 
-    Empty without a flag, or if the schema has bounds.
+    The description is empty if the argument has no flag, or if the schema has bounds for the value.
     """
     words = (_takes(flag) for flag in newest(dest))
     return " or ".join(dict.fromkeys(word for word in words if word))
@@ -124,16 +132,17 @@ def _takes(flag: Flag) -> str:
 
 
 def spellings(dest: str) -> tuple[str, ...]:
-    """Option strings that set an argument, including negations, in the newest release that has any.
+    """Return the options that set an argument, including negations, in the newest release that has
+    the argument.
     """
     return tuple(dict.fromkeys(option for flag in newest(dest) for option in flag.options))
 
 
 @cache
 def type_of(dest: str) -> str:
-    """The name of an argument's type in the newest release that has the argument.
+    """Return the name of an argument's type in the newest release that has the argument.
 
-    `any` for an argument without a flag or with several values.
+    The type is `any` if the argument has no flag, or if it has several values.
     """
     for version in reversed(releases.KNOWN):
         for flag in by_dest(version).get(dest, ()):
@@ -144,7 +153,9 @@ def type_of(dest: str) -> str:
 
 
 def option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
-    """The option and values that set `dest` to `value` in a release; None if no flag can do so."""
+    """Return the option and values that set `dest` to `value` in a release; None if no flag can do
+    so.
+    """
     if isinstance(value, str | int | float):
         return _cached(version, dest, value)
     return _option_for(version, dest, value)  # a list cannot be a key of the cache
@@ -156,7 +167,9 @@ def _option_for(version: str, dest: str, value: Any) -> tuple[str, ...] | None:
 
 
 _cached = lru_cache(maxsize=4096, typed=True)(_option_for)
-"""`_option_for` with a cache for plain values; `typed` distinguishes True from 1."""
+"""`_option_for` with a cache, for values that can be hashed. `typed` keeps separate entries for
+True and 1.
+"""
 
 
 def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
@@ -174,7 +187,7 @@ def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
 
 @cache
 def excluding(version: str) -> frozenset[str]:
-    """Names of the arguments whose flags exclude other flags."""
+    """Return the arguments whose flags exclude other flags."""
     return frozenset(
         dest for dest, own in by_dest(version).items() if any(flag.excludes for flag in own)
     )
@@ -202,9 +215,10 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
 
 
 def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
-    """The words of an option with its values; None if the parser could not read them.
+    """Return the words of an option with its values, or None if the parser could not read them.
 
-    A word that looks like an option has to be attached with `=`, which works only for a single word.
+    A value that looks like an option has to be attached with `=`, which works only for a single
+    value.
     """
     if "--" in words:
         return None

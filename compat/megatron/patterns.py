@@ -10,11 +10,13 @@ from typing import Any
 from bridge import limits
 
 Every = Callable[[int, int], bool]
-"""Type of functions that tell whether the block of an index has a feature of a given frequency."""
+"""Type of a function of a block's index and a frequency. It returns whether the block has the
+feature.
+"""
 
 
 def listed(values: Mapping[str, Any], name: str) -> list[Any]:
-    """The values of an argument as a list, even if it has a single value."""
+    """Return the values of an argument as a list. A single value becomes a list of one element."""
     found = values.get(name)
     return list(found) if isinstance(found, list | tuple) else [found]
 
@@ -22,15 +24,14 @@ def listed(values: Mapping[str, Any], name: str) -> list[Any]:
 def first_of(index: int, every: int) -> bool:
     """Whether a block is the first in its group of `every` blocks.
 
-    For moe_layer_freq (gpt_layer_specs.py: get_gpt_decoder_layer_specs).
+    moe_layer_freq uses this pattern (gpt_layer_specs.py: get_gpt_decoder_layer_specs).
     """
     return index % every == 0
 
 
 def all_but_last_of(index: int, every: int) -> bool:
-    """Whether a block is not the last in its group of `every` blocks.
-
-    For windows (utils.py: is_layer_window_attention) and no_rope_freq (transformer_config.py).
+    """Whether a block is not the last in its group of `every` blocks. Sliding windows (utils.py:
+    is_layer_window_attention) and no_rope_freq (transformer_config.py) use this pattern.
     """
     return (index + 1) % every != 0
 
@@ -58,9 +59,8 @@ def blocks(
 def spelled(
     found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False
 ) -> int | list[int]:
-    """The shortest spelling of a pattern.
-
-    It is a frequency that divides the number of blocks, if one fits, else a list.
+    """Return the shortest value for a pattern: a frequency that divides the number of blocks if it
+    fits the pattern, else a list.
     """
     # no_rope_freq has to divide the number of layers (TransformerConfig); the others may be any
     # frequency.
@@ -73,9 +73,9 @@ def spelled(
 
 
 def fits(value: Any, layers: int | None) -> bool:
-    """Whether `value` determines each block's boolean.
+    """Whether `value` determines for each block whether it has the feature.
 
-    A list needs the right length, a frequency a known number of layers.
+    A list must have the right length, and a frequency needs a known number of layers.
     """
     if isinstance(value, list | tuple):
         return layers is None or len(value) == layers

@@ -19,12 +19,12 @@ Range = tuple[int, int]
 
 
 def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
-    """The `text` of a file, changed so that release `version` reads the values `given` from it.
+    """Return the `text` of a file, changed so that release `version` reads the values `given` from
+    it.
 
-    `like` is the document that was read from the text, `was` the release it was written for.
-
-    The result is read back as a check. Raises `TranslationError` if the words cannot be changed in
-    place.
+    `like` is the document that was read from the text, and `was` the release for which the text was
+    written. The result is read again as a check. Raises `TranslationError` if the words cannot be
+    changed in place.
     """
     if like.format == "yaml":
         return _entries(given, text, like, was, version)
@@ -50,7 +50,7 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
 
 
 def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, version: str) -> str:
-    """The text of a recipe or a file in sections, in which only lines with changed values are
+    """Return the text of a recipe or a YAML file with sections. Only lines with changed values are
     edited.
     """
     before = reading_of_document(like, was)
@@ -87,14 +87,14 @@ def reading_of_document(document: Document, version: str) -> Reading:
 
 
 def _entry(path: str, value: Any, like: Document, version: str) -> str:
-    """A new line of a file."""
+    """Return a new line for a YAML file that sets the argument `path` to `value`."""
     if sections.kind(like.data):
         return f"{path}: {plain(value)}"
     return yaml_line(*(options.option_for(version, path, value) or ()), version=version)
 
 
 def plain(value: Any) -> str:
-    """The spelling of a value that every YAML loader reads as this value."""
+    """Return a value as text that every YAML loader reads as this value."""
     if value is None:
         return "null"
     # YAML 1.1 loaders take 1e-05 for text, and 1.0e-05 for a number.
@@ -111,7 +111,9 @@ def _parsed(words: Words, version: str) -> flags.Parsed:
 def _changes(
     parsed: flags.Parsed, given: Mapping[str, Any], words: Sequence[str], version: str
 ) -> tuple[dict[Range, Sequence[str]], list[Sequence[str]]]:
-    """The ranges of changed words with their new words, and the words of new flags."""
+    """Return the new words for each range of words that changes, and the words of each flag that is
+    added.
+    """
     put: dict[Range, Sequence[str]] = {}
     for dest, spot in parsed.flags.items():
         place = spot.index, spot.index + spot.words
@@ -128,7 +130,9 @@ def _changes(
 
 
 def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequence[str]:
-    """The words that set `dest`; the value is attached with `=` if it was before."""
+    """Return the words that set `dest` to `value`. If the flag's old words `before` attach the
+    value with `=`, the new words do so too.
+    """
     line = options.option_for(version, dest, value) or ()
     tied = len(before) == 1 and "=" in before[0] and len(line) == 2
     return (f"{line[0]}={line[1]}",) if tied else line
@@ -148,7 +152,9 @@ def _edited(
 
 
 def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
-    """The values of the edited text; None if it cannot be read, or has an empty word."""
+    """Return the values that the edited text sets. None if the text cannot be read, or has an empty
+    word.
+    """
     try:
         data = (
             replace(like.data, text=text)

@@ -110,7 +110,9 @@ def _write_base(values: Group, context: Context) -> Group:
 
 
 def whole(number: Any) -> Any:
-    """The number itself, or as an int if it is whole, for flags that accept only whole numbers."""
+    """Return a whole number as an int, for flags that accept only whole numbers. Any other number
+    is returned unchanged.
+    """
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
@@ -176,7 +178,7 @@ SOME = convert(
     blurs=lambda values: not fits(values.get("no_rope_freq"), values.get("num_layers")),
     lossy="Megatron can leave out rotary positions in some blocks since 0.13",
     note=SCRIPT,
-    source="transformer_config.py: no_rope_freq marks blocks without them",
+    source="transformer_config.py: no_rope_freq marks blocks without rotary positions",
     model=True,
 )
 
@@ -216,7 +218,9 @@ def _read_scaling(values: Group, context: Context) -> Group:
 
 
 def _read_latent(values: Group) -> Group:
-    """The scaling of latent attention: YaRN, unless rope_type is rope or the factor is 1."""
+    """Read the scaling of latent attention, which is YaRN unless rope_type is rope or the factor is
+    1.
+    """
     factor = values.get("rotary_scaling_factor")
     if values.get("rope_type") == "rope" or factor is None or factor == 1.0:
         return {KIND: "none"}
@@ -239,7 +243,9 @@ def _read_yarn(values: Group, context: Context) -> Group:
 
 
 def _weights(values: Group) -> Group:
-    """Both mscale values; empty for 1 and 0, which are the defaults of YaRN's formula."""
+    """Return both mscale values of the plan. Empty for 1 and 0, the defaults of YaRN's formula, and
+    if one value is missing.
+    """
     weights = values.get("mscale"), values.get("mscale_all_dim")
     # Both together, since the formula divides one by the other.
     return (
@@ -316,9 +322,9 @@ STRETCH = convert(
             SCALING + name for name in ("kind", "original", "fast", "slow", "truncate")
         ),
     },
-    lossy="Megatron scales positions as Llama 3.1 does (1, 4 and 8192 are fixed), by YaRN (with "
-    "latent attention always, where 4096, 32 and 1 are fixed; "
-    "otherwise since 0.18), or linearly by a whole factor",
+    lossy="Megatron has three scalings of positions: Llama 3.1's (with fixed factors 1 and 4, and "
+    "length 8192), linear by a whole factor, and YaRN (since 0.18; with latent attention in every "
+    "release, with fixed length 4096, and bounds 32 and 1)",
     note=SCRIPT,
     source="rotary_pos_embedding.py; yarn_rotary_pos_embedding.py; multi_latent_attention.py: softmax_scale",
     model=True,

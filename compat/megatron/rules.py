@@ -66,7 +66,7 @@ TENSOR_OVERLAP = convert(
 
 
 def parallel_rules() -> tuple[Rule, ...]:
-    """Rules for the sizes of the mesh axes."""
+    """Return the rules for the sizes of the mesh axes."""
     layout = "another arrangement of ranks computes the same sums in another order"
     return (
         rename(
@@ -183,9 +183,9 @@ ZERO = convert(
     sees=("optimizer.name", "parallel.data", *TORCH_NEEDS),
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a choice of kernel or checkpoint format that Megatron's sharding may require",
-    lossy="Megatron shards gradients and weights since 0.12 and only with its own FSDP, which "
-    "supports fp16 since 0.13 only on one data-parallel rank, and no pipeline since 0.14; "
-    "with sgd, it does not shard",
+    lossy="Megatron shards gradients and weights only with its own FSDP, which exists since 0.12; "
+    "this FSDP supports no pipeline since 0.14, and fp16 since 0.13 only on one data-parallel rank; "
+    "it does not shard with sgd",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
@@ -248,7 +248,7 @@ def _write_zero(values: Group, context: Context) -> Group:
 
 
 def ddp_rules() -> tuple[Rule, ...]:
-    """Rules for the buckets of data parallelism and the overlap of its communication."""
+    """Return the rules for the buckets of data parallelism and the overlap of its communication."""
     return (
         rename(
             "num_distributed_optimizer_instances",
@@ -280,9 +280,11 @@ def ddp_rules() -> tuple[Rule, ...]:
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    """The overlap that takes effect.
+    """Return the plan's fields that say whether gradient reduction, and whether weight gathering,
+    overlaps computation in effect.
 
-    torch's FSDP always overlaps. Without sharding, there is no gathering to overlap.
+    torch's FSDP always overlaps both. Without sharding, no weights are gathered, so the gathering
+    is not overlapped.
     """
     if "overlap_grad_reduce" not in values:
         return {}
@@ -377,9 +379,8 @@ def _write_precision(values: Group, context: Context) -> Group:
 
 
 def _write_states(values: Group, context: Context, narrow: bool) -> Group:
-    """Flags of the precision-aware optimizer, if the plan's formats of state need it.
-
-    If `narrow`, gradients are kept in bf16.
+    """Return the flags that switch the precision-aware optimizer on, if the plan's formats of
+    optimizer state need it. If `narrow`, gradients are kept in bf16.
     """
     # main_params_dtype accepts fp32, the default, and fp16.
     master = {"main_params_dtype": "fp16"} if values.get("precision.master") == "fp16" else {}
@@ -395,7 +396,7 @@ def _write_states(values: Group, context: Context, narrow: bool) -> Group:
 
 MOMENT_DTYPES = ("exp_avg_dtype", "exp_avg_sq_dtype")
 WIDE = ("fp32", "fp32")
-"""Names of the two moments' formats without a precision-aware optimizer."""
+"""Formats of the first and second moment if the optimizer is not precision-aware."""
 
 
 def _read_moment_dtypes(values: Group, context: Context) -> Group:
@@ -479,10 +480,11 @@ FLOOR = convert(
 
 
 def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """Rules for a setting of the dynamic loss scale, and for a variant that Megatron lacks.
+    """Return the plan's value for one setting of the dynamic loss scale, and for a variant of the
+    setting that Megatron lacks.
 
-    `ours` is the plan field of the setting, `otherwise` that of the variant. The variant is False,
-    or None with a constant scale.
+    `ours` is the plan field of the setting, and `otherwise` the plan field of the variant. The
+    variant is False, or None with a constant scale.
     """
     if not values.get("fp16"):
         return {}
@@ -583,7 +585,7 @@ UPDATE_SCALE = convert(
 
 
 def optimizer_rules() -> tuple[Rule, ...]:
-    """Rules for the optimizer and its hyperparameters."""
+    """Return the rules for the optimizer and its hyperparameters."""
     return (
         OPTIMIZER,
         rename("lr", "optimizer.lr"),
@@ -715,8 +717,8 @@ PARTLY = convert(
     lambda values, context: {PARTIAL: values.get("recompute.kept_microbatches")},
     effect=Effect.COST,
     blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
-    note="the training script's forward step decides which activations such a microbatch keeps; "
-    "here all of them are kept",
+    note="Megatron's training script decides which activations it keeps of a microbatch without "
+    "full recomputation; the plan's field means that all of them are kept",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
 )
 
@@ -750,7 +752,7 @@ def _write_recompute(values: Group) -> Group:
 
 
 def other_rules() -> tuple[Rule, ...]:
-    """Rules for recomputation, offload, fp8 and the loss."""
+    """Return the rules for recomputation, offload, fp8 and the loss."""
     return (
         RECOMPUTE,
         convert(
@@ -821,7 +823,7 @@ def _write_offload(values: Group, context: Context) -> Group:
 
 
 def missing_rules() -> tuple[Rule, ...]:
-    """Rules for plan fields that Megatron has no argument for."""
+    """Return the rules for plan fields that Megatron has no argument for."""
     return (
         only_ours(
             "zero.weight_buffers",
@@ -872,7 +874,8 @@ LACKS = {
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """All rows. Each argument of each release, and each plan field, is in exactly one of them."""
+    """Return all rules. Each argument of each release, and each plan field, is in exactly one rule.
+    """
     mapped = (
         *model_rules.RULES,
         *parallel_rules(),

@@ -51,7 +51,8 @@ LOADED = (
     "gated_linear_unit",
     "embedding_init_method",
 )
-"""Keys of language_model that only core_transformer_config_from_yaml reads, so no argument has."""
+"""Keys of language_model that only core_transformer_config_from_yaml reads. No argument sets them.
+"""
 ACTIVATIONS = {
     "swiglu": {"swiglu": True},
     "squaredrelu": {"squared_relu": True},
@@ -61,7 +62,7 @@ ACTIVATIONS = {
 
 
 def kind(data: Any) -> str | None:
-    """The entry point of a parsed file; None for a file without these sections."""
+    """Return the entry point of a parsed file; None if the file has none of Megatron's sections."""
     if not isinstance(data, Mapping):
         return None
     if isinstance(data.get(MODEL), Mapping) and isinstance(data.get(PARALLEL), Mapping):
@@ -139,7 +140,7 @@ class _Reader:
         return not isinstance(value, Mapping)
 
     def take(self, section: str, key: str, dest: str, value: Any) -> None:
-        """Store a value if it has the type of its argument, else note the problem."""
+        """Store a value if it has the type of its argument. Otherwise add the problem."""
         wanted = options.type_of(dest)
         # A flag of several values has no single type; the field of the class may have one.
         if wanted == "any":
@@ -177,7 +178,9 @@ class _Reader:
             self.given.update({name: True for name in ("bf16", "fp16") if value.startswith(name)})
 
     def complete(self) -> None:
-        """Note missing keys: core_config_from_args requires every field of the class in the file."""
+        """Add a problem for missing keys: core_config_from_args requires every field of the class
+        in the file.
+        """
         known = {*self.document.data[MODEL], *self.document.data[PARALLEL]}
         fields = {
             **releases.fields(self.version, CLASSES[0]),
@@ -197,7 +200,8 @@ class _Reader:
         return f"{self.place(section, key)}{key}: unknown to Megatron{nearest(key, options.groups(), len(self.problems))}"
 
     def place(self, *key: str) -> str:
-        """The line of a key as the beginning of a message; empty if it is not known."""
+        """Return the line of a key as the beginning of a message. Empty if the line is not known.
+        """
         line = self.document.line(*filter(None, key))
         return f"line {line}: " if line else ""
 
@@ -212,7 +216,9 @@ WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", 
 
 
 def _type_in_class(version: str, key: str) -> str:
-    """The name of the type of a field without a flag; `any` if it is neither bool nor number."""
+    """Return the name of the type of a field without a flag; `any` if it is neither bool nor
+    number.
+    """
     fields = (releases.fields(version, name).get(key) for name in CLASSES)
     declared = next((field.type for field in fields if field is not None), "any")
     plain = declared.removeprefix("Optional[").removesuffix("]")
@@ -222,7 +228,7 @@ def _type_in_class(version: str, key: str) -> str:
 def effective(
     given: Mapping[str, Any], entry: str, version: str, world_size: int
 ) -> dict[str, Any]:
-    """The arguments that validate_yaml, or the container's classes, derive from `given`.
+    """Return the arguments that validate_yaml, or the container's classes, derive from `given`.
 
     Raises `ConfigError` with every refusal.
     """
@@ -266,7 +272,9 @@ def _shape(a: Namespace) -> None:
 
 
 def _positive(name: str, optional: bool = False) -> Step:
-    """A check of a size by which later steps divide; after a refusal, no later step runs."""
+    """Return a check that a size is positive, because later steps divide by it. After a refusal, no
+    later step runs.
+    """
 
     def fails(a: Namespace) -> bool:
         value = getattr(a, name)
@@ -282,7 +290,10 @@ SPLITS = (
     "pipeline_model_parallel_size",
     "context_parallel_size",
 )
-UNSPLIT = "world_size: found {world_size}, which tensor x pipeline x context parallel size does not divide; use a multiple"
+UNSPLIT = (
+    "world_size: found {world_size}, which tensor x pipeline x context parallel size does not divide;"
+    " use a multiple of this product"
+)
 STEPS: tuple[Step, ...] = (
     *map(_positive, (*SPLITS, "expert_model_parallel_size")),
     # No experts in this product: validate_yaml does not look at the expert grid.

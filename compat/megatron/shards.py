@@ -27,8 +27,8 @@ def torch_fsdp(values: Group) -> bool:
 
 
 def zero_stage(values: Group) -> int:
-    """The ZeRO level: 0 without sharding; 1 shards optimizer state, 2 also gradients, 3 also
-    weights.
+    """Return the ZeRO level: 0 without sharding, 1 if optimizer state is sharded, 2 if gradients
+    are sharded too, 3 if weights are sharded too.
     """
     if megatron_fsdp(values):
         return STRATEGIES.index(values.get("data_parallel_sharding_strategy") or "no_shard")

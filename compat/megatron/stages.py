@@ -26,12 +26,11 @@ UNEVEN_FLAGS = (
 
 
 def layout_counts(layout: str) -> tuple[int, ...]:
-    """Number of decoder layers of each stage of a `--pipeline-model-parallel-layout` string.
+    """Return the number of decoder layers of each stage of a `--pipeline-model-parallel-layout`
+    string, in model order.
 
-    Stages are in model order.
-
-    Grammar (pipeline_parallel_layer_layout.py): `E` embedding, `t` decoder layer, `m` multi-token prediction, `L` loss, `|`
-    between stages; `(...)*n` and `x*n` repeat; commas are ignored.
+    Grammar (pipeline_parallel_layer_layout.py): `E` embedding, `t` decoder layer, `m` multi-token
+    prediction, `L` loss, `|` between stages; `(...)*n` and `x*n` repeat; commas are ignored.
     """
     flat = layout.replace(",", "").replace(" ", "")
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), flat)
@@ -40,7 +39,7 @@ def layout_counts(layout: str) -> tuple[int, ...]:
 
 
 def layout_of(counts: Sequence[int]) -> str:
-    """The layout string for stages with these numbers of decoder layers."""
+    """Return the layout string for stages with these numbers of decoder layers."""
     stages = ["t" * count for count in counts]
     return "|".join(
         ["E" + stages[0], *stages[1:-1], stages[-1] + "L"]
@@ -50,9 +49,8 @@ def layout_of(counts: Sequence[int]) -> str:
 
 
 def counts_of(values: Group) -> tuple[int, ...] | None:
-    """Number of decoder layers of each virtual stage, in model order.
-
-    None if the split is even, or if the values leave it open.
+    """Return the number of decoder layers of each virtual stage, in model order. None if the split
+    is even, or if the values do not determine it.
     """
     if layout := values.get("pipeline_model_parallel_layout"):
         return layout_counts(layout) if isinstance(layout, str) else None
@@ -72,7 +70,8 @@ def counts_of(values: Group) -> tuple[int, ...] | None:
 
 
 def _behind_embedding(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
-    """Layer counts if the first rank has only the embedding, and the other ranks share the layers.
+    """Return the layer counts of all stages if the first rank has only the embedding, and the other
+    ranks share the layers equally.
     """
     return (0, *[layers // (ranks - 1) // chunks] * (ranks - 1)) * chunks
 
@@ -90,9 +89,10 @@ def _with_ends(values: Group, layers: int, stages: int) -> tuple[int, ...]:
 def _uneven(
     layers: int, ranks: int, chunks: int, first: int | None, last: int | None
 ) -> tuple[int, ...]:
-    """Layer counts if the first rank, the last rank, or both have a given number of layers.
+    """Return the layer counts of all stages if the first rank, the last rank, or both have a given
+    number of layers.
 
-    The other ranks share the rest.
+    The other ranks share the remaining layers equally.
     """
     before = [] if first is None else [first]
     after = [] if last is None else [last]
@@ -105,7 +105,7 @@ def _uneven(
 
 
 def boundaries_of(counts: Sequence[int]) -> tuple[int, ...]:
-    """The index of the first layer of each stage, followed by the number of all layers."""
+    """Return the index of the first layer of each stage, followed by the number of all layers."""
     return (0, *accumulate(counts))
 
 

@@ -38,7 +38,7 @@ DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors, smallest first."""
+    """Return all divisors, smallest first."""
     return tuple(size for size in range(1, number + 1) if number % size == 0)
 
 
@@ -83,7 +83,9 @@ def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _fields(group: Group, case: Case) -> Group:
-    """The settings of a group that a config class has, and pipeline_dtype if there is a pipeline."""
+    """Return the settings of `group` that a config class has as fields. If there is a pipeline,
+    `pipeline_dtype` is added.
+    """
     own = {path: value for path, value in group.items() if path in _named(case.version, case.entry)}
     # The class has the result of the flag as a field.
     if "num_virtual_stages_per_pipeline_rank" in group:
@@ -123,7 +125,7 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 
 
 def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
-    """A number of layers, and one of the release's ways to spread them over stages."""
+    """Draw a number of layers, and a way to spread them over stages that the release has."""
     counts = [draw(st.integers(1, 4)) for _ in ("virtual", "each", "first", "last")]
     since = [form for form, dest in SINCE.items() if _has(case.version, dest)]
     # Virtual stages twice: they are what most launches of several stages have.
@@ -146,7 +148,7 @@ exactly in these releases.
 
 
 def _ends(ranks: int, virtual: int, each: int, first: int, last: int) -> Group:
-    """Settings with which embedding, loss or both count as layers."""
+    """Draw settings with which embedding, loss or both count as layers."""
     embedding, loss = first > 1, last > 1
     ends = {
         "account_for_embedding_in_pipeline_split": embedding,
@@ -315,7 +317,7 @@ def _optimizer(version: str) -> Groups:
 
 @cache
 def _schedule(version: str) -> Groups:
-    """A learning rate and its schedule, counted in iterations or in samples."""
+    """Draw a learning rate and a schedule, counted in iterations or in samples."""
     # min_lr lies below every rate that is drawn, since Megatron refuses one above it.
     common = {"lr": RATE, "min_lr": st.floats(0, 1e-6), "lr_decay_style": st.sampled_from(SHAPES)}
     warmup, count = {"lr_warmup_init": st.floats(0, 1e-6)}, st.integers(1, 10**6)
@@ -519,13 +521,14 @@ CHOICES = (
 
 
 def paths(case: Case) -> Iterable[str]:
-    """Names of arguments that flags of the release, or fields of its class, can set."""
+    """Return the arguments that a flag of the release, or a field of its config class, can set."""
     return settable(case.version, case.entry)
 
 
 @cache
 def settable(version: str, entry: str) -> tuple[str, ...]:
-    """Names of fields that a config of that entry point can set to a plain value."""
+    """Return the names of fields that a config of the entry point `entry` can set to a plain value.
+    """
     if entry == FLAGS:
         return tuple(
             dest for dest in options.by_dest(version) if dest not in UNSETTABLE and dest != "help"
@@ -538,7 +541,7 @@ def settable(version: str, entry: str) -> tuple[str, ...]:
 
 
 def opaque(case: Case) -> tuple[str, ...]:
-    """Names of fields with live objects."""
+    """Return the fields whose values are live objects."""
     return (
         ()
         if case.entry == FLAGS
@@ -548,7 +551,7 @@ def opaque(case: Case) -> tuple[str, ...]:
 
 @cache
 def _named(version: str, cls: str) -> Mapping[str, str]:
-    """The names of a class's fields by the names of their arguments."""
+    """Return the name of each field of a class, by the name of the field's argument."""
     return {options.RENAMED.get(name, name): name for name in defaults(version, cls)}
 
 
@@ -579,7 +582,9 @@ UNSETTABLE = {
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """A strategy for one field by the type of its flag or class; None if the schema's is used."""
+    """Return a strategy for one field by the type of its flag or class. None if the values are
+    drawn from the type in the schema.
+    """
     if path in SIZES or path in OWN:
         return OWN.get(path)
     if path == "cp_comm_type":
@@ -703,7 +708,8 @@ BASE: Mapping[str, SearchStrategy[Any]] = {
 
 @cache
 def _of_field(version: str, name: str) -> SearchStrategy[Any] | None:
-    """A strategy for a class's field by the text of its type; None for callables and live objects.
+    """Return a strategy for a field of a class, by the text of the field's type. None for callables
+    and live objects.
     """
     classes = (releases.fields(version, cls) for cls in (TRANSFORMER, PARALLEL))
     text = next(fields[name].type for fields in classes if name in fields)
@@ -867,13 +873,13 @@ BESIDE: Mapping[str, Group] = {
 
 
 def source(config: Config) -> Group:
-    """Flags, each with the list of its values, or True if it has none."""
+    """Return the flags, each with the list of its values. The value is True if a flag has none."""
     lines = (_line(config, path) for path in config.given)
     return {option: list(words) or True for option, *words in lines}
 
 
 def spelled(config: Config, path: str) -> tuple[str, ...]:
-    """The flag of a field, with a value attached by `=` if there is one."""
+    """Return the flag of a field, with a value attached by `=` if the flag has one."""
     return (_line(config, path)[0],)
 
 

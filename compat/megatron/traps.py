@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 from bridge.checks import Check, Checks, Condition, Seen
 from bridge.rules import Effect
+from compat.megatron.arguments.sizes import encoder_size, expert_size
+from compat.megatron.arguments.steps import Namespace
 from compat.megatron.releases import MAIN, RELEASES
 
 
@@ -19,7 +21,9 @@ def _given(
     effect: Effect = Effect.NONE,
     name: str = "",
 ) -> Check:
-    """A row for an argument that is ignored, or has the given `effect`, if `without` is true."""
+    """Return a check for an argument that takes no effect if `without` is true. `effect` is the
+    effect on the run.
+    """
     return Check(
         path, lambda seen: path in seen.given and without(seen), message, effect, place, name=name
     )
@@ -30,13 +34,15 @@ def _no_fsdp(args: Seen) -> bool:
 
 
 CHANGING = ("rampup_batch_size", "decrease_batch_size_if_needed", "step_batch_size_schedule")
-"""Names of arguments with which the batch size changes during the run. Megatron checks such a
-batch size elsewhere.
+"""Arguments with which the batch size changes during the run. Other checks of Megatron apply to a
+changing batch size.
 """
 
 
 def _rest(args: Seen) -> int:
-    """Number of samples of a fixed global batch that do not fill a microbatch on every rank."""
+    """Return the remainder of the global batch after it is divided into one microbatch per rank. It
+    is 0 if the batch size changes during the run.
+    """
     whole, micro, ranks = (
         args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size")
     )
@@ -46,7 +52,9 @@ def _rest(args: Seen) -> int:
 
 
 def _horizon(args: Seen) -> tuple[float, float] | None:
-    """The lengths of warmup and decay, both in steps or both in samples; None without a decay."""
+    """Return the lengths of warmup and decay, both in steps or both in samples. None if there is no
+    decay.
+    """
     # As get_optimizer_param_scheduler does: iterations first, and training's length if the decay
     # has none.
     unit = "iters" if args["train_iters"] else "samples"
@@ -55,6 +63,28 @@ def _horizon(args: Seen) -> tuple[float, float] | None:
         return None
     share = args["lr_warmup_fraction"]
     return (args[f"lr_warmup_{unit}"] or 0) if share is None else share * decay, decay
+
+
+GRID = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "expert_gtp_weight_remat_size",
+    "encoder_tensor_model_parallel_size",
+    "encoder_pipeline_model_parallel_size",
+)
+"""Arguments that set the sizes of the decoder's grid of ranks, the experts' and the encoder's."""
+
+
+def _uneven_experts(args: Seen) -> bool:
+    """Return whether the number of ranks is no multiple of the size of the experts' grid. False for
+    a model with a separate encoder, whose ranks are outside this grid.
+    """
+    sizes = Namespace({name: args[name] for name in GRID})
+    ranks = args["world_size"]
+    return bool(ranks) and not encoder_size(sizes) and ranks % expert_size(sizes) != 0
 
 
 SECOND: Mapping[str, object] = {
@@ -82,7 +112,7 @@ SECOND: Mapping[str, object] = {
         )
     ),
 }
-"""Values that version 2 of Megatron-FSDP requires; None means off."""
+"""Values that version 2 of Megatron-FSDP requires. None means that the argument must be off."""
 
 
 def _second(path: str, wanted: object) -> Check:
@@ -204,6 +234,29 @@ TRAPS = Checks(
         Effect.STOPS,
         "num_microbatches_calculator.py, after all other checks",
         name="no-multiple-of-micro_batch_size-x",
+    ),
+    Check(
+        "expert_model_parallel_size",
+        _uneven_experts,
+        "found {expert_model_parallel_size} on {world_size} ranks: training stops at the start,"
+        " because expert tensor x expert x pipeline parallel size does not divide the number of"
+        " ranks; use more ranks, or smaller sizes",
+        Effect.STOPS,
+        "core/parallel_state.py: initialize_model_parallel",
+        since="0.10.0",
+        name="expert-grid-does-not-divide-the-ranks",
+    ),
+    Check(
+        "expert_model_parallel_size",
+        lambda args: (
+            (args["data_parallel_size"] or 0) % (args["expert_model_parallel_size"] or 1) != 0
+        ),
+        "found {expert_model_parallel_size} with data_parallel_size {data_parallel_size}: training"
+        " stops at the start; expected a divisor of data_parallel_size",
+        Effect.STOPS,
+        "core/parallel_state.py: initialize_model_parallel",
+        until="0.10.0",
+        name="expert-size-does-not-divide-data-ranks",
     ),
     Check(
         "use_megatron_fsdp",

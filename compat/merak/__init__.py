@@ -1,5 +1,5 @@
-"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and main, with
-settings of the script.
+"""The Merak dialect: command lines and keyword mappings of Merak 0.1.0 to 2.2.2 and its main
+branch, with the settings of the training script.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from compat.merak.entries import entry, listen
 
 
 class MerakConfig(Config):
-    """A Merak run. `script` is a training script that fits its command line."""
+    """The settings of a Merak run. `script` is a training script that fits the command line."""
 
     @cached_property
     def flags(self) -> list[str]:
-        """The command line's arguments, word by word."""
+        """The arguments on the command line, word by word."""
         from compat.merak.formats import flags
 
         return [word for line in flags(self.given) for word in line]
 
     @cached_property
     def script(self) -> str:
-        """Python code with `init` by name, the tensor-parallel lists and the trainer."""
+        """Python code for the settings of the script: the call of `init`, the tensor-parallel lists
+        and the trainer.
+        """
         from compat.merak.code import script
 
         return script(self.given, self.effective, self.version)
 
 
 class MerakDialect(PackagedDialect):
-    """Merak, 0.1.0 to 2.2.2 and main."""
+    """The dialect of Merak, 0.1.0 to 2.2.2 and its main branch."""
 
     name: ClassVar[str] = "merak"
     title: ClassVar[str] = "Merak"
@@ -52,8 +54,8 @@ class MerakDialect(PackagedDialect):
         *,
         code: Mapping[str, Any] | None = None,
     ) -> Config:
-        """Read a command line, a file of flags, or a keyword mapping, and check it as that release
-        does.
+        """Read a command line, a file of flags, or a keyword mapping, and check it as Merak
+        `version` does.
 
         A mapping is flat, or has the keys `init`, `args`, `trainer` and `tp_lists`. `code` holds
         settings of the training script, such as `{"init": {"pp": 2, "tp": 2, "dp": 2}}`. Raises
@@ -65,37 +67,39 @@ class MerakDialect(PackagedDialect):
         return self.settled(lambda: read(source, release, lenient, code), release, world_size)
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
-        """Typed values, spellings and remarks from a source."""
+        """Return the typed values of a source, their spellings and remarks on them."""
         from compat.merak.formats import read
 
         return read(source, version, lenient)
 
     def effective(self, config: Config) -> Values:
-        """Defaults of the release and derived values. Raises `ConfigError` with everything that Merak refuses."""
+        """Return the effective values: defaults of the release and derived values. Raises
+        `ConfigError` with every reason why Merak refuses the config.
+        """
         from compat.merak.effective import effective
 
         return Values(effective(config.given, config.version, config.world_size))
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
-        """Whether that release has the parameter or argument `path`."""
+        """Return whether Merak `version` has the parameter or argument `path`."""
         from compat.merak.releases import release
 
         return path in release(version).defaults
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Default of each parameter that a release has."""
+        """Return the default of each parameter in a release."""
         from compat.merak.releases import release
 
         return release(version).defaults
 
     def spellings(self, path: str) -> tuple[str, ...]:
-        """The flag of an argument."""
+        """Return the flag of an argument; empty for a parameter of the script."""
         section, _, name = path.partition(".")
         return (f"--{name}",) if section == "args" else ()
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        """The command line's arguments with the code part beside them, or all settings as one
-        keyword mapping.
+        """Write the arguments as a command line and the other settings as code, or write all
+        settings as one keyword mapping.
         """
         from compat.merak import code, formats
 
@@ -116,8 +120,8 @@ class MerakDialect(PackagedDialect):
         )
 
     def recognises(self, data: Any) -> int:
-        """Number of Merak's names in a source. Names that other stacks have too are counted only if
-        one is there that only Merak has.
+        """Return the number of Merak's names in a source. Names that other stacks have too count
+        only if the source also has a name that only Merak has.
         """
         from compat.merak.recognition import score
 
@@ -135,13 +139,13 @@ ENTRIES = {
     "MerakArguments": "arguments",
     "MerakTrainer": "trainer",
 }
-"""Merak's own names, implemented by the native engine: `import compat.merak as Merak` migrates a
-script.
+"""Names of Merak that the native engine implements, each with its module. `import compat.merak as
+Merak` migrates a script.
 """
 
 
 def __getattr__(name: str) -> Any:
-    """Load the engine when a script first uses one of its names."""
+    """Return one of Merak's names. The engine is loaded when a script first uses such a name."""
     return entry(__name__, ENTRIES, name)
 
 

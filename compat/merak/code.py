@@ -1,4 +1,4 @@
-"""The settings that belong in the training script, as Python code: `init`, the trainer and the
+"""The settings of the training script as Python code: the call of `init`, the trainer and the
 tensor-parallel lists.
 """
 
@@ -19,7 +19,7 @@ Flat = Mapping[str, Any]
 
 
 def script(given: Flat, values: Flat, version: str) -> str:
-    """A short training script for the command line. It calls functions that the user
+    """Return a short training script for the command line. The script calls functions that the user
     has to write.
     """
     sizes = {axis: values.get(f"init.{axis}") for axis in AXES}
@@ -88,6 +88,8 @@ def _trainer(given: Flat, version: str) -> Iterator[str]:
 
 
 def launch(given: Flat, world_size: int | None) -> tuple[str, ...]:
-    """The command that starts the script, with --output_dir, which Merak's parser requires."""
+    """Return the command that starts the script. It contains --output_dir, which Merak's parser
+    requires.
+    """
     output = () if "args.output_dir" in given else ("--output_dir", "output")
     return torchrun(world_size, SCRIPT, *output)

@@ -1,6 +1,4 @@
-"""Rules for the length, seed and intervals of a run, between Merak's arguments and the plan's
-fields.
-"""
+"""Rules that convert the length, seed and intervals of a Merak run to the plan's fields, and back."""
 
 from __future__ import annotations
 
@@ -19,13 +17,15 @@ STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
 
 
 def _read_length(values: Group, context: Context) -> Group:
-    """The number of steps if it is set, else the number of epochs."""
+    """Read the length of the run: the number of steps if it is set, else the number of epochs."""
     steps = values.get(STEPS) or 0
     return {"run.steps": steps} if steps > 0 else {"run.epochs": values.get(EPOCHS)}
 
 
 def _write_length(values: Group, context: Context) -> Group:
-    """The length of the run. If the plan has none, the run ends with its learning-rate schedule."""
+    """Write the length of the run. If the plan does not set it, the run ends at the end of the
+    learning-rate schedule.
+    """
     steps, epochs = values.get("run.steps"), values.get("run.epochs")
     if steps is None and epochs is None:
         steps = values.get("optimizer.schedule.total_steps")
@@ -46,7 +46,7 @@ LENGTH = convert(
 
 
 def _interval(theirs: str, ours: str) -> Rule:
-    """An interval in steps. Merak also accepts a number below 1, which is a share of the run."""
+    """Read an interval in steps. Merak also accepts a number below 1, which is a share of the run."""
     return convert(
         theirs,
         ours,
@@ -68,7 +68,9 @@ KEPT, FINETUNE, TP = "args.save_total_limit", "args.finetune", "init.tp"
 
 
 def split(theirs: str, ours: str, source: str) -> Rule:
-    """A rule for a setting of tensor-parallel layers, which has no effect with one tensor rank."""
+    """Return a rule for a setting of tensor-parallel layers. Such a setting has no effect with one
+    tensor rank.
+    """
     return convert(
         theirs,
         ours,
@@ -123,6 +125,6 @@ RULES = (
         "run.collect_interval",
         "run.backend",
         "run.timeout",
-        note="Merak has no such setting",
+        note="Merak has no setting for this field",
     ),
 )

@@ -1,5 +1,5 @@
-"""Contradictions between Merak's documentation and its source. Rows about defaults are made from
-the release's facts.
+"""Contradictions between Merak's documentation and its source. Contradictions about defaults come
+from the facts of the releases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STATED: tuple[Disagreement, ...] = (
         Disagreement(
             f"init.{axis}",
             ORDER,
-            "the order is pp, tp, dp, and every example passes them so; pass them by name",
+            "the values are in the order pp, tp, dp, also in every example; pass them by name",
             f"{PAGE}, README.md",
             "Merak/initialize.py: init",
         )
@@ -59,7 +59,8 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "args.partition_method",
         "the methods are uniform, uniform_floor and parameters, and uniform cuts evenly",
-        "there are also custom and autopipe, and uniform exceeds the last shard unless the stages divide the shards",
+        "there are also custom and autopipe; with uniform, boundaries exceed the last shard"
+        " unless the number of stages divides the number of shards",
         PAGE,
         "Merak/core/pipeline/module_utils.py: partition_uniform",
         since=REWRITTEN,
@@ -92,7 +93,9 @@ STATED: tuple[Disagreement, ...] = (
 
 
 def _defaults() -> Iterator[Disagreement]:
-    """A row for each default whose documentation differs from the newest release's source."""
+    """Yield a row for each documented default that differs from the default in the newest release's
+    source.
+    """
     at = release(KNOWN[-1])
     for path, said in at.documented.items():
         found = (

@@ -1,5 +1,5 @@
-"""The values that Merak uses for a run: defaults of the release and derived values, or every reason
-why Merak refuses it.
+"""Computes the values that Merak uses for a run: defaults of the release and derived values.
+Reports every reason why Merak refuses the config.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compat.merak.releases import REWRITTEN, Release, lifetime, release
 
 AXES = ("init.pp", "init.tp", "init.dp", "init.sp")
 PLAIN = ("1f1b", "ds_default")
-"""Schedules that work with any number of micro batches."""
+"""Schedules that accept any number of micro batches."""
 OLD_SCHEDULES = (
     "linear",
     "cosine",
@@ -30,10 +30,10 @@ Flat = Mapping[str, Any]
 
 
 def effective(given: Flat, version: str, world_size: int | None) -> dict[str, Any]:
-    """Every value that the release uses, by schema path, without values of None.
+    """Return every value that the release uses, by schema path. Values of None are left out.
 
-    Raises one `ConfigError` with everything that Merak, or the class from which its arguments
-    inherit, refuses.
+    Raises one `ConfigError` with everything that Merak refuses. This includes refusals of
+    transformers' TrainingArguments, from which Merak's arguments inherit.
     """
     at = release(version)
     unknown = []
@@ -59,7 +59,9 @@ def effective(given: Flat, version: str, world_size: int | None) -> dict[str, An
 
 
 def _merge(values: dict[str, Any], at: Release) -> None:
-    """Apply the changes that `mergeargs` of Merak and `__post_init__` of TrainingArguments make."""
+    """Apply the changes to values that `mergeargs` of Merak and `__post_init__` of
+    TrainingArguments make.
+    """
     # Merak's engine knows the schedule only by its other name.
     if values.get("args.train_schedule") == "shifted_critical_path":
         values["args.train_schedule"] = "full_critical_path_1f1b"
@@ -85,7 +87,7 @@ Check = Callable[[Flat, Release, int | None], Iterator[str]]
 
 
 def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of the product of the degrees, which has to be the number of ranks
+    """Yield a problem if the product of the mesh sizes is not the number of ranks
     (core/mpu/topology.py: "Invalid Grid").
     """
     ranks = prod(values.get(axis) or 1 for axis in AXES)
@@ -97,7 +99,7 @@ def _mesh(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
 
 
 def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of number formats (transformers, training_args.py; merak_args/args.py;
+    """Yield problems of number formats (transformers, training_args.py; merak_args/args.py;
     core/pipeline/module.py: configure_distributed_model).
     """
     backend = values.get("args.half_precision_backend")
@@ -119,7 +121,7 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
 
 
 def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of the pipeline schedule (core/merak_engine.py: scheduler_method)."""
+    """Yield problems of the pipeline schedule (core/merak_engine.py: scheduler_method)."""
     name, steps, ranks = (
         values["args.train_schedule"],
         values["args.gradient_accumulation_steps"],
@@ -141,8 +143,8 @@ def _schedules(values: Flat, at: Release, world_size: int | None) -> Iterator[st
 
 
 def _partition(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of a custom partition (core/pipeline/layers_partition.py: custom_layer_idx, which
-    reads only the first value).
+    """Yield problems of a custom partition (core/pipeline/layers_partition.py: custom_layer_idx,
+    which reads only the first value).
     """
     method, words = values["args.partition_method"], values.get("args.custom_partition")
     if method == "custom" and not words:
@@ -167,7 +169,7 @@ def _cuts(word: str) -> tuple[int, ...] | None:
 
 
 def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of tracing and splitting the model (core/fx/graph_shard/split_graph.py;
+    """Yield problems of tracing and splitting the model (core/fx/graph_shard/split_graph.py;
     merak_trainer.py: create_pipeline_module; core/fx/tracer).
     """
     split, trace = values.get("args.split_method"), values.get("args.trace_method", "fx")
@@ -189,14 +191,16 @@ def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
 
 
 def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of the ratios, which Merak converts to numbers (core/pipeline/module.py)."""
+    """Yield problems of the values of activation_checkpoint_ratio, which Merak converts to numbers
+    (core/pipeline/module.py).
+    """
     for word in values.get("args.activation_checkpoint_ratio", ()):
         if number(word) is None:
             yield f"args.activation_checkpoint_ratio: found {shown(word)}, expected a number"
 
 
 def number(word: str) -> float | None:
-    """The word as a number; None if it is not a number."""
+    """Return the word as a number; None if it is not a number."""
     try:
         return float(word)
     except ValueError:
@@ -204,8 +208,8 @@ def number(word: str) -> float | None:
 
 
 def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of ZeRO (core/merak_engine.py). With any stage the engine leaves the reduction of
-    gradients to the optimizer, and only the optimizer of stage 1 reduces them.
+    """Yield problems of ZeRO (core/merak_engine.py). With any ZeRO stage the engine leaves the
+    reduction of gradients to the optimizer, and only the optimizer of stage 1 reduces them.
     """
     on = at.since(REWRITTEN) or values.get("args.zero_optimization")
     stage = values.get("args.zero_stage")
@@ -223,8 +227,8 @@ def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
 
 
 def _learning_rate(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of the learning-rate schedule (transformers, optimization.py: get_scheduler and the
-    functions that it calls).
+    """Yield problems of the learning-rate schedule (transformers, optimization.py: get_scheduler
+    and the functions that it calls).
     """
     name, kwargs = values["args.lr_scheduler_type"], values.get("args.lr_scheduler_kwargs") or {}
     if not at.since(REWRITTEN) and name not in OLD_SCHEDULES:
@@ -249,7 +253,9 @@ SHAPE_KEYS: Mapping[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_stable_steps", "num_decay_steps", "min_lr_ratio", "num_cycles"),
 }
-"""Arguments of each schedule other than warmup and total steps (transformers 4.47)."""
+"""Arguments of each learning-rate schedule other than the numbers of warmup steps and of all steps
+(transformers 4.47).
+"""
 FREE = ("reduce_lr_on_plateau",)
 
 
@@ -281,7 +287,7 @@ get_polynomial_decay_schedule_with_warmup).
 
 
 def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """Problems of the evaluation (transformers, training_args.py: `__post_init__`)."""
+    """Yield problems of the evaluation (transformers, training_args.py: `__post_init__`)."""
     when = _evaluates(values)
     if values["args.load_best_model_at_end"] and when != values["args.save_strategy"]:
         saves = values["args.save_strategy"]
@@ -296,7 +302,9 @@ def _evaluation(values: Flat, at: Release, world_size: int | None) -> Iterator[s
 
 
 def _lists(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
-    """core/tensor_parallel/mp_attrs.py: set_tp_layer_lists."""
+    """Yield problems of the tensor-parallel lists (core/tensor_parallel/mp_attrs.py:
+    set_tp_layer_lists).
+    """
     said = {
         path.partition(".")[2] for path in values if path.startswith("tp_lists.") and values[path]
     }
@@ -324,6 +332,6 @@ CHECKS: tuple[Check, ...] = (
     _evaluation,
     _lists,
 )
-"""All checks for what Merak refuses, in Merak's order. The docstring of each names the place in the
-source.
+"""All checks of what Merak refuses, in the order in which Merak makes them. Each function's
+docstring names the place in the source.
 """

@@ -1,5 +1,5 @@
-"""Modules of Merak's without files here. Their names load the engine when a script first uses one,
-so that reading configs needs no torch.
+"""Modules of Merak that have no files in this package. Their names load the engine when a script
+first uses one, so that reading configs needs no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ MODULES: Mapping[str, Mapping[str, str]] = {
     "utils": {},
     "utils.datasets": {"DynamicGenDataset": "generated"},
 }
-"""Modules of Merak's that have no files here, with the names that scripts import from them."""
+"""Modules of Merak that have no files in this package, with the names that scripts import from
+them.
+"""
 
 
 class Names(ModuleType):
@@ -27,7 +29,7 @@ class Names(ModuleType):
     __path__: tuple[str, ...] = ()  # type: ignore[assignment]
 
     def __getattr__(self, name: str) -> Any:
-        """The object behind `name`, loaded from the engine."""
+        """Return the object behind `name`. The engine is loaded when a script first uses it."""
         if name.startswith("__"):
             raise AttributeError(name)
         return entry(self.__name__, MODULES[self.__name__.removeprefix(f"{HOME}.")], name)

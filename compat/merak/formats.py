@@ -38,14 +38,20 @@ ENTRY = "arguments"
 SECTIONS = ("init", "args", "trainer", "tp_lists")
 SCRIPT_SECTIONS = ("init", "trainer", "tp_lists")
 POSITIONS = ("pp", "tp", "dp", "sp", "backend")
-"""Order of `init`'s parameters in the source. Its documentation and README say dp, tp, pp."""
+"""Order of `init`'s parameters in Merak's source. Merak's documentation and README have another
+order: dp, tp, pp.
+"""
 YES, NO = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
 FLOATS = ("args.zero_stage", "args.zero_allgather_bucket_size", "args.zero_reduce_bucket_size")
-"""Arguments for whole numbers that the parser reads as floats."""
+"""Arguments that are whole numbers, but that Merak's parser reads as floats."""
 LAUNCHER = re.compile(r"\s*(\w+=\S*\s+)*(\S*/)?(python[\d.]*|torchrun|srun|mpirun|deepspeed)\s")
-"""Pattern for the beginning of a command that starts a script, with assignments before it."""
+"""Pattern for the beginning of a command that starts a script. The command may begin with
+assignments of variables.
+"""
 NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
-"""Pattern of a negative number, which argparse reads as a value although it starts with a dash."""
+"""Pattern of a negative number. argparse reads such a word as a value although it starts with a
+dash.
+"""
 
 
 # Reading
@@ -54,10 +60,10 @@ NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 def read(
     source: Any, version: str, lenient: bool, code: Mapping[str, Any] | None = None
 ) -> Reading:
-    """Read a path, text, mapping, list of words or `Written`. Raises all problems at once.
+    """Read a path, text, mapping, list of words or `Written`. Raises one error with all problems.
 
-    `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`; it overrides the
-    source's own.
+    `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`. It takes precedence over
+    such arguments in the source.
     """
     reader = _Reader(version, lenient)
     # In this order: the source overrides the file beside it, and `code` overrides both.
@@ -80,7 +86,7 @@ def read(
 
 
 def _typed(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
-    """Typed values by path, and a problem for each value that does not fit its type."""
+    """Return the typed values by path, and a problem for each value that does not fit its type."""
     try:
         return flatten(validate(Merak, nest(raw))), ()
     except ConfigError as error:
@@ -113,8 +119,8 @@ def _content(source: Any) -> Document:
 
 
 def _empty(source: str | Path | Document) -> Document | None:
-    """A document without words, if the source is a command line without arguments, which the
-    general reader refuses; None for any other source.
+    """Return a document without words if the source is a command line without arguments, which the
+    general reader refuses. Return None for any other source.
     """
     if isinstance(source, Document):
         return None
@@ -130,7 +136,9 @@ def _empty(source: str | Path | Document) -> Document | None:
 
 
 def _beside(source: Any) -> Mapping[str, Any]:
-    """Settings of the script, from the file that was written together with a command line."""
+    """Return the settings of the script from the file that was written together with a command
+    line; empty if there is no such file.
+    """
     if isinstance(source, Written):
         return source.code
     if isinstance(source, str) and (is_text(source) or LAUNCHER.match(source)):
@@ -190,8 +198,8 @@ class _Reader:
                 self.entry(key, value, Origin(line) if line else None)
 
     def script(self, data: Mapping[str, Any]) -> None:
-        """Read settings of the training script, given as sections, or as single parameters such as
-        `init.pp` or `pp`.
+        """Read settings of the training script. They are given as sections, or as single parameters
+        such as `init.pp` or `pp`.
         """
         for name, value in data.items():
             path = name if name in fields(Merak) else _home(name, SCRIPT_SECTIONS)
@@ -214,8 +222,9 @@ class _Reader:
             self.put(f"{name}.{key}", inner, f"{name}.{key}")
 
     def positional(self, sizes: Sequence[Any]) -> Mapping[str, Any]:
-        """Arguments by position, as in `Merak.init(4, 1, 2)`. They have the order of the source,
-        since the order in the documentation is wrong.
+        """Return by name the arguments that a source gives by position, as in `Merak.init(4, 1,
+        2)`. They are in the order of Merak's source, because the order in its documentation is
+        wrong.
         """
         named = dict(zip(POSITIONS, sizes, strict=False))
         if not 3 <= len(sizes) <= len(POSITIONS):
@@ -233,8 +242,8 @@ class _Reader:
         return named
 
     def entry(self, key: str, value: Any, origin: Origin | None) -> None:
-        """Read one key of a flat mapping: an argument, or a parameter of the script by its name or
-        its dotted path.
+        """Read one key of a flat mapping: an argument, or a parameter of the script, by name or by
+        dotted path.
         """
         path = key if key in fields(Merak) else _home(key)
         if path is None:
@@ -245,7 +254,7 @@ class _Reader:
                 self.origins[path] = origin
 
     def put(self, path: str, value: Any, written: str) -> None:
-        """Store one value, or add a problem if the release does not have its path."""
+        """Store one value. Add a problem if the release does not have its path."""
         if path not in fields(Merak):
             section = path.partition(".")[0]
             known = [
@@ -328,8 +337,8 @@ class _Reader:
         return index + 1 if tied else end
 
     def leave_out(self, path: str, name: str, reason: str, line: int | None) -> None:
-        """Leave out an option whose value is not known. That is a problem if a plan field depends
-        on it.
+        """Leave out an option whose value is not known, with a finding. If the plan has a field for
+        the option, this is a problem instead.
         """
         if path in _needed():
             self.problems.append(f"line {line}: {name}: {reason}")
@@ -340,7 +349,7 @@ class _Reader:
             )
 
     def find(self, name: str) -> tuple[str | None, bool]:
-        """The path of an option, and whether it is the `--no_` form of a switch."""
+        """Return the path of an option, and whether the option is the `--no_` form of a switch."""
         known = _options(self.version)
         spelled = (
             name.replace("-", "_")
@@ -386,7 +395,9 @@ class _Reader:
 
 
 def _start(words: Sequence[str]) -> int:
-    """Index of the script's first argument: the one after `python train.py`, or 0."""
+    """Return the index of the first argument of the script: the index of the word after `train.py`,
+    or 0 if the words name no script.
+    """
     scripts = (
         index
         for index, word in enumerate(words)
@@ -411,8 +422,8 @@ def _is_value(word: str) -> bool:
 
 @cache
 def _options(version: str) -> Mapping[str, tuple[str, bool]]:
-    """Options of a release without their dashes, each with its path and whether it is the `--no_`
-    form of a switch.
+    """Return the options of a release without dashes. Each has its path, and true if it is the
+    `--no_` form of a switch.
     """
     defaults = release(version).defaults
     own = {
@@ -428,8 +439,8 @@ def _options(version: str) -> Mapping[str, tuple[str, bool]]:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Arguments for which the plan has a field. If the value of one is not known, it cannot be left
-    out.
+    """Return the arguments for which the plan has a field. If the value of one of these is unknown,
+    the config cannot be read.
     """
     from compat.merak.rules import table
 
@@ -442,7 +453,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _home(name: str, sections: Sequence[str] = ("args", *SCRIPT_SECTIONS)) -> str | None:
-    """The path of a parameter that is named without its section."""
+    """Return the path of a parameter that is given by name only, without its section."""
     return next(
         (f"{section}.{name}" for section in sections if f"{section}.{name}" in fields(Merak)), None
     )
@@ -450,7 +461,7 @@ def _home(name: str, sections: Sequence[str] = ("args", *SCRIPT_SECTIONS)) -> st
 
 @cache
 def kind(path: str) -> type:
-    """Type of a value of `path`: bool, int, float, str, tuple or dict."""
+    """Return the type of the values at `path`: bool, int, float, str, tuple or dict."""
     return _kind(fields(Merak)[path].annotation)
 
 
@@ -467,7 +478,7 @@ def _kind(annotation: Any) -> type:
 
 
 def _parsed(path: str, texts: list[str]) -> Any:
-    """The value of an option, as Hugging Face's argument parser reads it."""
+    """Return the value of an option, as Hugging Face's argument parser reads it."""
     made = kind(path)
     if made is bool and not texts:
         return True
@@ -504,7 +515,7 @@ def _mapping(text: str) -> Any:
 
 
 def flags(given: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A tuple for each argument: the option, and its values if it has any."""
+    """Return a tuple of words for each argument: the option, and its values if it has any."""
     found: list[tuple[str, ...]] = []
     for path, value in given.items():
         if not path.startswith("args."):
@@ -529,18 +540,18 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def flags_text(given: Mapping[str, Any]) -> str:
-    """The arguments of the command line, one on each line, quoted for a shell."""
+    """Return the arguments of the command line, one on each line, quoted for a shell."""
     text = "".join(" ".join(map(shlex.quote, line)) + "\n" for line in flags(given))
     return text or "# no arguments\n"
 
 
 def json_text(given: Mapping[str, Any]) -> str:
-    """All settings as one keyword mapping."""
+    """Return all settings as one keyword mapping."""
     return json.dumps(nest(given), indent=2) + "\n"
 
 
 def script_part(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that belong in the training script, as nested mappings."""
+    """Return the settings that belong in the training script, as nested mappings."""
     found: dict[str, Any] = nest(
         {path: value for path, value in given.items() if not path.startswith("args.")}
     )

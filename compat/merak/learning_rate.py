@@ -1,5 +1,5 @@
-"""Rules between the plan's schedule and the learning-rate schedules of Hugging Face that Merak's
-trainer builds.
+"""Rules that convert the learning-rate schedules of Hugging Face, which Merak's trainer builds, to
+the plan's schedule, and back.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ SHAPES: Mapping[str, str] = {
     "inverse_sqrt": "inverse_sqrt",
     "warmup_stable_decay": "wsd",
 }
-"""The plan's schedule that is equal or nearest to each schedule of Hugging Face."""
+"""For each schedule of Hugging Face, the plan's name of the same or the most similar schedule."""
 TENTH = 10
-"""Divisor of the schedule's length that gives the length of WSD's decay, if the plan has none."""
+"""Divisor of the schedule's length that gives the length of WSD's decay, if the plan does not set
+it.
+"""
 UNWARMED = ("constant", "reduce_lr_on_plateau")
 USUAL: Mapping[str, Mapping[str, float]] = {
     "polynomial": {"power": 1.0},
@@ -44,7 +46,7 @@ USUAL: Mapping[str, Mapping[str, float]] = {
     "cosine_with_min_lr": {"num_cycles": 0.5},
     "warmup_stable_decay": {"num_cycles": 0.5},
 }
-"""Values of further arguments with which a schedule is equal to the plan's."""
+"""Values of further arguments with which a schedule of Hugging Face equals the plan's schedule."""
 
 
 def _said(values: Group) -> Mapping[str, Any]:
@@ -52,8 +54,8 @@ def _said(values: Group) -> Mapping[str, Any]:
 
 
 def _blurred(values: Group) -> bool:
-    """Whether the plan's schedule is only similar to that of Hugging Face, or the warmup depends on
-    the length of the data.
+    """Return whether the plan cannot hold the schedule exactly: the plan's schedule is only
+    similar, or the warmup depends on the size of the data.
     """
     name, said = values[TYPE], _said(values)
     unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
@@ -72,7 +74,9 @@ def _blurred(values: Group) -> bool:
 
 
 def _warmup(values: Group) -> int:
-    """Steps of warmup. The ratio takes effect only if no steps are given and the length of the run is known."""
+    """Return the number of warmup steps. The ratio takes effect only if the config gives no number
+    of warmup steps and the length of the run is known.
+    """
     if values[TYPE] in UNWARMED:
         return 0
     share = ceil(values[TOTAL] * values[RATIO]) if values[TOTAL] > 0 else 0
@@ -128,7 +132,9 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
-    """Their schedule and its further arguments; old releases have no such arguments."""
+    """Return the name of Hugging Face's schedule for a plan, and its further arguments. Old
+    releases do not have such arguments.
+    """
     name, minimum = values[SCHEDULE + "name"], values.get(SCHEDULE + "minimum") or 0.0
     warmup, total = values.get(SCHEDULE + "warmup_steps") or 0, values.get(SCHEDULE + "total_steps")
     below = minimum < _peak(values)
@@ -152,7 +158,9 @@ def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
 
 
 def _stable(values: Group, total: int, warmup: int, minimum: float) -> Mapping[str, Any]:
-    """Arguments of WSD: the lengths of plateau and decay, and the learning rate after the decay."""
+    """Return the arguments of Hugging Face's WSD schedule: the lengths of plateau and decay, and
+    the last learning rate as a share of the peak.
+    """
     told = values.get(SCHEDULE + "decay_steps")
     decay = min(max(1, total // TENTH) if told is None else told, total - warmup)
     lengths = {"num_stable_steps": total - warmup - decay, "num_decay_steps": decay}

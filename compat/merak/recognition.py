@@ -1,4 +1,4 @@
-"""Recognises sources of Merak. Other stacks share many of its argument names."""
+"""Recognises sources of Merak, although other stacks share many of its argument names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ALONE = frozenset(
         "input_names",
     }
 )
-"""Top-level names that no other stack has."""
+"""Names of keys at the top level that no other stack has."""
 
 
 @cache
@@ -47,7 +47,7 @@ def _names() -> frozenset[str]:
 
 
 def score(data: Any) -> int:
-    """The number of Merak's names in a source; 0 if it belongs to another stack."""
+    """Return the number of Merak's names in a source; 0 if the source belongs to another stack."""
     if isinstance(data, Script):
         own = ALONE.difference(SHARED)
         for launch in data.launches:
@@ -64,11 +64,13 @@ def score(data: Any) -> int:
 
 
 SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size", "zero_stage")
-"""Names that other scripts with Hugging Face's arguments use too."""
+"""Names of arguments that scripts of other stacks with Hugging Face's arguments use too."""
 
 
 def is_launch(launch: Launch) -> bool:
-    """Whether a run of a script is Merak's. Hugging Face's Trainer with DeepSpeed shares many of its names."""
+    """Return whether a command in a script starts a Merak run. Scripts with Hugging Face's Trainer
+    and DeepSpeed share many argument names.
+    """
     words = launch.texts
     return not any(word.startswith("--deepspeed") for word in words) and bool(score(words))
 

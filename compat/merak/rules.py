@@ -31,13 +31,13 @@ from compat.merak.schema import Merak
 BF16 = "2.2.2"
 """First release that reads bf16. Earlier releases accept the argument and ignore it."""
 LEVEL = "args.tp_overlapping_level"
-LAYOUT = "the same sums in another layout"
+LAYOUT = "the same sums are computed in another layout"
 SHARDS = "Merak distributes shards of a traced graph over stages, not layers, and cannot express layer boundaries"
 
 
 def model_rules() -> tuple[Rule, ...]:
-    """Facts about the model."""
-    note = "Merak reads it from the model's own config unless it is given"
+    """Return the rules for the model."""
+    note = "Merak reads this value from the model's own config unless the argument is given"
     pairs = (
         ("num_layers", "layers"),
         ("hidden_size", "hidden"),
@@ -66,7 +66,7 @@ def model_rules() -> tuple[Rule, ...]:
         course.split(
             "args.init_method_std", "model.init.std", "core/pipeline/module.py: init_method_std"
         ),
-        only_ours(*OWN_FACTS, note="it is set in the model's own config", effect=Effect.NONE),
+        only_ours(*OWN_FACTS, note="the model's own config sets this field", effect=Effect.NONE),
     )
 
 
@@ -115,7 +115,7 @@ def _write_sequence(values: Group, context: Context) -> Group:
 
 
 def parallel_rules() -> tuple[Rule, ...]:
-    """Rules for the sizes of the mesh axes."""
+    """Return the rules for the sizes of the mesh axes."""
     return (
         rename("init.tp", "parallel.tensor", effect=Effect.ROUNDING, note=LAYOUT),
         rename("init.pp", "parallel.pipeline", effect=Effect.ROUNDING, note=LAYOUT),
@@ -159,7 +159,7 @@ def parallel_rules() -> tuple[Rule, ...]:
         ),
         only_ours(
             "parallel.order",
-            note="Merak has one order: tensor ranks fastest, then sequence, data and pipeline",
+            note="Merak has one order: tensor ranks vary fastest, then sequence, data and pipeline",
             effect=Effect.COST,
         ),
     )
@@ -217,12 +217,12 @@ ORDERS = {
     CRITICAL: CRITICAL,
     "full_critical_path_1f1b": CRITICAL,
 }
-"""The plan's name of each train_schedule."""
+"""The plan's name for each value of train_schedule."""
 
 
 def _read_order(values: Group) -> Group:
-    """The plan's schedule. Without recomputation the critical-path schedule differs from 1F1B in
-    only one step, and is read as 1F1B.
+    """Read the plan's schedule. Without recomputation the critical-path schedule differs from 1F1B
+    in a single step, and is read as 1F1B.
     """
     if not _piped(values.get("init.pp")):
         return {}
@@ -235,10 +235,9 @@ def _read_order(values: Group) -> Group:
 
 
 def _write_order(values: Group) -> Group:
-    """The train_schedule for the plan's variant of 1F1B if Merak accepts that variant, else for
-    plain 1F1B.
+    """Write the train_schedule: the plan's variant of 1F1B if Merak accepts it, else plain 1F1B.
 
-    For a variant Merak needs enough micro batches, and for the critical path also a ratio of
+    For a variant Merak needs enough micro batches. The critical-path variant also needs a ratio of
     recomputed layers.
     """
     name, ranks, steps = (
@@ -256,7 +255,7 @@ def _write_order(values: Group) -> Group:
 
 
 def stage_rules() -> tuple[Rule, ...]:
-    """Rules for the stages and the pipeline schedule."""
+    """Return the rules for the stages and the pipeline schedule."""
     one = "Merak runs 1F1B with one stage on each rank"
     return (
         convert(
@@ -331,14 +330,14 @@ REDUCE_BUCKET, GATHER_BUCKET = "args.zero_reduce_bucket_size", "args.zero_allgat
 
 
 def sharded(values: Group, context: Context) -> bool:
-    """Whether ZeRO is on."""
+    """Return whether ZeRO is on."""
     return values.get("args.zero_stage") == 1 and (
         context.since(REWRITTEN) or bool(values.get("args.zero_optimization"))
     )
 
 
 def zero_rules() -> tuple[Rule, ...]:
-    """Sharding over data ranks."""
+    """Return the rules for sharding over data ranks."""
     return (
         convert(
             ZERO_FIELDS,
@@ -433,12 +432,12 @@ PRECISION = convert(
 
 
 def automatic(values: Group) -> bool:
-    """Whether automatic mixed precision decides the formats."""
+    """Return whether automatic mixed precision determines the number formats."""
     return not values.get("args.fp16") and values.get("args.half_precision_backend") in AUTOCAST
 
 
 def compute(values: Group, context: Context) -> str:
-    """The format in which the release trains."""
+    """Return the number format in which the release trains."""
     if values.get("args.fp16"):
         return "fp16"
     if values.get("args.bf16") and context.since(BF16):
@@ -471,7 +470,9 @@ TORCH_SCALER = {
 }
 TORCH_WINDOW = 2000
 TORCH_FLOOR = {"precision.loss_scale.minimum": 1.0, "precision.loss_scale.final": False}
-"""Settings of the loss scaler in automatic mixed precision that Merak's fp16 has too."""
+"""Plan fields for the smallest loss scale in torch's automatic mixed precision. As in Merak's fp16,
+an overflow at this scale does not end the run.
+"""
 
 SCALED = ("args.fp16", "args.half_precision_backend", "precision.compute")
 LOSS_SCALE = convert(
@@ -538,8 +539,8 @@ def _read_window(values: Group, context: Context) -> Group:
 
 
 def _read_floor(values: Group) -> Group:
-    """The smallest loss scale, and the fact that an overflow at this scale does not end the run.
-    torch's scaler has fixed values for both.
+    """Read the smallest loss scale. Neither Merak nor torch ends the run at an overflow at this
+    scale. In torch's scaler the smallest scale is fixed.
     """
     if not values.get("args.fp16"):
         return TORCH_FLOOR if automatic(values) else {}
@@ -663,8 +664,8 @@ CLIP = convert(
 
 
 def unclipped(values: Group) -> bool:
-    """Whether the backend switches clipping off. The engine has no branch that clips
-    under cpu_amp.
+    """Return whether the backend switches clipping off. Under cpu_amp the engine does not clip
+    gradients.
     """
     return values.get("args.half_precision_backend") == "cpu_amp" and not values.get("args.fp16")
 
@@ -689,8 +690,9 @@ RECOMPUTE = convert(
         "args.activation_checkpoint_ratio": "recompute.ratio",
     },
     lossy=(
-        "Merak recomputes groups of shards, not of layers; it has no selective recomputation, and"
-        " only one ratio, or one for each stage"
+        "Merak recomputes groups of shards, not of layers; it has no selective"
+        " recomputation; its ratio is one number for the first stage, or one number for each"
+        " stage"
     ),
     blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
     source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
@@ -727,7 +729,7 @@ def _write_recompute(values: Group) -> Group:
 
 
 def other_rules() -> tuple[Rule, ...]:
-    """Rules for plan fields for which Merak has no setting."""
+    """Return the rules for plan fields for which Merak has no setting."""
     return (
         always(
             "loss",
@@ -741,7 +743,7 @@ def other_rules() -> tuple[Rule, ...]:
             "optimizer.nesterov",
             "optimizer.amsgrad",
             "optimizer.bias_correction",
-            note="Merak's AdamW has no such switch",
+            note="Merak's AdamW has no switch for this field",
         ),
         spared(
             "args.weight_decay",
@@ -829,12 +831,12 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ("a LoRA adapter that Merak inserts", Effect.NUMBERS, ("lora_config", "adapter_name")),
     ("the device on which a rank runs", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
 )
-"""Arguments without a plan field: the reason why no plan has one, and the effect on the run if the
-argument is dropped.
+"""Arguments that no plan field stands for, in groups. Each group has the reason, and the effect on
+the run if an argument is dropped.
 """
 REASONS: Mapping[str, Why] = {
     **{f"args.{name}": Why(note, effect) for note, effect, names in KEPT for name in names},
-    "init.backend": Why("Merak overwrites it by NCCL if torch has that, else by MPI", Effect.NONE),
+    "init.backend": Why("Merak replaces the value by NCCL if torch supports NCCL, else by MPI", Effect.NONE),
     "trainer": Why("objects of the training script", Effect.NONE),
     "tp_lists": Why(
         "in other stacks the model's code tells how each module is split over tensor ranks",
@@ -848,7 +850,7 @@ INHERITED = Why(
 
 
 LACKS = {
-    "model": "it is set in the model's own config",
+    "model": "the model's own config sets this field",
     "parallel.vocabulary": "Merak splits the vocabulary only if `parallel_vocab` is set",
     "parallel.context_method": "Merak uses an all-to-all, which exchanges heads for tokens",
     "parallel.dispatcher": "Merak has no experts",
@@ -860,12 +862,12 @@ LACKS = {
     "recompute.modules": "Merak recomputes whole layers",
     "run": "Merak's trainer does not have this switch",
 }
-"""The reason for each plan field that no rule above claims."""
+"""Reasons why Merak lacks the plan fields that no rule above names, by section of the plan."""
 
 
 @cache
 def table() -> tuple[Rule, ...]:
-    """Every rule. Each path of Merak, and each plan path, is in exactly one."""
+    """Return all rules. Each path of Merak and each plan path is in exactly one rule."""
     mapped = (
         *model_rules(),
         *parallel_rules(),

@@ -1,5 +1,5 @@
-"""Every setting of a Merak run, with type and description: `init`, `MerakArguments`, the trainer,
-and the tensor-parallel lists.
+"""Every setting of a Merak run, with type and description: parameters of `init`, `MerakArguments`,
+the trainer, and the tensor-parallel lists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def _word(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """A list whose numbers are written as words, as on the command line."""
+    """Return a list with each number as a word, as on the command line. Return other values
+    unchanged.
+    """
     if isinstance(value, list | tuple):
         return tuple(
             repr(item) if isinstance(item, int | float) and not isinstance(item, bool) else item
@@ -305,12 +307,10 @@ class Arguments(Section):
     per_device_eval_batch_size: Count | None = field(
         None, description="Number of sequences in a microbatch of the evaluation."
     )
-    do_train: bool | None = field(
-        None, description="For the training script, which decides on its effect."
-    )
+    do_train: bool | None = field(None, description="Only the training script reads this argument.")
     do_eval: bool | None = field(None, description="Evaluate at the end of each epoch.")
     do_predict: bool | None = field(
-        None, description="For the training script, which decides on its effect."
+        None, description="Only the training script reads this argument."
     )
     eval_steps: Positive | None = field(
         None, description=("Number of batches in an evaluation. Default: all.")
@@ -406,7 +406,7 @@ class Arguments(Section):
         None, description="Number of batches that each process loads ahead."
     )
     dataloader_persistent_workers: bool | None = field(
-        None, description="Loading processes outlive an epoch."
+        None, description="Processes that load data keep running after an epoch."
     )
     run_name: str | None = field(None, description="Name of the run in the logs.")
     disable_tqdm: bool | None = field(None, description="No progress bars.")
@@ -464,7 +464,11 @@ class Trainer(Section):
         None, description=("Module classes that tracing does not enter.")
     )
     loss_fn: Name | None = field(
-        None, description="Loss; from release 2.0.0 on a method get_loss_fn to override."
+        None,
+        description=(
+            "Loss function; from release 2.0.0 on a script overrides the"
+            " method get_loss_fn instead."
+        ),
     )
 
 
@@ -499,7 +503,9 @@ class TensorLists(Section):
 
 
 class Merak(Section):
-    """A Merak run: the arguments of `init`, the command line, the trainer and the tensor-parallel lists."""
+    """A Merak run: the parameters of `init`, the arguments on the command line, the trainer and the
+    tensor-parallel lists.
+    """
 
     init: Init = field(Init(), description="Sizes of the mesh axes.")
     args: Arguments = field(Arguments(), description="Arguments of the command line.")
@@ -508,4 +514,4 @@ class Merak(Section):
 
 
 SCHEMA = Merak
-"""The schema under the name that the dialect expects."""
+"""The schema, under the name by which `PackagedDialect` finds it."""

@@ -40,7 +40,7 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Mesh sizes and batch first, then groups of settings. The settings of each group are
+    """Draw mesh sizes and batch first, then groups of settings. The settings within each group are
     consistent.
     """
     degrees = draw(_degrees(case))
@@ -60,7 +60,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
 
 @st.composite
 def _degrees(draw: DrawFn, case: Case) -> Group:
-    """Arguments of `init`; empty for a command line without a script."""
+    """Draw the arguments of `init`; empty for a command line without a script."""
     if draw(st.sampled_from((True, False, False))):
         return {}
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
@@ -75,7 +75,9 @@ def _degrees(draw: DrawFn, case: Case) -> Group:
 
 @st.composite
 def _model(draw: DrawFn, degrees: Group) -> Group:
-    """Sizes of a model that the ranks of `degrees` divide, also in other stacks."""
+    """Draw sizes of a model that are multiples of the mesh sizes in `degrees`, so that other stacks
+    accept them too.
+    """
     heads = draw(st.sampled_from((1, 2, 8))) * (degrees.get("init.tp") or 1)
     layers, width, tokens = draw(SMALL), draw(SMALL), draw(SMALL)
     facts = {
@@ -136,7 +138,7 @@ def _sharding(case: Case) -> Groups:
 
 SHARES = st.floats(0, 1)
 RATES = ("min_lr", "lr_end")
-"""Arguments that are learning rates, which are drawn as shares of the peak."""
+"""Arguments that are learning rates. They are drawn as shares of the peak."""
 SHAPES: Mapping[str, Groups] = {
     "polynomial": st.fixed_dictionaries(
         {}, optional={"lr_end": SHARES, "power": st.sampled_from((1.0, 2.0))}
@@ -171,7 +173,7 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
 
 @st.composite
 def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Settings of the script other than the mesh sizes."""
+    """Draw settings of the script other than the mesh sizes."""
     known = [
         path
         for path in release(case.version).defaults
@@ -195,12 +197,14 @@ CHOICES = (_schedule, _precision, _sharding, _learning_rate)
 
 
 def paths(case: Case) -> Iterable[str]:
-    """Paths that the release has."""
+    """Return the paths that the release has."""
     return tuple(release(case.version).defaults)
 
 
 def values(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Strategy for a field whose type is not enough to draw its values."""
+    """Return a strategy for a field whose type alone is not enough to draw values; None for other
+    fields.
+    """
     if path.startswith("trainer."):
         return st.lists(NAMES, min_size=1, max_size=2).map(tuple) if kind(path) is tuple else NAMES
     if path == "args.split_method":
@@ -226,10 +230,12 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 BESIDE: Mapping[str, Group] = {
     "args.load_best_model_at_end": {"args.eval_strategy": "steps", "args.save_strategy": "steps"},
 }
-"""Other settings that a field needs."""
+"""For each field that requires other settings: these settings."""
 FACTS = ("args.num_layers", "args.num_heads", "args.hidden_size", "args.seq_length")
 RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, "args.learning_rate", *FACTS)
-"""Fields that depend on the number of ranks or on another field, and fields of the script."""
+"""Fields that `core` draws, because they depend on the number of ranks or on other fields, and
+fields of the script.
+"""
 
 PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
 """The strategies of Merak."""

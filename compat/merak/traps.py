@@ -1,5 +1,5 @@
-"""Settings that Merak accepts and then ignores, fails on or gets wrong. Each check has the effect
-and the place in the source.
+"""Settings that Merak accepts and then ignores, fails on or gets wrong. Each check names the effect
+and the place in Merak's source.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from compat.merak.releases import KNOWN, RELEASES, REWRITTEN, ULYSSES, Release, 
 from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
 
 MAIN = KNOWN[-1]
-ZERO_ONLY = "only ZeRO looks at it; set zero_stage 1 or drop it"
+ZERO_ONLY = "only ZeRO looks at this argument; set zero_stage 1 or drop it"
 ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
 
 
 class Seen(checks.Seen):
-    """A config of Merak, as its checks see it. Arguments are found without the prefix `args.`."""
+    """A config of Merak, as the checks get it. Arguments are found by name without the prefix
+    `args.`.
+    """
 
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name if "." in name else f"args.{name}")
 
     def size(self, axis: str) -> int:
-        """Number of ranks on an axis of `init`; 1 if it is not set."""
+        """Return the number of ranks on an axis of `init`; 1 if it is not set."""
         return int(self.values.get(f"init.{axis}") or 1)
 
 
@@ -66,8 +68,8 @@ def _on(seen: Seen) -> bool:
 
 
 def _wrong_norm(seen: Seen) -> bool:
-    """Whether `torch.nn.utils.clip_grad_norm_` clips by the norm of only the rank's own
-    parameters.
+    """Return whether gradients are clipped by the norm of the rank's own parameters only
+    (`torch.nn.utils.clip_grad_norm_`).
     """
     own = (
         not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
@@ -148,7 +150,7 @@ TRAPS = Checks(
     _unused(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
-        "split_method nearest_min_deps puts chunks of similar size in its place;"
+        "split_method nearest_min_deps puts chunks of similar size in place of this number;"
         " activation_checkpointing false switches recomputation off",
         "core/pipeline/module.py: act_ckpt_interval",
         "2.2.1",
@@ -256,7 +258,8 @@ TRAPS = Checks(
     Check(
         "args.lr_scheduler_type",
         lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
-        "broken: the engine steps it without the metric that it needs; use another lr_scheduler_type",
+        "broken: the engine steps it without the metric that the scheduler needs; use"
+        " another lr_scheduler_type",
         Effect.STOPS,
         "core/merak_engine.py: _exec_optimizer_step",
     ),
@@ -272,8 +275,8 @@ TRAPS = Checks(
     Check(
         "args.max_grad_norm",
         _wrong_norm,
-        "each rank clips by the norm of its own gradients, not by the global norm, so results depend on pp and tp; 0 switches it "
-        "off",
+        "each rank clips by the norm of its own gradients, not by the global norm, so"
+        " results depend on pp and tp; 0 switches clipping off",
         Effect.NUMBERS,
         "core/merak_engine.py: clip_fp32_gradients",
     ),
@@ -363,8 +366,8 @@ TRAPS = Checks(
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Findings for a config: checks that hold, unused settings, wrongly documented defaults, and
-    missing settings.
+    """Yield findings for a config: checks that hold, unused settings, wrongly documented defaults,
+    and missing settings.
     """
     values, given, at = config.effective, config.given, release(config.version)
     seen = Seen(values, given, config.context)
@@ -376,7 +379,7 @@ def inspect(config: Config) -> Iterator[Finding]:
 
 @cache
 def _unread() -> frozenset[str]:
-    """Arguments that only the Hugging Face trainer reads."""
+    """Return the arguments that only the Hugging Face trainer reads."""
     return frozenset(next(rule.theirs for rule in table() if rule.note == INHERITED[0])) - set(
         NEEDED
     )
@@ -385,7 +388,9 @@ def _unread() -> frozenset[str]:
 def _inherited(
     given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]
 ) -> Iterator[Finding]:
-    """Findings for arguments of the Hugging Face trainer, which Merak's own trainer no longer inherits from."""
+    """Yield findings for arguments of the Hugging Face trainer, from which Merak's trainer does not
+    inherit since 2.0.0.
+    """
     if not at.since(REWRITTEN):
         return
     for path in given:
@@ -403,14 +408,14 @@ NEEDED = (
     "args.save_strategy",
     "args.metric_for_best_model",
 )
-"""Arguments that Merak's checks still read."""
+"""Arguments of the Hugging Face trainer that Merak's checks still read."""
 
 
 def _misdocumented(
     values: Mapping[str, Any], given: Mapping[str, Any], at: Release
 ) -> Iterator[Finding]:
-    """Findings for defaults that differ from the documentation. The defaults of the release's
-    source are used.
+    """Yield findings for defaults that differ from the documentation. The effective value is the
+    default in the release's source.
     """
     for path, said in at.documented.items():
         if path not in at.defaults:
@@ -430,8 +435,8 @@ def _misdocumented(
 
 
 def _open(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Findings for required settings of the script and the command line that the source does not
-    give.
+    """Yield findings for required settings of the script and of the command line that the source
+    does not give.
     """
     for axis in ("pp", "tp", "dp"):
         if f"init.{axis}" not in values:

@@ -144,7 +144,8 @@ def test_resolved_values_are_checked(deepspeed: Dialect) -> None:
 
 
 def test_unknown_facts_are_named(deepspeed: Dialect) -> None:
-    with pytest.raises(ConfigError, match=r"auto: hiden_size: neither a key of DeepSpeed nor a fact; did you mean hidden_size\?"):
+    wrong = r"auto: hiden_size: neither a key of DeepSpeed nor the name of a fact; did you mean hidden_size\?"
+    with pytest.raises(ConfigError, match=wrong):
         _read(deepspeed, {"train_batch_size": 8}, auto={"hiden_size": 3})
 
 

@@ -177,7 +177,8 @@ UNKNOWN = [
     ({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}}, "scheduler.params.total_num_steps: unknown key"),
     (
         {"aio": {"thread_count": 2}},
-        "aio.thread_count: last read by DeepSpeed 0.16.3, and this is 0.19.8; use aio.intra_op_parallelism",
+        "aio.thread_count: only releases up to DeepSpeed 0.16.3 read this key, and the config is for 0.19.8;"
+        " use aio.intra_op_parallelism",
     ),
     (
         {"tensor_parallel": {"partition_config": {"layer_specs": [{"pattern": "x"}]}}},
@@ -210,7 +211,7 @@ def test_lenient_does_not_relax_what_deepspeed_refuses(deepspeed: Dialect, data:
 def test_newer_and_removed_keys_name_their_release(deepspeed: Dialect) -> None:
     newer = _problems(deepspeed, BASE | {"managed_gradient_accumulation": False}, "0.19.3")
     assert newer == (
-        "managed_gradient_accumulation: new in DeepSpeed 0.19.4, and this is 0.19.3; drop it, or name a later release",
+        "managed_gradient_accumulation: new in DeepSpeed 0.19.4, and the config is for 0.19.3; drop it, or name a later release",
     )
     section = _problems(deepspeed, BASE | {"torch_autocast": {"enabled": True, "dtype": "bf16"}}, "0.17.1")
     assert len(section) == 1

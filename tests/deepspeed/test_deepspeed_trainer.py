@@ -265,7 +265,7 @@ def test_a_code_part_that_was_left_behind_is_named(said: Said, tmp_path: Path) -
     (tmp_path / "ds.json").write_text(
         '{"train_batch_size": 128, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 32}'
     )
-    assert "they agree if 4 ranks share each batch: if the .code.json" in said("check", "ds.json", "--world-size", "8")[2]
+    assert "batch keys agree if 4 ranks share each batch: if the .code.json" in said("check", "ds.json", "--world-size", "8")[2]
     assert "missing that lay" not in said("check", "ds.json", "--world-size", "3")[2]
     (tmp_path / "ds.code.json").write_text('{"pipeline_stages": 4}')
     assert said("check", "ds.json", "--world-size", "8")[0] in (0, 2)
@@ -328,7 +328,7 @@ class TestItsOwnOptimizer:
     def test_one_that_no_plan_knows_is_left_open(self, deepspeed: Dialect) -> None:
         config = deepspeed.read(WITHOUT, world_size=8, trainer={"optim": "adafactor"}, auto={"hidden_size": 64})
         (finding,) = (one for one in config.findings if one.path == "optimizer.type")
-        assert "optim=adafactor, which no Plan knows" in finding.message and not lift(config).optimizer.name
+        assert "optim=adafactor, which no Plan can express" in finding.message and not lift(config).optimizer.name
 
     def test_one_of_the_file_stays(self, deepspeed: Dialect) -> None:
         own = {**WITHOUT, "optimizer": {"type": "Adam", "params": {"lr": "auto"}}}
@@ -344,7 +344,7 @@ class TestItsOwnOptimizer:
         out, err = capsys.readouterr()
         assert "--lr 2e-05\n" in out and "--weight-decay 0.1\n" in out and "add --lr" not in err
         told = " ".join(err.split())
-        assert "builds its own scheduler, cosine, over a number of steps that only the data tells" in told
+        assert "builds its own scheduler, cosine, over a number of steps that follows from the data" in told
         assert run([*words, "--auto", "hidden_size=64", "--auto-from", "max_steps=100"]) == 2
         assert "--lr-decay-style cosine\n--lr-decay-iters 100\n--lr-warmup-iters 3\n" in capsys.readouterr().out
 

@@ -6,6 +6,7 @@ import pytest
 
 import bridge
 import compat
+from bridge.rules import Effect
 
 MEGATRON = compat.load("megatron")
 BARE = (
@@ -38,3 +39,21 @@ def test_a_translation_does_not_write_what_stops() -> None:
     assert "use_distributed_optimizer" not in result.config.given
     assert not any("stops at the start" in finding.message for finding in result.findings)
     assert "zero_optimization.stage" in {finding.path for finding in result.findings}
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "0.10.0", MEGATRON.versions[-1]])
+def test_ranks_that_the_grid_of_experts_does_not_divide_stop_the_run(version: str) -> None:
+    """NVIDIA's launch of Mixtral asks for 8 x 4 ranks of experts, and starts on one node of 8."""
+    flags = BARE.replace("--global-batch-size 4", "--global-batch-size 32") + (
+        "--num-layers 4 --num-experts 8 --expert-model-parallel-size 8 --pipeline-model-parallel-size 4 --bf16"
+    )
+    few, enough = (MEGATRON.read(flags.split(), version, world) for world in (8, 32))
+    stops = {finding.path for finding in few.findings if finding.effect is Effect.STOPS}
+    assert stops == {"expert_model_parallel_size"}
+    assert not any(finding.effect is Effect.STOPS for finding in enough.findings)
+
+
+def test_the_script_of_deepspeed_says_how_experts_are_split() -> None:
+    flags = f"{BARE} --num-experts 8 --expert-model-parallel-size 4".split()
+    result = bridge.translate(MEGATRON.read(flags, world_size=4), compat.load("deepspeed"))
+    assert "ep_size=4" in result.written.snippet

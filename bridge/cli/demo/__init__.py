@@ -29,7 +29,7 @@ LAUNCH, TARGET, BACK = "megatron.args", "ds_config.json", "back.args"
 CONTENTS = {
     LAUNCH: "the launch that was converted",
     TARGET: "the DeepSpeed config",
-    "ds_config.code.json": "what DeepSpeed keeps in the training script, as data",
+    "ds_config.code.json": "settings that a training script for DeepSpeed has to make, as JSON",
     "ds_config.code.py": "the same settings as Python, to paste into the script",
     f"{TARGET}.carry.json": "settings that DeepSpeed cannot express; the way back reads it",
     BACK: "the launch again, converted back",
@@ -79,12 +79,12 @@ def demo(
 
 
 def launch() -> str:
-    """Text of the bundled launch."""
+    """Return the text of the bundled launch."""
     return bundled(LAUNCH)
 
 
 def bundled(name: str) -> str:
-    """Text of a bundled file."""
+    """Return the text of a bundled file."""
     return files("bridge.cli.demo").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -37,7 +37,7 @@ def main(plan: str, path: str, steps: str, more: str, limits: str) -> None:
 
 
 def warm(*arguments: str) -> None:
-    """Load what all ranks need."""
+    """Load the modules that all ranks need, before the ranks are forked."""
     NATIVE.load()
 
 

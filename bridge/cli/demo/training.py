@@ -23,12 +23,13 @@ RANKS = 2
 STEPS, MORE = 20, 3
 MICROBATCHES = 2
 LR = 1e-3
-"""The learning rate for the demo's model. That of the launch is for a model a thousand times
-larger, with 500 steps of warmup.
+"""The learning rate for the demo's model.
+
+The rate in the launch file is for a model a thousand times larger, with 500 steps of warmup.
 """
 RUN = "run"
 FALL = 0.8
-"""The loss has to fall below this share of the first one."""
+"""Largest final loss that the demo accepts, as a share of the loss of the first step."""
 
 Row = dict[str, Any]
 
@@ -84,7 +85,7 @@ def train(
 
 
 def _small(plan: Plan) -> tuple[Plan, list[str]]:
-    """The plan for two ranks and a small model, and what was changed."""
+    """Return the plan for two ranks and a small model, and a line for each changed value."""
     fitted, findings = fit(plan, RANKS, PRESETS["tiny"])
     values = {
         path: value

@@ -1,4 +1,8 @@
-"""Shell scripts as data: parsed, never run; the runs that they start, with the line of every word."""
+"""Shell scripts as data.
+
+A script is parsed and never run; the result is the training runs that it starts, with the line of
+every word.
+"""
 
 from __future__ import annotations
 

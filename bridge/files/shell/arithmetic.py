@@ -10,7 +10,7 @@ from bridge.files.shell.patterns import Unread
 
 LONGEST = 10_000
 DEEPEST = 40
-"""Deepest nesting of an expression, and of names whose values are expressions themselves."""
+"""Largest depth of nested brackets in an expression, and of variables whose values are expressions too."""
 TOKEN = re.compile(
     r"[ \t\n]*(?:(?P<number>[0-9][0-9A-Za-z_@]*(?:#[0-9A-Za-z_@]+)?)|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<sign>\*\*|<<=|>>=|\+\+|--|&&|\|\||<=|>=|==|!=|<<|>>|[-+*/%&^|]=|[-+*/%&^|<>=!~?:,()\[\]]))",
@@ -32,32 +32,35 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("+", "-"),
     ("*", "/", "%"),
 )
-"""Left-associative binary operators, lowest precedence first."""
+"""Left-associative binary operators in groups of equal precedence, lowest precedence first."""
 
 
 class Wrong(ValueError):
-    """An expression on which a shell stops with an error."""
+    """Raised for an expression at which a shell stops with an error."""
 
 
 class Dropped(Wrong):
-    """A failed assignment.
+    """Raised for a failed assignment.
 
-    A shell reports it, drops the current line, and continues with the next one.
+    A shell reports the failure, skips the rest of the line, and continues with the next line.
     """
 
 
 class Unset(Wrong):
-    """A variable that is not set under `set -u`. A shell ends at its use."""
+    """Raised for the use of a variable that is not set, under `set -u`. A shell ends there."""
 
 
 class Names(Protocol):
-    """Access to variables. An index is None for a plain variable."""
+    """Access to shell variables. The index is None for a variable that is no array."""
 
     def text_of(self, name: str, index: str | None) -> str:
-        """Value of a variable; empty if it is not set. Raises `Unread` if it is not known."""
+        """Return the value of a variable; empty if the variable is not set.
+
+        Raises `Unread` if the value is not known.
+        """
 
     def assign(self, name: str, index: str | None, number: int) -> None:
-        """Give a variable a value."""
+        """Assign a number to a variable."""
 
 
 def _quotient(left: int, right: int) -> int:
@@ -95,7 +98,10 @@ Place = tuple[str, str | None]
 
 
 def value(text: str, names: Names, depth: int = 0) -> int:
-    """The value of an expression. Raises `Wrong` if a shell stops at it, `Unread` if a part is not known."""
+    """Return the value of an expression.
+
+    Raises `Wrong` if a shell stops at the expression, and `Unread` if a part of it is not known.
+    """
     if len(text) > LONGEST:
         raise Unread(f"an expression of more than {LONGEST:,} characters is not supported")
     if depth > DEEPEST:
@@ -104,12 +110,12 @@ def value(text: str, names: Names, depth: int = 0) -> int:
 
 
 def assigned(text: str) -> set[str]:
-    """The names that an expression may change."""
+    """Return the names of variables that an expression may change."""
     return {first or second for first, second in ASSIGNING.findall(text)}
 
 
 def number(text: str) -> int:
-    """The value of a number as it is written: decimal, octal, hexadecimal, or `base#digits`."""
+    """Return the value of a number literal: decimal, octal, hexadecimal, or `base#digits`."""
     base, sign, digits = text.partition("#")
     if not sign:
         if text[:2] in ("0x", "0X"):
@@ -133,7 +139,7 @@ def number(text: str) -> int:
 
 
 def _wrapped(result: int) -> int:
-    """The result as a signed number of 64 bits, which wraps around on overflow."""
+    """Return the result as a signed number of 64 bits, which wraps around on overflow."""
     return (int(result) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
@@ -168,9 +174,7 @@ class _Expression:
         )
 
     def _take(self, *signs: str) -> str:
-        """Consume the next sign, and return it, if it is one of `signs`; otherwise return an empty
-        text.
-        """
+        """Consume and return the next operator if it is one of `signs`; otherwise return an empty text."""
         if self.kind != "sign" or self.sign not in signs:
             return ""
         found = self.sign
@@ -198,7 +202,10 @@ class _Expression:
         return result
 
     def _choice(self, assigns: bool = True) -> int:
-        """The value of `test ? one : other`. With `assigns`, an assignment may stand here."""
+        """Return the value of `test ? one : other`.
+
+        With `assigns`, the expression may begin with an assignment.
+        """
         self.begun = self.position if assigns else -1
         test = self._or()
         if not self._take("?"):

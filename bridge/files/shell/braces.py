@@ -16,11 +16,17 @@ NAME = re.compile(r"[A-Za-z_]")
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 
 Atom = tuple[str, Part]
-"""A character with its part; or an empty text with a part that is longer, such as a variable."""
+"""A character with the part of the word that it comes from.
+
+The text is empty for a part that is not a single character, such as a variable.
+"""
 
 
 def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
-    """The words that brace expansion makes of one word; raises `OverflowError` for too many."""
+    """Return the words that brace expansion makes of one word.
+
+    Raises `OverflowError` for too many words.
+    """
     if not any(part.kind == "text" and "{" in text[part.start : part.end] for part in parts):
         return [parts]
     atoms: list[Atom] = []
@@ -73,9 +79,9 @@ def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
 
 
 def _words(atoms: Sequence[Atom]) -> list[list[Atom]]:
-    """Every alternative of the first brace, combined with every word that the rest makes.
+    """Combine every alternative of the first brace with every expansion of the rest.
 
-    The leftmost brace varies slowest.
+    The alternatives of the leftmost brace vary slowest.
     """
     for place, (char, _) in enumerate(atoms):
         found = _choices(atoms, place) if char == "{" else None
@@ -90,9 +96,7 @@ def _words(atoms: Sequence[Atom]) -> list[list[Atom]]:
 
 
 def _choices(atoms: Sequence[Atom], start: int) -> tuple[list[list[Atom]], int] | None:
-    """The alternatives of the brace at `start`, and its end; None if the brace expands to nothing
-    else.
-    """
+    """Return the alternatives of the brace at `start`, and the end of the brace; None if this brace is not expanded."""
     depth, cuts = 0, [start]
     for place in range(start, len(atoms)):
         char = atoms[place][0]

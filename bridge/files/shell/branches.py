@@ -1,4 +1,7 @@
-"""Branches of `if` and `case`: reads the branch that is taken, or all that may be taken."""
+"""Branches of `if` and `case`.
+
+The branch that is taken is read; if that is not known, all possible branches are read.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def if_(reader: Reader, node: Node) -> None:
-    """Read the first branch whose condition holds, or all branches that may be taken."""
+    """Read the first branch of an `if` whose condition is true.
+
+    If a condition is not known, read all branches that may be taken.
+    """
     _branch(reader, list(_clauses(node)), node)
 
 
@@ -105,7 +111,7 @@ def _body(reader: Reader, text: str | None, item: Node, rest: Sequence[Node], no
 
 
 def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
-    """Whether one of the patterns of an item fits; None if that is not known."""
+    """Return whether one of the patterns of a `case` item matches; None if that is not known."""
     close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
     fold = "nocasematch" in reader.scope.options
     unsure = False
@@ -131,8 +137,10 @@ def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
 
 
 def _check_groups(reader: Reader, token: Token) -> None:
-    """Raise unless `extglob` is on for a pattern like `@(a|b)`. A shell parses a line before it
-    runs it, so that the option has to be set on an earlier line.
+    """Raise `SourceError` for a pattern like `@(a|b)` unless `extglob` is on.
+
+    The option must be set on an earlier line, because a shell parses a whole line before it runs
+    it.
     """
     written = token.word.parts if token.word else ()
     if not any(part.kind == "text" and GROUPS.search(reader.source.said(part)) for part in written):
@@ -145,7 +153,7 @@ def _check_groups(reader: Reader, token: Token) -> None:
 
 
 def _clauses(node: Node) -> Iterator[tuple[Sequence[Node] | None, Sequence[Node]]]:
-    """Conditions and bodies of an `if`, in order; the condition of `else` is None."""
+    """Yield the condition and body of each branch of an `if`, in order; the condition of `else` is None."""
     own = [
         child for child in node.children if child.type not in ("elif_clause", "else_clause", "fi")
     ]

@@ -34,12 +34,13 @@ MOST_CHARACTERS = 2**20
 TOOLS = re.compile(
     r"(^|/)(\.?bashrc|\.?(bash_)?profile|activate|conda\.sh|setvars\.sh|modules?\.sh)$|^/.*/(bash|init\.sh)$|^/etc/|/etc/profile"
 )
-"""Files that set up tools. They are assumed to set nothing that a run uses."""
+"""Sourced files that set up tools. They are assumed to set no variable that a training run uses."""
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 HIDDEN = 0xF0000
-"""Start of the Unicode range that stands for characters behind a backslash, at which no line is
-split.
+"""First code point of a private range.
+
+It stands for characters after a backslash, so that `read` does not split a line there.
 """
 
 
@@ -52,14 +53,14 @@ def _unknown(reader: Reader, name: str, why: str = OUTPUT, loose: bool = False) 
 
 
 def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
-    """The number that a command gets as its argument, such as the 2 of `break 2`."""
+    """Return the number that a command has as its argument, such as the 2 of `break 2`."""
     if len(called) < 2:
         return default
     text = known(called[1])
     if text is None or not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
         raise reader.refuse(
             reader.place,
-            f"{spelled(called[1])} behind {spelled(called[0])} is no number, or is not known",
+            f"{spelled(called[1])} after {spelled(called[0])} is no number, or is not known",
         )
     return int(text)
 
@@ -68,7 +69,7 @@ def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
 
 
 def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """Model `echo`, which writes its words with blanks between them."""
+    """Model `echo`, which writes its arguments with spaces between them."""
     rest, flags = list(called[1:]), "e" if reader.scope.on("xpg_echo") else ""
     # A word with any other letter is text, and so is everything behind it.
     while rest and re.fullmatch(r"-[neE]+", known(rest[0]) or ""):
@@ -136,7 +137,7 @@ def fail(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def outside(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """A command with unknown status that sets nothing."""
+    """Model a command whose status is unknown and which sets no variables."""
     # `wait` without arguments succeeds. With a process number it returns that program's status.
     waits = spelled(called[0]) == "wait"
     reader.scope.status = 0 if len(called) == 1 and waits else None
@@ -214,11 +215,14 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """Model `read`, which sets variables from a line of the input, as far as that is known."""
+    """Model `read`, which sets variables from a line of the input.
+
+    Where the input is not known, the variables become unknown.
+    """
     options, names = _options(called[1:], "adnNpitu")
     array = options.get("a")
     if several_names := [name for name in names if name is None]:
-        raise reader.refuse(place, f"{len(several_names)} of the names behind read are not known")
+        raise reader.refuse(place, f"{len(several_names)} of the names after read are not known")
     targets = [str(name) for name in names]
     unread = sorted(options.keys() & {"n", "N", "u", "t", "s"})
     if unread or reader.scope.input is None:
@@ -252,7 +256,9 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], list[str | None]]:
-    """The options of a command by letter with their values, and its other words (None: not known).
+    """Return the options of a command, as values by letter, and the other words of the command.
+
+    A word is None if it is not known.
     """
     found: dict[str, str] = {}
     rest = list(words_)
@@ -278,7 +284,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
 def _ask(
     reader: Reader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT
 ) -> None:
-    """Mark the variables that `read` sets as unknown, and the rest of the input as well."""
+    """Mark as unknown the variables that `read` sets, and the rest of the input."""
     for name in names or ([] if array else ["REPLY"]):
         reader.scope.set(name, Value((_unknown(reader, name, why),)))
     if array:
@@ -289,11 +295,10 @@ def _ask(
 
 
 def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
-    """The next line of the input; None if it is not known. Sets the status to 1 if the line has no
-    end.
+    """Return the next line of the input; None if it is not known.
 
-    With `escapes`, a character behind a backslash does not separate words, and does not end the
-    line.
+    Sets the status to 1 if the line has no end. With `escapes`, a character after a backslash
+    separates no words and ends no line.
     """
     text = known(reader.scope.input or ())
     if text is None:
@@ -326,7 +331,7 @@ def _shown(text: str) -> str:
 
 
 def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
-    """The value of each name: one field, and for the last name the rest of the line."""
+    """Return the value of each name: one field of the line, and for the last name the rest of the line."""
     if not names:
         return [line]
     # Blanks of IFS separate in runs, and are dropped at both ends. Any other character of IFS
@@ -404,7 +409,7 @@ def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """Model `set`, which sets options and arguments."""
+    """Model `set`, which sets shell options and the arguments of the script."""
     rest = list(called[1:])
     reader.scope.status = 0
     if not rest or (len(rest) == 1 and known(rest[0]) in ("-o", "+o")):
@@ -529,7 +534,10 @@ def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """Model `source FILE`. If the file cannot be read, the variables that it sets are unknown."""
+    """Model `source FILE`.
+
+    If the file cannot be read, the variables that it may set become unknown.
+    """
     path = called[1] if len(called) > 1 else ()
     reader.scope.status = None
     given = known(path) in INPUT
@@ -545,7 +553,10 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
-    """Note a sourced file that is not read: it may set every variable, unless it sets up tools."""
+    """Note a sourced file that is not read.
+
+    It may set every variable, unless it is a file that sets up tools.
+    """
     line = reader.source.line(reader.place)
     reasons = (piece.why for piece in text or () if isinstance(piece, Unknown))
     tools = bool(TOOLS.search(spelled(path)))
@@ -588,7 +599,10 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
 
 
 def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
-    """Restore the arguments after a sourced file that had its own, unless it called `set` outside of functions."""
+    """Restore the script's arguments after a sourced file that was given arguments.
+
+    They stay changed if that file called `set` outside of functions.
+    """
     if reader.scope.placed is None:
         reader.scope.arguments = (
             _unknown(reader, "@", "it is not known if the sourced file sets them", loose=True),
@@ -601,7 +615,7 @@ def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
 def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """Model `cd`, `pushd` and `popd`.
 
-    The new folder is known if it is the script's own or one that the script made.
+    The new folder is known if it is the script's folder or was made by the script.
     """
     scope, name = reader.scope, spelled(called[0])
     before = scope.folder
@@ -622,7 +636,7 @@ def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
-    """Enter a folder; `away` is its key if it is not known."""
+    """Enter a folder. `away` is the key for the folder if its location is not known."""
     scope = reader.scope
     words_ = [word for word in words_ if known(word) not in ("--", "-P", "-L")]
     if words_ and known(words_[0]) == "":
@@ -638,7 +652,7 @@ def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
 
 
 def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """Model `exec COMMAND`, `nohup`, `command` and `builtin`, which run the command itself."""
+    """Model `exec COMMAND`, `nohup`, `command` and `builtin`, which run the command in their arguments."""
     name, rest = spelled(called[0]), list(called[1:])
     if name == "command" and rest and re.fullmatch(r"-[vVp]+", known(rest[0]) or ""):
         reader.scope.status = None

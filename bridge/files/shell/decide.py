@@ -1,4 +1,7 @@
-"""Conditions of a script: true, false, or undecided if only a run would tell. Handles `[[ ]]`, `[ ]` and `test`."""
+"""Conditions of a script: true, false, or undecided if the value is known only in a real run.
+
+Handles `[[ ]]`, `[ ]` and `test`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ Truth = bool | None
 
 
 class Bad(ValueError):
-    """A condition that a shell refuses, with status 2."""
+    """Raised for a condition at which a shell reports an error, with status 2."""
 
 
 def empty(pieces: Pieces) -> Truth:
@@ -46,9 +49,9 @@ def _not(truth: Truth) -> Truth:
 
 
 def _joined(left: Truth, right: Truth, both: bool) -> Truth:
-    """`left and right` if `both`, else `left or right`.
+    """Return `left and right` if `both`, else `left or right`.
 
-    If one side decides, the other may be unknown.
+    None stands for an unknown truth; the result is known if one side decides it.
     """
     if left is (not both) or right is (not both):
         return not both
@@ -56,15 +59,15 @@ def _joined(left: Truth, right: Truth, both: bool) -> Truth:
 
 
 class Condition:
-    """The condition `[[ ... ]]`, evaluated word by word."""
+    """A condition `[[ ... ]]`, evaluated word by word."""
 
     def __init__(self, items: Sequence[Word | str], expander: Expander) -> None:
         self.items, self.expander, self.position = items, expander, 0
 
     def holds(self) -> Truth:
-        """Whether the condition holds; None if that is not known.
+        """Return whether the condition is true; None if that is not known.
 
-        Raises `Bad` if a shell refuses it.
+        Raises `Bad` for a condition with an error.
         """
         result = self._or(True)
         if self.position < len(self.items):
@@ -95,9 +98,9 @@ class Condition:
     def _side(
         self, needed: bool, before: Truth, decided: bool, read: Callable[[bool], Truth]
     ) -> Truth:
-        """The truth of the right operand, which is not evaluated if the left one decides.
+        """Evaluate the right operand, unless the left operand decides the result.
 
-        If the left one is not known, the variables that the right one assigns are uncertain.
+        If the left operand is not known, variables that the right operand assigns become uncertain.
         """
         if not needed or before is decided:
             return read(False)
@@ -206,7 +209,11 @@ class Condition:
 
 
 def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
-    """The texts of the match and of its groups, as far as they are certain."""
+    """Return the text of the match and the texts of its groups.
+
+    A text is `Unknown` if bash's may differ: Python and POSIX can split a match into groups
+    differently.
+    """
     try:
         found = longest(pattern, text)
     except Unread:
@@ -220,7 +227,7 @@ def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
 
 
 def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
-    """Order of two texts; None if it depends on the locale."""
+    """Return the order of two texts; None if it depends on the locale."""
     left, right = known(first), known(second)
     if left is None or right is None:
         return None
@@ -233,9 +240,10 @@ def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
 
 
 def _by_letters(left: str, right: str, skips: bool) -> bool | None:
-    """Whether `left` sorts first in the order of a language; None if that is not known.
+    """Return whether `left` sorts before `right` in a locale's order: signs, then digits, then
+    letters, upper and lower case together.
 
-    The order is signs, digits, letters of either case. With `skips`, signs are ignored.
+    With `skips`, signs are ignored. None if the order is not known.
     """
     if not (left + right).isascii():
         return None
@@ -282,13 +290,13 @@ def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
 
 
 FILE = ("-e", "-a", "-f", "-r", "-s")
-"""File tests that are true for a file that the script has written, and for one in its folder."""
+"""File tests that are true for each file that the script has written, and for each file in the script's folder."""
 
 
 def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
-    """Whether `-n text`, `-v name` or a test of a file is true.
+    """Return whether `-n text`, `-v name` or a test of a file is true; None if that is not known.
 
-    The result of a file test is known if the file exists, or if the script has removed it.
+    A file test is decided if the file exists or if the script has removed it.
     """
     if sign in ("-n", "-z"):
         blank = empty(pieces)
@@ -330,9 +338,9 @@ def _is_set(name: str, expander: Expander) -> Truth:
 
 
 def tested(words: Sequence[Pieces], expander: Expander) -> Truth:
-    """Whether `[ ... ]` with these words holds; None if that is not known.
+    """Return whether `[ ... ]` with these words is true; None if that is not known.
 
-    Raises `Bad` if a shell refuses it.
+    Raises `Bad` for a condition with an error.
     """
     if any(several(word) for word in words):
         return None

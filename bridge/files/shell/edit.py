@@ -1,4 +1,7 @@
-"""Edits of command-line words where they are written: in a script's arrays, strings and commands, the rest byte for byte."""
+"""Edits of command-line words in a script's text: in arrays, strings and commands.
+
+Everything else stays byte for byte.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from bridge.errors import TranslationError
 from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Span
 
 Range = tuple[int, int]
-"""Indices of a range of words: its first one, and the one behind its last."""
+"""A range of word indices: the first index, and the index after the last word."""
 
 
 def edit(
@@ -22,10 +25,11 @@ def edit(
     added: Iterable[Sequence[str]],
     after: int,
 ) -> str:
-    """`text` with new words for each range of `put`, and the words of `added` behind word `after`.
+    """Return `text` with changed words.
 
-    An empty list in `put` removes the words. Raises `TranslationError` for a word without a place
-    of its own.
+    `put` gives the new words for each range of word indices; an empty list removes the range.
+    `added` are words to insert after word `after`. Raises `TranslationError` for a word that does
+    not have a span of its own in the text.
     """
     found = places(words)
     patches = [
@@ -43,9 +47,7 @@ def edit(
 
 
 def places(words: Sequence[Pieces]) -> list[Span | None]:
-    """For each word, the outermost place in the text that belongs to it alone; None if there is
-    none.
-    """
+    """Return for each word the widest span of the text that belongs to no other word; None if there is no such span."""
     owners = Counter(
         place for word in words for place in {place for piece in word for place in _levels(piece)}
     )
@@ -70,12 +72,13 @@ def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
 
 
 def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> list[tuple[Span, str]]:
-    """Patches that replace the words of a range one by one; surplus old words are removed, surplus
-    new ones follow.
+    """Return patches that replace the words of a range one by one.
+
+    Surplus old words are removed; surplus new words are added after the last one.
     """
     if None in found:
         raise TranslationError(
-            "a word of the script comes out of an expansion with others, and cannot be changed alone"
+            "one expansion in the script yields this word together with others, so it cannot be changed alone"
         )
     spans = [place for place in found if place is not None]
     kept = [(place, _quoted(word)) for place, word in zip(spans, new, strict=False)]
@@ -86,7 +89,7 @@ def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> lis
 
 
 def _joined(text: str, spans: Sequence[Span]) -> list[Span]:
-    """The spans of words, with those merged that only blanks separate."""
+    """Return the spans of words. Spans with only spaces or tabs between them are merged."""
     found: list[Span] = []
     for place in (_with_quotes(text, span) for span in spans):
         if found and not text[found[-1][1] : place[0]].strip(" \t"):
@@ -99,7 +102,7 @@ def _joined(text: str, spans: Sequence[Span]) -> list[Span]:
 def _end(text: str, place: Span | None) -> int:
     if place is None:
         raise TranslationError(
-            "the last flag of the script comes out of an expansion with others; nothing can follow it"
+            "one expansion in the script yields the last flag together with others; no flag can be added after it"
         )
     return _with_quotes(text, place)[1] if text[place[0] - 1 : place[0]] == "'" else place[1]
 
@@ -115,7 +118,7 @@ def _with_quotes(text: str, place: Span) -> Span:
 
 
 def _with_line(text: str, place: Span) -> Span:
-    """The range to remove with a word: the blanks before it, and its line if nothing else is left on it."""
+    """Return the span to remove with a word: the word, the blanks before it, and the whole line if nothing else is on it."""
     start, end = len(text[: place[0]].rstrip(" \t")), place[1]
     rest = re.compile(r"[ \t]*(\\?)\n").match(text, end)
     before = text[:start]

@@ -1,4 +1,8 @@
-"""Effects of programs on files: exact for programs that copy, move and remove files, else as far as the arguments tell."""
+"""Effects of programs on files.
+
+They are exact for programs that copy, move and remove files; for other programs, the arguments are
+searched for file names.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,7 @@ CHANGING = frozenset(
         *("unlink", "shred"),
     )
 )
-"""Programs that may change a file that their arguments name."""
+"""Programs that may change a file which an argument names."""
 IN_PLACE = re.compile(r"\s(-\w*i|--in-place)")
 """Options with which `sed` writes files."""
 QUIET = frozenset(
@@ -133,16 +137,19 @@ QUIET = frozenset(
 )
 """Programs that do not change files that a script writes and reads."""
 TRAINERS = frozenset(("python", "env", "time", "nohup", "exec"))
-"""Starters of arbitrary programs. Any other starter starts a run, which does not write its script's files."""
+"""Programs that start an arbitrary other program.
+
+All other starters start a training run, which does not write files of its script.
+"""
 OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
-"""Matches the parts of a word's spelling that are not known."""
+"""Matches the parts of a word's spelling whose expansion is not known."""
 TOUCHES = re.compile(r"open|write|dump|save|\bos\b|subprocess|shutil|[Pp]ath|exec|system|import \*")
-"""Names without which Python code cannot change a file."""
+"""Names in Python code. Code that has none of these names cannot change a file."""
 WRITING = re.compile(
     r"(?:-[oO]|--(?:out|output|save|write|dest|destination|target|to)(?:[-_]\w+)*)(?:=(?P<file>.+))?",
     re.DOTALL,
 )
-"""Matches options that name a file which a program writes."""
+"""Matches options of a program that name a file which the program writes."""
 
 
 def _text(text: str) -> Pieces:
@@ -152,7 +159,7 @@ def _text(text: str) -> Pieces:
 def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
     """Note the files that a program may have changed.
 
-    With `modelled`, its effects are known already.
+    With `modelled`, the effects of the program are already applied.
     """
     if modelled:
         return
@@ -180,7 +187,7 @@ def _said(called: Sequence[Pieces]) -> str:
 
 
 def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
-    """The words of a command that name the files it writes, as far as its options tell."""
+    """Return the words of a command that name the files which it writes, as far as its options show."""
     found = []
     for index, word in enumerate(called):
         option = WRITING.fullmatch(spelled(word))
@@ -192,7 +199,7 @@ def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
 
 
 def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
-    """Mark the files that a program's arguments name, or may name, as uncertain."""
+    """Mark all files as uncertain whose names are, or may be, among a program's arguments."""
     line = reader.source.line(reader.place)
     why = f"{spelled(called[0])} may change it (line {line})"
     unknown = [word for word in called[1:] if known(word) is None]
@@ -227,7 +234,7 @@ def _doubted(reader: Reader, key: str, said: str, why: str) -> None:
 
 
 def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
-    """A program's option letters, and its operands.
+    """Return a program's option letters and its operands.
 
     Raises `Unread` for an option that is not in `flags`.
     """
@@ -271,7 +278,10 @@ def _remove_folder(reader: Reader, key: str) -> None:
 
 
 def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
-    """Model `cp FILE TARGET`, `mv FILE TARGET` with one file, whose content may be unknown."""
+    """Model `cp FILE TARGET` and `mv FILE TARGET` for a single file.
+
+    The content of the file may be unknown.
+    """
     _, names = _operands(texts, "fpv")
     if len(names) != 2:
         return None

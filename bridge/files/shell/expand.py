@@ -1,5 +1,5 @@
-"""Expansion of shell words: variables, defaults, text operators, arithmetic, and known output of
-commands.
+"""Expansion of shell words: variables, default values, operators on text, arithmetic, and the
+output of commands where it is known.
 """
 
 from __future__ import annotations
@@ -33,61 +33,64 @@ LENGTH = re.compile(r"#(?=[A-Za-z0-9_@*#?$!-])")
 _STAR = r"\$\{(?:!\w+\[\*\]|\w+\[\*\][^}])"
 _EACH = r"(?:\[@\]|\$@|\$\{@)"
 EACH = re.compile(_EACH)
-"""Expansions that become one word for each element even within quotes."""
+"""Matches expansions that yield one word for each element, even in double quotes, such as `"$@"`."""
 JOINED = re.compile(f"{_STAR}.*{_EACH}|{_EACH}.*{_STAR}", re.DOTALL)
 ESCAPED = re.compile(rf"\$\{{.*\\[ \t].*{_EACH}|{_EACH}.*\$\{{.*\\[ \t]", re.DOTALL)
 ODD = (
-    ("[*]", JOINED, "a shell reads [*] beside [@] in one pair of quotes in a special way"),
+    ("[*]", JOINED, "[*] and [@] in one pair of quotes are not supported"),
     (
         "\\",
         ESCAPED,
-        "a shell splits at a blank behind a backslash beside [@] in one pair of quotes",
+        "a backslash before a blank and [@] in one pair of quotes are not supported",
     ),
 )
-"""Texts in double quotes that shells read in unusual ways: a sign of each, its pattern, and the
-message.
+"""Texts in double quotes that shells read in unusual ways.
+
+Each has a character to search for first, a pattern, and a message.
 """
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
-"""A word without expansions and quotes."""
+"""Matches a word without expansions and quotes."""
 OUTPUT = "it is the output of a command, and commands are not run"
 FILES = "it depends on the files that match"
 GLOBBING = re.compile(r"[*?\[(]")
-"""Characters of which a pattern has at least one."""
+"""Matches a character without which no word is a glob pattern."""
 GROUPS = re.compile(r"[?*+@!]\(")
 
 Expanded = list[Piece | Break]
 
 
 class Runner(Protocol):
-    """Reads the commands within a word."""
+    """Interface for running the commands within a word."""
 
     def capture(self, source: Source) -> Pieces:
-        """Output of the commands of `source`."""
+        """Return the output of the commands of `source`."""
 
     def stop(self, line: int, problem: str) -> None:
-        """Note that a shell stops at an expansion."""
+        """Note that a shell certainly stops at an expansion."""
 
     def doubt(self, line: int) -> None:
-        """Note that a shell may stop at an expansion."""
+        """Note that a shell possibly stops at an expansion."""
 
     def setter(self, name: str) -> int:
-        """The line on which the script sets a variable anywhere; 0 if it sets it nowhere."""
+        """Return the line on which the script sets a variable anywhere; 0 if there is none."""
 
     def sets(self, name: str) -> bool:
-        """Whether the script has set a variable so far, or is setting it now."""
+        """Return whether the script has set a variable so far, or is setting it at present."""
 
     def lies(self, path: Pieces, filled: bool) -> bool | None:
         """Whether a file exists and, with `filled`, is not empty; None if that is not known."""
 
     def settled_by(self, line: int) -> str:
-        """Command-line options that would decide the branches around a line."""
+        """Return the command-line options that would decide the branches around a line."""
 
 
 class Expander:
-    """Expands the words of one source in a scope."""
+    """Expands the words of one source with the variables of a scope."""
 
     def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
-        """`solid` tells that quotes around an empty expansion still make a word, as they do after
+        """Set up for one source.
+
+        `solid` is true while quotes around an empty expansion still make a word, as they do after
         an operator.
         """
         self.source, self.scope, self.runner = source, scope, runner
@@ -96,7 +99,10 @@ class Expander:
     # Words
 
     def words(self, word: Word, alone: bool = False) -> list[Pieces]:
-        """The words that one word expands to. With `alone`, variables that the script never sets are empty."""
+        """Return the words that one word expands to.
+
+        With `alone`, variables that the script never sets are empty.
+        """
         # Most words of a script are literal.
         literal = self._literal(word)
         if literal is not None:
@@ -119,12 +125,12 @@ class Expander:
         return found
 
     def choices(self, word: Word) -> list[tuple[Part, ...]]:
-        """The words that brace expansion makes of one word."""
+        """Return the words that brace expansion makes of one word."""
         found = braces.expanded(self.source.text, word.parts)
         return found if len(found) == 1 or self.scope.on("braceexpand") else [word.parts]
 
     def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
-        """The text that a word expands to without word splitting: for assigned values, patterns and file names."""
+        """Return the text that a word expands to without word splitting, as in assignments, patterns and file names."""
         literal = self._literal(word)
         if literal is not None:
             return literal
@@ -137,7 +143,7 @@ class Expander:
         return tuple(self.joined(pieces))
 
     def _literal(self, word: Word) -> Pieces | None:
-        """The text of a literal word; None for any other word."""
+        """Return the text of a literal word; None for a word with expansions or quotes."""
         if len(word.parts) != 1 or word.parts[0].kind != "text" or self.source.segments is not None:
             return None
         said = self.source.text[word.start : word.end]
@@ -151,7 +157,7 @@ class Expander:
             )
 
     def _globbed(self, word: Pieces, written: Word) -> Pieces:
-        """The word itself, or an unknown word if it may expand to names of files."""
+        """Return the word, or an unknown word if it may expand to names of files."""
         fitting = any(
             isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text)
             for piece in word
@@ -173,8 +179,9 @@ class Expander:
         return word
 
     def tilde(self, parts: tuple[Part, ...], assigned: bool) -> tuple[Part, ...]:
-        """The parts, with a `~` at the start as a part of its own; with `assigned`, behind a colon
-        too.
+        """Return the parts of a word, with a `~` at the start as a separate part.
+
+        With `assigned`, this also applies to a `~` after a colon.
         """
         if "~" not in self.source.text:
             return parts
@@ -206,11 +213,11 @@ class Expander:
     # Parts
 
     def parts(self, parts: Iterable[Part], quoted: bool) -> Expanded:
-        """The pieces that parts become, before splitting."""
+        """Return the pieces that parts expand to, before word splitting."""
         return [piece for part in parts for piece in self.part(part, quoted)]
 
     def part(self, part: Part, quoted: bool) -> Iterable[Piece | Break]:
-        """The pieces of one part."""
+        """Return the pieces that one part expands to."""
         match part.kind:
             case "text":
                 return self.source.pieces(part.start, part.end, quoted)
@@ -250,7 +257,7 @@ class Expander:
         return [self.unknown(part, OUTPUT, True)]
 
     def _nothing(self, part: Part) -> Text:
-        """The text of an empty pair of quotes, which is a word as well."""
+        """Return the empty text of a pair of quotes without content, which counts as a word."""
         return Text("", self.place(part), True, plain=False)
 
     def _double(self, part: Part) -> Expanded:
@@ -289,7 +296,7 @@ class Expander:
         return [Text(text, self.place(part), True, plain=False)]
 
     def unknown(self, part: Part | Word, why: str, quoted: bool, absent: bool = False) -> Unknown:
-        """An expansion that cannot be known."""
+        """Return the piece for an expansion whose value is not known."""
         return Unknown(
             self.source.said(part),
             self.place(part),
@@ -306,7 +313,10 @@ class Expander:
         return Text(text, self.place(part), quoted, plain=False, splits=not quoted)
 
     def known_or(self, part: Part, quoted: bool, make: Callable[[], str]) -> Piece:
-        """The result of `make`, or an unknown piece with the reason."""
+        """Return the piece that `make` computes.
+
+        If `make` fails, return an unknown piece with the reason.
+        """
         try:
             return self.made(part, make(), quoted)
         except Unread as error:
@@ -315,7 +325,7 @@ class Expander:
             return self.wrong(part, str(error), quoted)
 
     def wrong(self, part: Part, problem: str, quoted: bool) -> Unknown:
-        """The unknown value of an expansion at which a shell stops."""
+        """Return the unknown piece for an expansion at which a shell stops."""
         self.runner.doubt(self.source.line(part.start))
         # The unset variables in it may be the reason. The message says how to set them.
         names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", self.source.said(part)))
@@ -328,7 +338,7 @@ class Expander:
         return self.unknown(part, why, quoted)
 
     def settling(self, text: str) -> str:
-        """Command-line options that would set the unknown variables of a text, for messages."""
+        """Return the command-line options that would set the unknown variables of a text, for messages."""
         names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
         asked = dict.fromkeys(found for name in names for found in self._asked(name))
         if asked:
@@ -350,7 +360,9 @@ class Expander:
         )
 
     def _asked(self, name: str) -> list[str]:
-        """The variables to ask for: the unknown one itself, or those that its value is made of."""
+        """Return the variables that the user would have to set: the unknown variable, or the
+        variables from which its value is made.
+        """
         value = self.scope.get(name)
         if value is None:
             return (
@@ -368,7 +380,7 @@ class Expander:
     # Parameters
 
     def _parameter(self, part: Part, quoted: bool) -> Expanded:
-        """The value of `$NAME` or `${NAME...}`, after its operator if it has one."""
+        """Return the value of `$NAME` or `${NAME...}`, with the operator applied if there is one."""
         try:
             if part.kind == "short":
                 subject = subjects.named(
@@ -408,13 +420,13 @@ class Expander:
         return self._worked(part, subject, position, quoted)
 
     def settled(self, subject: Subject) -> bool:
-        """Whether it is known that a variable is not set."""
+        """Return whether a variable is known to be unset."""
         return (subject.element or self.scope.settled(subject.name)) and not self.scope.may(
             "nounset"
         )
 
     def unset(self, name: str) -> str:
-        """The reason why the value of an unset variable is not known."""
+        """Return the reason why the value of an unset variable is not known."""
         if name.isdigit() and self.scope.arguments is None:
             return (
                 f"it is an argument of the script; set it with --env {self.scope.outer(name)}=..."
@@ -441,7 +453,7 @@ class Expander:
     # What is put in its place
 
     def spread(self, subject: Subject, part: Part, quoted: bool) -> Expanded:
-        """The elements of a variable that has no operator."""
+        """Return the elements of a variable without an operator."""
         if subject.elements is None and not subject.joined:
             if self.settled(subject):
                 return [self.made(part, "", quoted)]
@@ -470,12 +482,14 @@ class Expander:
         return found
 
     def check_joiner(self, joined: str, quoted: bool) -> None:
-        """With an empty IFS, bash joins names, keys and trimmed elements in several ways. Raises `Unread` for these."""
+        """Raise `Unread` if IFS is empty: bash then joins names, keys and trimmed elements in several ways."""
         if joined == "*" and not quoted and self.scope.separators == "":
-            raise Unread("IFS is empty, and a shell joins [*] in a special way here")
+            raise Unread("IFS is empty, and [*] is not supported here then")
 
     def _between(self, joined: str, part: Part, quoted: bool, plain: bool) -> Piece | Break:
-        """The joiner of elements without word splitting: a blank for plain elements, IFS after an operator."""
+        """Return what joins elements without word splitting: a space between plain elements, the
+        first character of IFS after an operator.
+        """
         if joined != "*" and quoted and plain:
             return Break()
         separators = self.scope.separators
@@ -485,7 +499,7 @@ class Expander:
         if joined != "*" and quoted:
             if not first:
                 raise Unread(
-                    "IFS is empty, and a shell joins [@] in a special way if nothing is split"
+                    "IFS is empty, and [@] without word splitting is not supported then"
                 )
             return Break(first, made=True)
         if quoted:
@@ -505,7 +519,7 @@ class Expander:
         return found
 
     def _indirect(self, part: Part, start: int, end: int, quoted: bool) -> Expanded:
-        """The value of `${!NAME}`, `${!NAME[@]}` or `${!PREFIX*}`."""
+        """Return the value of `${!NAME}`, `${!NAME[@]}` or `${!PREFIX*}`."""
         text = self.source.text
         found = NAMED.match(text, start, end)
         if found is None:
@@ -534,7 +548,7 @@ class Expander:
         return self._worked(part, target, position, quoted)
 
     def _worked(self, part: Part, subject: Subject, position: int, quoted: bool) -> Expanded:
-        """A variable after the operator at `position`, if there is one."""
+        """Return the value of a variable, with the operator at `position` applied if there is one."""
         if position < part.end - 1:
             return operators.operated(self, part, subject, position, quoted)
         return self.spread(subject, part, quoted)
@@ -542,14 +556,14 @@ class Expander:
     # Operators
 
     def chars(self, pieces: Iterable[Piece]) -> list[Char]:
-        """The characters of a pattern; only under `extglob` do brackets form groups."""
+        """Return the characters of a pattern. Brackets form groups only under `extglob`."""
         found = active(pieces)
         if not any(special and char == "(" for char, special in found) or self.scope.on("extglob"):
             return found
         return [(char, special and char != "(") for char, special in found]
 
     def operand(self, part: Part, start: int, single: bool, quoted: bool = False) -> Expanded:
-        """The word behind an operator."""
+        """Return the expansion of the word after an operator, such as `text` in `${NAME:-text}`."""
         return self.parts(
             self.tilde(self.source.operand(start, part.end - 1, single), False), quoted
         )
@@ -557,13 +571,16 @@ class Expander:
     # Arithmetic and commands
 
     def arithmetic(self, part: Part, quoted: bool) -> Piece:
-        """The value of `$((...))`, or an unknown piece if a part of it is not known."""
+        """Return the value of `$((...))`, or an unknown piece if a part of the expression is not known."""
         old = self.source.text.startswith("$[", part.start)
         span = (part.start + 2, part.end - 1) if old else (part.start + 3, part.end - 2)
         return self.known_or(part, quoted, lambda: str(self.calculated(*span)))
 
     def calculated(self, start: int, end: int) -> int:
-        """The value of the expression from `start` to `end`; raises `Unread` and `Wrong`."""
+        """Return the value of the arithmetic expression from `start` to `end`.
+
+        Raises `Unread` if it is not known, and `Wrong` if a shell stops at it.
+        """
         pieces = list(self.joined(self.plain(self.parts(self.source.double(start, end), True))))
         text = "".join(piece.text if isinstance(piece, Text) else "" for piece in pieces).replace(
             '"', ""
@@ -575,15 +592,16 @@ class Expander:
         raise Unread(unknown.why)
 
     def plain(self, pieces: Expanded) -> Expanded:
-        """Pieces of an expression, in which unset variables are empty unless `set -u` may stop the
-        shell.
+        """Return the pieces of an expression.
+
+        Unset variables are empty, unless `set -u` may stop the shell.
         """
         return pieces if self.scope.may("nounset") else emptied(pieces)
 
     def evaluated(self, text: str) -> int:
-        """The value of an expression.
+        """Return the value of an expression.
 
-        If it is not known, neither are the variables that the expression assigns.
+        If the value is not known, the variables that the expression assigns become unknown too.
         """
         try:
             return arithmetic.value(text, self)
@@ -592,7 +610,7 @@ class Expander:
             raise
 
     def forget(self, text: str, why: str) -> None:
-        """Mark the variables that an expression may change as unknown."""
+        """Mark as unknown the variables that an expression may change."""
         for said in arithmetic.assigned(text):
             name = self.scope.referred(said).partition("[")[0]
             unknown = Unknown(f"${name}", (0, 0), 0, why)
@@ -620,7 +638,7 @@ class Expander:
         return subjects.text_of(self, subject)
 
     def assign(self, name: str, index: str | None, number: int) -> None:
-        """Give a variable the value of an expression."""
+        """Assign the value of an expression to a variable."""
         word: Pieces = (Text(str(number), (0, 0), plain=False),)
         if index is None and "[" in (referred := self.scope.referred(name)):
             name, _, inside = referred.partition("[")
@@ -635,7 +653,7 @@ class Expander:
         self.scope.set(name, stored(value, key, word))
 
     def output(self, part: Part, quoted: bool) -> list[Piece]:
-        """The output of the commands in `$(...)`, as far as it is known."""
+        """Return the output of the commands in `$(...)`, as far as it is known."""
         whole = part.kind == "command"
         source = (
             self.source.within(part.start + 2, part.end - 1)
@@ -664,9 +682,7 @@ class Expander:
 
 
 def emptied(pieces: Iterable[Piece | Break]) -> Expanded:
-    """The pieces as they are in a script that is started alone: variables that nothing sets are
-    empty.
-    """
+    """Return the pieces of a script that is started without a given environment: variables that nothing sets are empty."""
     return [
         Text("", piece.span, piece.quoted, plain=False)
         if isinstance(piece, Unknown) and piece.absent

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field, replace
 from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
 
 GONE = "the script has removed the file"
-"""Reason for a file without content."""
+"""Reason given for a file that does not exist any more."""
 BEHIND = "a background command writes it, perhaps after it is read"
 AWAY = "?"
-"""Prefix of the mark of a folder whose place is not known."""
+"""Prefix of the key of a folder whose location is not known."""
 
 
 @dataclass
 class Files:
-    """Known content of files by key, and files that may not exist (`unsure`).
+    """The known content of files by key; files in `unsure` may not exist.
 
-    `folders` are those that the script has made. `writer` is a program that may have written any file, with its line. Only the
-    files in `since`, which the script has written after it, are known then. `awaited` is the content that background programs
-    leave in files; None if it depends on their order.
+    `folders` are the folders that the script has made. `writer` names a program that may have
+    written any file, with its line; after that, only files in `since` are known, which the script
+    wrote later. `awaited` is the content that background programs leave in files, or None if it
+    depends on their order.
     """
 
     held: dict[str, Pieces] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class Files:
     awaited: dict[str, Pieces | None] = field(default_factory=dict)
 
     def copy(self) -> Files:
-        """A copy for a branch or a subshell."""
+        """Return a copy for a branch or a subshell."""
         return Files(
             dict(self.held),
             set(self.unsure),
@@ -66,7 +67,7 @@ class Files:
         self.writer, self.since = program, set()
 
     def behind(self, before: Files, line: int) -> None:
-        """Note that everything since `before` was written in the background, at an unknown time."""
+        """Note that files written since the state `before` were written in the background, at an unknown time."""
         written = {
             key: content
             for key, content in self.held.items()
@@ -77,18 +78,18 @@ class Files:
             self.awaited[key] = written[key]
 
     def settled(self) -> None:
-        """All programs in the background have ended."""
+        """Note that all background programs have ended."""
         written, self.awaited = self.awaited, {}
         for key, content in written.items():
             if content is not None:
                 self.put(key, content)
 
     def stale(self, key: str) -> str:
-        """Reason why a file may have changed since the script wrote or found it; empty if it has not."""
+        """Return the reason why a file may have changed since the script wrote or found it; empty if it cannot have changed."""
         return f"{self.writer} may write it" if self.writer and key not in self.since else ""
 
     def there(self, key: str) -> bool | None:
-        """Whether a file is there; None if that is not known."""
+        """Return whether a file exists; None if that is not known."""
         if key.removesuffix("/") + "/" in self.folders:
             return True
         if key not in self.held or key in self.unsure or self.stale(key):
@@ -96,14 +97,17 @@ class Files:
         return not is_gone(self.held[key])
 
     def settles(self, before: Files) -> bool:
-        """Whether no file, and no program that may write any, was added since `before`."""
+        """Return whether, since the state `before`, no file was added and no program that may write any file was run."""
         return self.held.keys() == before.held.keys() and (self.writer, self.since) == (
             before.writer,
             before.since,
         )
 
     def joined(self, other: Files, settling: Callable[[Pieces, Pieces, str], Pieces]) -> Files:
-        """The state after two branches. `settling` resolves two contents of a file."""
+        """Merge the file states at the end of two branches.
+
+        `settling` merges two different contents of one file.
+        """
         if self is other:
             return self
         held = {}
@@ -135,7 +139,7 @@ class Files:
 
 
 def is_gone(content: Pieces) -> bool:
-    """Whether a file is not there any more."""
+    """Return whether a file has been removed."""
     return len(content) == 1 and isinstance(content[0], Unknown) and content[0].why == GONE
 
 
@@ -144,14 +148,15 @@ def _left(content: Pieces | None) -> Pieces:
 
 
 def file_key(path: Pieces) -> str:
-    """Key that is equal for two names of the same file, also with unknown parts."""
+    """Return a key for a file name.
+
+    Two names of one file have equal keys, also if parts of the names are unknown.
+    """
     return "".join(piece.key for piece in path).removeprefix("./")
 
 
 def placed(folder: str, path: Pieces) -> Unknown | None:
-    """The place that a word names, seen from `folder`, if the word begins with an expansion whose
-    place is known.
-    """
+    """Return the path that a word names, relative to `folder`, if the word begins with an expansion whose path is known."""
     first, rest = (path[0], known(path[1:])) if path else (None, None)
     if (
         not isinstance(first, Unknown)
@@ -166,7 +171,10 @@ def placed(folder: str, path: Pieces) -> Unknown | None:
 
 
 def key_in(folder: str, path: Pieces) -> str:
-    """Key that is equal for two names of the same file in the working directory `folder`."""
+    """Return a key for a file name in the working directory `folder`.
+
+    Two names of one file have equal keys.
+    """
     key, named = file_key(path), placed(folder, path)
     if named:
         return named.at

@@ -27,8 +27,7 @@ SIMPLE = {
 
 
 def escaped(text: str, inside: bool = False) -> str:
-    """`text` with the escapes of `echo -e` decoded, or with `inside` those of a format of `printf`.
-    """
+    """Return `text` with the escapes of `echo -e` decoded, or with `inside` the escapes in a format of `printf`."""
     if re.search(r"\\[cuUx0-9]", text) if not inside else re.search(r"\\[cuU]", text):
         raise Unread("this escape is not supported")
     return ESCAPE.sub(lambda found: _escape(found, inside), text)
@@ -47,7 +46,7 @@ def _escape(found: re.Match[str], inside: bool) -> str:
 
 
 def printed(form: str, words: Sequence[str]) -> str:
-    """The output of `printf`, which repeats the format until no argument is left."""
+    """Return the output of `printf`, which repeats the format until no argument is left."""
     rest, made = list(words), list[str]()
     while True:
         before = len(rest)

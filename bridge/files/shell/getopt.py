@@ -1,4 +1,4 @@
-"""`getopt` of util-linux: the words of a command line in one order, quoted for a shell."""
+"""`getopt` of util-linux: it writes the words of a command line in a normal order, quoted for a shell."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ NAME = ("-n", "--name")
 
 @dataclass
 class _Told:
-    """Arguments of `getopt`: its option letters and names with their colons, and the words to
-    parse.
-    """
+    """The arguments of `getopt`: option letters and option names, each with its colons, and the words to parse."""
 
     letters: Mapping[str, str]
     names: Mapping[str, str]
@@ -27,7 +25,10 @@ class _Told:
 
 
 def ordered(texts: Sequence[str]) -> tuple[str, int]:
-    """Output and status of `getopt`. Raises `Unread` for arguments that are not supported."""
+    """Return the output and the status of `getopt`.
+
+    Raises `Unread` for arguments that are not supported.
+    """
     told = _told(texts[1:])
     reading = _Reading(told)
     reading.run()
@@ -72,7 +73,7 @@ def _told(words: Sequence[str]) -> _Told:
 
 @dataclass
 class _Reading:
-    """Separates options from other words."""
+    """Separates the options on a command line from the other words."""
 
     told: _Told
     found: list[str] = field(default_factory=list)
@@ -96,7 +97,7 @@ class _Reading:
         self.others += rest
 
     def text(self) -> str:
-        """The output: the options, `--`, and the other words."""
+        """Return the output of `getopt`: the options, `--`, and the other words."""
         return "".join(f" {part}" for part in (*self.found, "--", *map(self._quoted, self.others)))
 
     def _quoted(self, word: str) -> str:

@@ -1,4 +1,4 @@
-"""`getopts`: returns the next option of the words that it parses, with its argument."""
+"""`getopts`: returns the next option on each call, with its argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 LARGEST = 2**31
-"""Number from which on the C library's conversion of OPTIND overflows."""
+"""Value of OPTIND from which on the C library's conversion to a number overflows."""
 
 
 def step(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
@@ -37,9 +37,10 @@ def _text(text: str) -> Pieces:
 
 
 class _Options:
-    """One step through `texts`, from the word at OPTIND and the letter that the shell remembers.
+    """One call of `getopts` on `texts`.
 
-    `over` tells that the step is behind the last option.
+    It continues at the word with the index OPTIND and at the letter that the shell remembers.
+    `over` is true once all options were returned.
     """
 
     def __init__(self, reader: Reader, place: int, told: str, texts: Sequence[str]) -> None:
@@ -54,7 +55,7 @@ class _Options:
         )
 
     def next(self) -> tuple[str, str | None]:
-        """The values that the variable and OPTARG get."""
+        """Return the values for the option variable and for OPTARG."""
         text = self.texts[self.index - 1] if self.index <= len(self.texts) else ""
         if not self.letter:
             if not text.startswith("-") or text in ("-", "--"):

@@ -1,4 +1,4 @@
-"""Shells that a script starts: the text, the file or the input that they read, and the variables that they see."""
+"""Shells that a script starts: the text, file or input that such a shell reads, and the variables that it gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ UNSEEN = "the script does not export it, so that an inner shell does not see it"
 
 
 class Listed(Sequence[Word]):
-    """A command's words for the search of launchers. Each is expanded only when it is needed."""
+    """The words of a command for the search of launchers.
+
+    A word is expanded only when it is needed.
+    """
 
     def __init__(self, words: Sequence[Pieces]) -> None:
         self.pieces, self.made = words, dict[int, Word]()
@@ -53,21 +56,21 @@ class Listed(Sequence[Word]):
 
 
 def listed(words: Sequence[Pieces]) -> Listed:
-    """A command's words for the search of launchers."""
+    """Return the words of a command for the search of launchers."""
     return Listed(words)
 
 
 def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
-    """The command that follows `exec`, `time` and the like, and their options."""
+    """Return the command that follows `exec`, `time` and the like, without the options of these."""
     found = walk(listed(called))
     end = found.links[0].end if found.links else len(called)
     return called[end:]
 
 
 def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
-    """Read the shell that a command starts with a text or a written file.
+    """Read the commands of the shell that a command starts with a text or a written file.
 
-    Returns False if it starts none.
+    Returns False if the command starts no such shell.
     """
     if found.kind in ("text", "rest"):
         text, arguments = _text(found, called)
@@ -93,7 +96,7 @@ def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -
 
 
 def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Pieces]]:
-    """The text that a shell is to read, and its arguments from `$0` on."""
+    """Return the text that an inner shell reads, and its arguments from `$0` on."""
     if found.kind == "rest":
         # As `ssh` does, all words are joined by blanks and read a second time.
         joined: list[Piece] = []
@@ -109,7 +112,10 @@ def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Piece
 
 
 def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
-    """Scope of the new shell: the exported variables, or none if it runs on another machine."""
+    """Return the scope of the inner shell.
+
+    It has the exported variables, or none if the shell runs on another machine.
+    """
     # `apart`: nothing of this shell's environment reaches the new one. `cleared`: it is emptied on
     # this machine, so that the variables are not set there; of another machine nothing is known.
     outer, shell = reader.scope, spelled(called[found.before]).rpartition("/")[2]
@@ -156,7 +162,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
 
 
 def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
-    """Whether the starter clears the environment of a shell, and the variables that it removes."""
+    """Return whether a starter such as `env -i` clears the environment, and the variables that it removes."""
     texts = [spelled(word) for word in words]
     if any(re.fullmatch(r"--export=(NONE|NIL)", text, re.IGNORECASE) for text in texts):
         return True, set()
@@ -169,7 +175,10 @@ def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
 
 
 def _turned(reader: Reader, place: int, words: Sequence[Pieces]) -> frozenset[str]:
-    """Options that `bash -e`, `-u`, `-o pipefail`, `-O extglob` and `+B` set. Raises `SourceError` for unsupported ones."""
+    """Return the options that `bash -e`, `-u`, `-o pipefail`, `-O extglob` and `+B` set.
+
+    Raises `SourceError` for unsupported options.
+    """
     found = options.ON
     texts = [spelled(word) for word in words]
     for text, after in pairwise([*texts, ""]):

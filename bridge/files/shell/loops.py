@@ -1,4 +1,7 @@
-"""Loops: iterations one by one while the condition is known; otherwise the effects that all iterations share."""
+"""Loops. Iterations are read one by one while the condition is known.
+
+Otherwise everything that the loop may change becomes unknown.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,12 @@ if TYPE_CHECKING:
     from bridge.files.shell.read import Reader
 
 TURNS = 12
-"""Largest number of iterations that are read of a loop of unknown length, until nothing changes any
-more.
+"""Largest number of iterations that are read for a loop of unknown length.
+
+Reading ends earlier once an iteration changes nothing.
 """
 Asks = Callable[[], bool | None]
-"""Tells whether a loop continues; None if that is not known."""
+"""A function that tells whether a loop continues; None if that is not known."""
 MOST_STEPS = 10_000
 
 
@@ -67,9 +71,9 @@ def _step(reader: Reader, node: Node) -> None:
 
 
 def _assign_loop(reader: Reader, name: str, value: Value) -> None:
-    """Assign the value of an iteration.
+    """Assign the value of an iteration to the loop variable.
 
-    A reference (nameref) names another variable in each iteration.
+    If it is a reference (nameref), the reference itself gets a new target.
     """
     if "n" in reader.scope.marks.get(name, ()):
         reader.scope.variables[name] = value
@@ -135,7 +139,7 @@ def _counted(reader: Reader, node: Node, token: Token) -> None:
 
 
 def _calculated(reader: Reader, span: tuple[int, int]) -> int | None:
-    """The value of an expression; None if it is not known."""
+    """Return the value of an arithmetic expression; None if it is not known."""
     try:
         return reader.expander.calculated(*span)
     except Unread:
@@ -200,7 +204,7 @@ def _once_more(
 
 
 def _turn(reader: Reader, body: Sequence[Node]) -> None:
-    """Read the body once. `continue` ends the iteration, `break` the loop."""
+    """Read the body of a loop once. `continue` ends the iteration, `break` the loop."""
     mark = len(reader.leaving)
     reader.loops += 1
     reader.statements(body)
@@ -231,7 +235,7 @@ def _arrived(reader: Reader, scope: Scope, here: list[Scope], exits: list[Scope]
 
 
 def _finish(reader: Reader, node: Node) -> None:
-    """Set the state behind a loop: joined from its normal end and from each `break`."""
+    """Set the state after a loop: the merged states of the loop's normal end and of each `break`."""
     exits = reader.exits.pop()
     if reader.scope.ended and reader.scope.ended != "over":
         return
@@ -244,8 +248,9 @@ def _finish(reader: Reader, node: Node) -> None:
 
 
 def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
-    """Read a loop with an unknown number of iterations, maybe none: all that it changes becomes
-    unknown.
+    """Read a loop with an unknown number of iterations, possibly none.
+
+    All variables that the loop changes become unknown.
     """
     line = reader.source.line(node.start_byte)
     mark = len(reader.leaving)

@@ -1,4 +1,7 @@
-"""Lines of a script that look like a run but were not read as one, each with the reason and the variables that decide it."""
+"""Lines of a script that look like a training run but were not read as one.
+
+Each has a reason, and the variables that would change this.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ VARIABLE = re.compile(r"\$\{?#?([A-Za-z_]\w*|\d+)")
 MOST = 5
 """Largest number of lines that one message lists."""
 DEEPEST = 4
-"""Largest number of assignments to follow from one variable to the next."""
+"""Largest number of assignments that are followed from one variable to the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A statement around a line: its kind (`if`, `case`, `for`, ..., `function`), its line and its text."""
+    """A statement that encloses a line: its kind (`if`, `case`, `for`, ..., `function`), line and text."""
 
     kind: str
     line: int
@@ -40,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a script with its continuations, and the blocks around it."""
+    """A line of a script, joined with its continuation lines, and the statements that enclose it."""
 
     number: int
     text: str
@@ -48,13 +51,16 @@ class Line:
 
     @property
     def inside(self) -> bool:
-        """Whether the line is in a function."""
+        """Return whether the line is in a function."""
         return any(block.kind == "function" for block in self.around)
 
 
 @dataclass(slots=True)
 class _Blocks:
-    """Follows the blocks of a script line by line. It is approximate, for messages only."""
+    """Follows the nesting of statements line by line.
+
+    It is approximate, and used only for messages.
+    """
 
     open: list[Block] = field(default_factory=list)
 
@@ -92,7 +98,7 @@ def lines(text: str) -> Iterator[Line]:
 
 
 def words_of(text: str) -> list[Word]:
-    """The words of a command as far as its line shows them."""
+    """Return the words of a command, without expansion: words with variables are unknown."""
     command = LEADING.sub("", text)
     try:
         found = shlex.split(command, comments=True)
@@ -104,10 +110,10 @@ def words_of(text: str) -> list[Word]:
 def missed(
     text: str, started: Collection[int], runs: Collection[int], left_at: int = 0
 ) -> list[tuple[int, str]]:
-    """The numbers of lines that look like a run but are not read as one, each with the reason.
+    """Return the numbers of lines that look like a training run but were not read as one, each with a reason.
 
-    `started` are the lines of commands that the script starts, `runs` those of its runs. `left_at`
-    is the line that ends the script; 0 if none does.
+    `started` are the lines of commands that the script starts, `runs` the lines of its training
+    runs. `left_at` is the line that ends the script, or 0.
     """
     whole = list(lines(text))
     origins = Origins(text, whole)
@@ -126,7 +132,7 @@ def missed(
 
 
 class Asked:
-    """Variables that decide the branches of a script, by line."""
+    """Finds the variables that decide the branches of a script, by line."""
 
     def __init__(self, text: str) -> None:
         whole = list(lines(text))
@@ -134,8 +140,9 @@ class Asked:
         self.lines = {line.number: line for line in whole}
 
     def around(self, number: int, told: Collection[str]) -> str:
-        """Options that would set the variables which decide the branches around a line, without
-        those in `told`.
+        """Return the options that would set the variables which decide the branches around a line.
+
+        Variables in `told` are left out.
         """
         line = self.lines.get(max((at for at in self.lines if at <= number), default=0))
         if line is None:
@@ -146,9 +153,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The lines of a script, the origins of its variables, and the line that ends it (0: none
-    does).
-    """
+    """The lines of a script, the origins of its variables, and the line that ends the script, or 0."""
 
     whole: Sequence[Line]
     origins: Origins
@@ -156,7 +161,7 @@ class _Place:
 
 
 class Origins:
-    """The variables from which the value of a variable is made, as far as assignments show it."""
+    """Return the variables from which the value of a variable is made, as far as the script's assignments show."""
 
     def __init__(self, text: str, whole: Iterable[Line]) -> None:
         self.values: dict[str, list[str]] = {}
@@ -168,10 +173,10 @@ class Origins:
             )
 
     def settled_by(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
-        """Options that would set the outside variables on which a text depends, without those in
-        `told`.
+        """Return the options that would set the outside variables on which a text depends.
 
-        Text `inside` a function has its own arguments.
+        Variables in `told` are left out. `inside`: the text is in a function, where `$1` is not an
+        argument of the script.
         """
         text = NUMBERED.sub("", text) if inside else text
         names = dict.fromkeys(
@@ -201,7 +206,7 @@ class Origins:
 
 
 def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
-    """The reason why a line is no run; empty if there is none to report."""
+    """Return the reason why a line is not read as a run; empty if there is no reason to report."""
     first = seen.words[0]
     if started and seen.kind == "file":
         return f"starts another script, {seen.words[seen.at].spelling}; pass that one instead"
@@ -214,7 +219,7 @@ def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
 
 
 def _unreached(line: Line, place: _Place) -> str:
-    """The reason why a line is not reached."""
+    """Return the reason why a line is not reached."""
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
         return (
@@ -235,7 +240,10 @@ def _unreached(line: Line, place: _Place) -> str:
 
 
 def _uncalled(name: str, line: Line, place: _Place) -> str:
-    """Message for a function that is not called, with the line of a trap, variable or text that names it, if any."""
+    """Return a message for a function that is not called.
+
+    If a trap, a variable or a text contains the function's name, the message gives that line.
+    """
     names = re.compile(rf"(?<![\w.:-]){re.escape(name)}(?![\w.:-]|\s*\(\s*\))")
     own = re.compile(rf"function\s+{re.escape(name)}(?![\w.:-])")
     naming = (
@@ -251,9 +259,7 @@ def _uncalled(name: str, line: Line, place: _Place) -> str:
 
 
 def _condition(place: _Place) -> str:
-    """The branch that contains the line which ends the script, for messages; empty if there is
-    none.
-    """
+    """Describe, for messages, the branch around the line that ends the script; empty if there is none."""
     end = next((line for line in reversed(place.whole) if line.number <= place.left_at), None)
     inside = (
         next((block for block in reversed(end.around) if block.kind != "function"), None)

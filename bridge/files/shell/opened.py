@@ -1,4 +1,4 @@
-"""Content of files: text that the script has written, or else files in its folder or in allowed folders."""
+"""Content of files: text that the script has written, else a file in the script's folder or in an allowed folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def content(reader: Reader, path: Pieces) -> Pieces | None:
-    """Content of a file: text that the script has written, or else a file in its folder; None if there is none."""
+    """Return the content of a file: text that the script has written, else a file in its folder; None if there is neither."""
     # A key with a NUL has an unknown part, and could be the key of any file.
     written = file(reader, path)
     key = reader.key(path)
@@ -26,7 +26,7 @@ def content(reader: Reader, path: Pieces) -> Pieces | None:
 
 
 def _lying(reader: Reader, name: str) -> Pieces | None:
-    """Content of a file in the script's folder or in an allowed one; None if there is none."""
+    """Return the content of a file in the script's folder or in an allowed folder; None if there is none."""
     try:
         found = find(name, Path(reader.name).parent)
         if found is None or found.stat().st_size > MOST_CHARACTERS:
@@ -39,7 +39,7 @@ def _lying(reader: Reader, name: str) -> Pieces | None:
 
 
 def there(reader: Reader, path: Pieces) -> bool | None:
-    """Whether a file exists, which the script may write or remove; None if that is not known."""
+    """Return whether a file exists, taking into account that the script may write or remove it; None if that is not known."""
     key, files = reader.key(path), reader.scope.files
     folder, slash, _ = key.rpartition("/")
     if key.endswith("/") or f"{key}/" in files.folders or "\0" in key or key.startswith(AWAY):
@@ -53,7 +53,7 @@ def there(reader: Reader, path: Pieces) -> bool | None:
 
 
 def filled(reader: Reader, path: Pieces) -> bool | None:
-    """Whether a file that exists has content; None if that is not known."""
+    """Return whether an existing file has content; None if that is not known."""
     written, key = file(reader, path), reader.key(path)
     if written is not None:
         return any(isinstance(piece, Text) and piece.text for piece in written) or (
@@ -64,7 +64,7 @@ def filled(reader: Reader, path: Pieces) -> bool | None:
 
 
 def _beside(reader: Reader, name: str) -> Path | None:
-    """The path of a file in the script's folder or in an allowed one; None if there is none."""
+    """Return the path of a file in the script's folder or in an allowed folder; None if there is none."""
     try:
         return find(name, Path(reader.name).parent)
     except OutsideError:
@@ -72,12 +72,12 @@ def _beside(reader: Reader, name: str) -> Path | None:
 
 
 def is_folder(reader: Reader, folder: str) -> bool:
-    """Whether a folder exists below that of the script."""
+    """Return whether a folder exists inside the script's folder."""
     return not folder.startswith((AWAY, "/", "~")) and (Path(reader.name).parent / folder).is_dir()
 
 
 def missing(reader: Reader, path: Pieces) -> str:
-    """The reason why the content of a file that the script has not written is not known."""
+    """Return the reason why the content of a file is not known that the script has not written."""
     try:
         find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
     except OutsideError as error:
@@ -86,13 +86,13 @@ def missing(reader: Reader, path: Pieces) -> str:
 
 
 def file(reader: Reader, path: Pieces) -> Pieces | None:
-    """Text that the script has written to `path` so far; None if it has written none."""
+    """Return the text that the script has written to `path` so far; None if it has not written to `path`."""
     held = reader.scope.files.held.get(reader.key(path))
     return None if held is None else _fresh(reader, path, held)
 
 
 def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
-    """`content`, the content of a file; unknown if a program may have written the file since."""
+    """Return `content`, or an unknown content if a program may have changed the file since."""
     why = reader.scope.files.stale(reader.key(path))
     return (
         (Unknown(spelled(path), NOWHERE, reader.source.line(reader.place), why),)
@@ -102,6 +102,6 @@ def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
 
 
 def text_before(reader: Reader, path: Pieces) -> Pieces:
-    """Content of a file to which text is to be appended; empty if there is none."""
+    """Return the content of a file before text is appended; empty if the file does not exist."""
     found = content(reader, path)
     return () if found is None or is_gone(found) else found

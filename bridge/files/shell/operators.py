@@ -66,7 +66,7 @@ def _turned(
 
 
 def _change(expander: Expander, part: Part, operator: str, start: int) -> Callable[[str], str]:
-    """The function by which an operator changes a text."""
+    """Return the function by which an operator changes a text."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
             raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Wrong("bad substitution")
@@ -82,8 +82,9 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
 
 
 def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str]:
-    """Pattern and replacement of `${NAME/pattern/replacement}`, between which is the first literal
-    slash.
+    """Return the pattern and the replacement of `${NAME/pattern/replacement}`.
+
+    The first literal slash separates them.
     """
     before, after = _parted(
         expander.source.text, expander.source.operand(start, part.end - 1, True), start
@@ -100,7 +101,7 @@ def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str
 def _chosen(
     expander: Expander, part: Part, subject: Subject, operator: str, start: int, quoted: bool
 ) -> Expanded:
-    """The value of `${NAME:-text}` and of the other operators with a default."""
+    """Return the value of `${NAME:-text}`, and of the other operators with a default value."""
     absent = _absent(expander, subject, operator[0] == ":")
     if absent is None:
         if subject.elements is None:
@@ -134,7 +135,10 @@ def _chosen(
 
 
 def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expanded:
-    """The default, which replaces a variable. Within double quotes it is not split."""
+    """Return the default value that replaces a variable.
+
+    Within double quotes it is not split into words.
+    """
     found = list(expander.operand(part, start, not quoted, quoted))
     if not quoted:
         found = [
@@ -145,7 +149,7 @@ def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expand
 
 
 def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
-    """Whether a variable is not set or, with `empty`, has no text; None if that is not known."""
+    """Return whether a variable is unset or, with `empty`, has an empty value; None if that is not known."""
     if subject.elements is None or (subject.joined and not subject.elements):
         return (
             None
@@ -223,7 +227,10 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
 def _parted(
     text: str, parts: Sequence[Part], start: int
 ) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
-    """Parts before and behind the first literal slash. A slash at the very start belongs to the pattern."""
+    """Return the parts before and after the first literal slash.
+
+    A slash at the very start belongs to the pattern.
+    """
     for index, part in enumerate(parts):
         place = text.find("/", max(part.start, start + 1), part.end) if part.kind == "text" else -1
         if place >= 0:
@@ -234,7 +241,7 @@ def _parted(
 
 
 def _bounds(text: str) -> tuple[str, str | None]:
-    """The two halves of `first:count`. A colon that belongs to `? :` does not separate them."""
+    """Return the two halves of `first:count`. A colon that belongs to `? :` does not separate them."""
     waiting = depth = 0
     for place, char in enumerate(text):
         depth += (char == "(") - (char == ")")

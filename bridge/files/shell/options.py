@@ -27,9 +27,9 @@ LETTERS: Mapping[str, str] = {
     "P": "physical",
     "T": "functrace",
 }
-"""Names of options by their letters, as `set` and a shell's command line have them."""
+"""Names of shell options by letter, as in `set -e`."""
 ON = frozenset(("braceexpand",))
-"""Supported options that are on by default."""
+"""Supported options that are on by default. All others are off by default."""
 OFF = frozenset(
     (
         "extglob",
@@ -48,7 +48,11 @@ COMPATIBLE = re.compile(r"compat[0-9]+")
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one command: `taken` are supported or change nothing; `off` and `on` are defaults of unsupported ones."""
+    """Options of `set` or `shopt`.
+
+    `taken` are options that are supported, or that change nothing here. `off` and `on` are
+    unsupported options, by their default.
+    """
 
     command: str
     taken: frozenset[str]
@@ -56,7 +60,7 @@ class Options:
     on: frozenset[str] = frozenset()
 
     def problem(self, name: str, on: bool) -> str:
-        """Reason why a script with this option turned on, or off, is not supported; empty if it is."""
+        """Return the reason why a script that turns this option on, or off, is not supported; empty if it is supported."""
         if (
             name in self.taken
             or name in (self.off, self.on)[on]

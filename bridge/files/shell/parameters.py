@@ -28,11 +28,11 @@ SIMPLE: Mapping[str, str] = {
 }
 
 LETTERS = {char: f"\\{letter}" for letter, char in SIMPLE.items() if letter not in 'e"?'}
-"""Spelling in `$'...'` of unprintable characters, a quote and a backslash."""
+"""How `$'...'` spells an unprintable character, a quote and a backslash."""
 
 
 def decoded(text: str) -> str:
-    """Text of `$'...'` with its escapes decoded. A NUL ends it."""
+    """Return the text of `$'...'` with escapes decoded. A NUL ends the text."""
     return ESCAPE.sub(_escape, text).partition("\0")[0]
 
 
@@ -51,7 +51,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def quoted(text: str) -> str:
-    """`${NAME@Q}`: text that a shell reads back."""
+    """Return `text` quoted for a shell, as `${NAME@Q}` does."""
     if any(not char.isprintable() for char in simple(text)):
         return (
             "$'"
@@ -67,7 +67,7 @@ def quoted(text: str) -> str:
 
 
 def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
-    """`text` without the match of a pattern at its start (`#`, `##`) or at its end (`%`, `%%`)."""
+    """Return `text` without the match of a pattern at its start (`#`, `##`) or at its end (`%`, `%%`)."""
     found = Pattern(pattern)
     longest = len(operator) == 2
     if operator[0] == "#":
@@ -80,10 +80,10 @@ def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
 def replaced(
     text: str, operator: str, pattern: Sequence[Char], put: str, fold: bool = False
 ) -> str:
-    """`text` with the first match of a pattern (`/`) or all matches (`//`) replaced.
+    """Return `text` with the first match of a pattern (`/`) or all matches (`//`) replaced.
 
-    A pattern that begins with `#` or `%` is bound to the start or the end. With `fold`, upper and
-    lower case are the same.
+    A pattern that begins with `#` or `%` matches only at the start or the end. With `fold`, letter
+    case is ignored.
     """
     if operator == "/" and pattern[:1] in ([("#", True)], [("%", True)]):
         return _bound(text, pattern[0][0], pattern[1:], put, fold)
@@ -118,7 +118,7 @@ def _bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) 
 
 
 def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
-    """`text` in upper case (`^`, `^^`) or lower case (`,`, `,,`)."""
+    """Return `text` in upper case (`^`, `^^`) or lower case (`,`, `,,`)."""
     change = str.upper if operator[0] == "^" else str.lower
     fits = Pattern(pattern).matches if pattern else lambda _: True
     size = len(simple(text)) if len(operator) == 2 else len(simple(text[:1]))

@@ -27,23 +27,23 @@ CLASSES: Mapping[str, Callable[[str], bool]] = {
     "graph": lambda char: char.isprintable() and char != " ",
 }
 Char = tuple[str, bool]
-"""A character, and whether it may have a special meaning."""
+"""A character of a pattern, and whether it may have a special meaning."""
 Positions = set[int]
 
 
 class Unread(ValueError):
-    """A pattern or an expression whose meaning is not known."""
+    """Raised for a pattern, expression or value whose meaning is not known."""
 
 
 def simple(text: str) -> str:
-    """Return `text`, whose characters all locales must treat alike. Raises `Unread` otherwise."""
+    """Return `text` if all locales treat its characters alike; else raise `Unread`."""
     if not text.isascii():
         raise Unread("the length of text beyond ASCII depends on the locale")
     return text
 
 
 def active(pieces: Iterable[Piece]) -> list[Char]:
-    """The characters of a pattern; quoted ones stand for themselves."""
+    """Return the characters of a pattern. Quoted characters have no special meaning."""
     found: list[Char] = []
     for piece in pieces:
         if isinstance(piece, Unknown):
@@ -82,16 +82,16 @@ class Pattern:
     """A glob, matched without backtracking."""
 
     def __init__(self, chars: Sequence[Char], fold: bool = False) -> None:
-        """With `fold`, upper and lower case are the same."""
+        """Set up a pattern. With `fold`, letter case is ignored."""
         self.chars, self.fold, self.counts = chars, fold, False
         self.nodes = self._sequence(0, False)[0]
 
     def matches(self, text: str) -> bool:
-        """Whether the whole of `text` matches."""
+        """Return whether the whole of `text` matches."""
         return len(text) in self.ends(text, 0)
 
     def ends(self, text: str, start: int) -> Positions:
-        """Possible ends of a match that begins at `start`."""
+        """Return the possible ends of a match that begins at `start`."""
         if self.counts:
             simple(text)
         if len(text) > LONGEST:
@@ -120,8 +120,9 @@ class Pattern:
         return nodes, position
 
     def _open(self, position: int) -> bool:
-        """Whether a group begins at `position` and is never closed, so that all further characters
-        are literal.
+        """Return whether a group begins at `position` and is never closed.
+
+        All further characters are then literal.
         """
         char, special = self.chars[position]
         begins = (
@@ -172,7 +173,7 @@ class Pattern:
         return Group(kind, tuple(choices)), position + 1
 
     def _bracket(self, start: int) -> tuple[Node, int] | None:
-        """The test for `[...]`, and its end; None if it is never closed."""
+        """Return the test for `[...]`, and the end of the bracket; None if the bracket is never closed."""
         position, tests = start, list[Callable[[str], bool]]()
         denied = position < len(self.chars) and self.chars[position] in (("!", True), ("^", True))
         position += denied
@@ -217,7 +218,7 @@ class Pattern:
 
 
 def reached(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
-    """Possible ends of matches of the sequence `nodes` that begin at one of `starts`."""
+    """Return the possible ends of matches of the sequence `nodes` that begin at one of `starts`."""
     for node in nodes:
         if not starts:
             break

@@ -1,4 +1,7 @@
-"""The pieces of a shell word: known text, and parts that only a run would tell, each with its place."""
+"""The pieces of a shell word: known text, and parts whose value is known only in a real run.
+
+Each piece has its position in the script.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,19 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 Span = tuple[int, int]
-"""Place in the script: the offsets of its start and its end."""
+"""Position in the script, as the offsets of its start and its end."""
 
 # Hundred thousands of these are made and never changed; to make a frozen dataclass would take three times as long.
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Text:
-    """Known characters, written at `span`. `uses` are the expansions that yielded them, outermost first.
+    """Known characters, written at `span`.
 
-    With `plain`, the span has the same letters, so that each part of the text has its own place. `quoted` text is literal in
-    patterns. With `splits`, it came from an expansion without quotes, so word splitting applies.
+    `uses` are the expansions that yielded them, outermost first. With `plain`, the span has the
+    same characters, so that each part of the text has a position of its own. `quoted` text is
+    literal in patterns. With `splits`, the text came from an expansion without quotes, so word
+    splitting applies.
     """
 
     text: str
@@ -34,28 +39,28 @@ class Text:
         return self.text
 
     def part(self, start: int, end: int) -> Text:
-        """The text from character `start` to `end`."""
+        """Return the text from character `start` to character `end`."""
         span = (self.span[0] + start, self.span[0] + end) if self.plain else self.span
         return Text(self.text[start:end], span, self.quoted, self.plain, self.uses, self.splits)
 
     def used(self, place: Span, quoted: bool) -> Text:
-        """The same text after one more expansion."""
+        """Return this text as the result of one more expansion, at `place`."""
         return Text(self.text, self.span, quoted, self.plain, (place, *self.uses), not quoted)
 
     def literal(self, quoted: bool) -> Text:
-        """The same text as a part of a text that is read a second time."""
+        """Return this text as a part of a text that a shell reads a second time, as with `eval`."""
         return Text(self.text, self.span, quoted, self.plain, self.uses)
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Unknown:
-    """A part that only a run would tell: its spelling at `span`, the line, and the reason why it is
-    not known.
+    """A part of a word whose value is known only in a real run: its spelling at `span`, the line,
+    and the reason why it is not known.
 
-    With `loose` it may expand to any number of words, because it is not quoted. With `absent` the
-    script never sets it, so it is empty if the script is started alone; with `perhaps` it may be
-    unset. `at` is the file or folder that it names, if it names one, relative to the script's first
-    working directory; with `firm` that holds in any working directory.
+    With `loose` it is unquoted and may expand to any number of words. With `absent` the script
+    never sets it, so it is empty if the script is started alone; with `perhaps` it may be unset.
+    `at` is the file or folder that it names, if any, relative to the script's first working
+    directory; with `firm` this holds in any working directory.
     """
 
     spelling: str
@@ -78,10 +83,11 @@ class Unknown:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Break:
-    """The border between two elements of an array. It becomes `joiner` if words are not split.
+    """The border between two elements of an array.
 
-    If they are, it becomes `mark` unless that is a blank, and then an empty text before it is a
-    word, too. In a test or `case`, elements that were `made` by an operator are joined by a blank.
+    Without word splitting it becomes the text `joiner`. With word splitting it ends a word; if
+    `mark` is a separator other than a blank, an empty text before the border is a word too. In a
+    test or `case`, elements that were `made` by an operator are joined by a space.
     """
 
     joiner: str = " "
@@ -92,13 +98,15 @@ class Break:
 Piece = Text | Unknown
 Pieces = tuple[Piece, ...]
 NOWHERE: Span = (0, 0)
-"""The place of text that is not in the script."""
+"""Position of text that is not in the script."""
 DEFAULT_IFS = " \t\n"
 
 
 @cache
 def _delimiter(separators: str) -> re.Pattern[str]:
-    """Pattern between words: a run of blanks in `separators`, or one other separator with the blanks around it."""
+    """Return the pattern of text between words: several blanks of `separators`, or one other
+    separator with the blanks around it.
+    """
     blanks = "".join(char for char in separators if char in DEFAULT_IFS)
     others = re.escape("".join(char for char in separators if char not in DEFAULT_IFS))
     blank = f"[{re.escape(blanks)}]" if blanks else "(?!)"
@@ -106,7 +114,7 @@ def _delimiter(separators: str) -> re.Pattern[str]:
 
 
 def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> list[Pieces]:
-    """Word splitting: splits the results of unquoted expansions at the characters of IFS, as a shell does."""
+    """Split the results of unquoted expansions into words at the characters of IFS, as a shell does."""
     found: list[list[Piece]] = [[]]
     for piece in _joined(map(_marked, pieces), separators):
         if isinstance(piece, Break):
@@ -140,7 +148,7 @@ def _marked(piece: Piece | Break) -> Piece | Break:
 
 
 def _joined(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece | Break]:
-    """Joins neighbouring pieces that are split together, because a separator can be more than a blank."""
+    """Join neighbouring pieces that are split together, because a separator may be more than one space."""
     if not separators.strip(DEFAULT_IFS):
         yield from pieces
         return
@@ -189,17 +197,17 @@ def known(pieces: Iterable[Piece | Break]) -> str | None:
 
 
 def unknowns(pieces: Iterable[Piece | Break]) -> Iterator[Unknown]:
-    """The parts that are not known."""
+    """Return the pieces whose value is not known."""
     return (piece for piece in pieces if isinstance(piece, Unknown))
 
 
 def same(left: Sequence[Piece], right: Sequence[Piece]) -> bool:
-    """Whether two values are equal, apart from their places."""
+    """Return whether two values are equal, apart from their positions."""
     return [piece.key for piece in left] == [piece.key for piece in right]
 
 
 def shared(left: Pieces, right: Pieces) -> Pieces:
-    """The pieces with which both `left` and `right` begin."""
+    """Return the pieces with which both `left` and `right` begin."""
     pairs = zip(left, right, strict=False)
     length = next(
         (index for index, (one, other) in enumerate(pairs) if one.key != other.key),
@@ -209,7 +217,7 @@ def shared(left: Pieces, right: Pieces) -> Pieces:
 
 
 def cut(word: Pieces, length: int) -> Pieces:
-    """`word` without its first `length` known characters."""
+    """Return `word` without its first `length` known characters."""
     found: list[Piece] = []
     for piece in word:
         taken = min(length, len(piece.text)) if isinstance(piece, Text) else 0
@@ -220,12 +228,12 @@ def cut(word: Pieces, length: int) -> Pieces:
 
 
 def begun(pieces: Pieces) -> int | None:
-    """Offset in the script at which `pieces` begin; None if they are not in it."""
+    """Return the offset in the script at which `pieces` begin; None if they are not in the script."""
     spans = (span for piece in pieces for span in (piece.span, *piece.uses[::-1]))
     return next((span[0] for span in spans if span != NOWHERE), None)
 
 
 def line_of(pieces: Pieces, text: str) -> int | None:
-    """The line of `text` on which `pieces` begin."""
+    """Return the line of `text` on which `pieces` begin."""
     place = begun(pieces)
     return None if place is None else text.count("\n", 0, place) + 1

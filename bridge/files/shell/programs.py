@@ -27,7 +27,7 @@ def _text(text: str) -> Pieces:
 
 
 def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
-    """The input of a program: the named files, or its standard input; None if it is not known."""
+    """Return the input of a program: the named files, or its standard input; None if it is not known."""
     if not names:
         return reader.scope.input
     found: list[Text | Unknown] = []
@@ -81,8 +81,8 @@ def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces | None:
-    """Output of `dirname`, `readlink -f` and `realpath` for an unknown word whose place is known,
-    else None.
+    """Return the output of `dirname`, `readlink -f` or `realpath` for a word of unknown text but
+    known path; None in all other cases.
     """
     if name not in ("dirname", "readlink", "realpath"):
         return None
@@ -142,9 +142,9 @@ def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
-    """The text that a program reads; None if it is not known.
+    """Return the text that a program reads; None if it is not known.
 
-    Raises `Unread` if a reason is known.
+    Raises `Unread` if the reason for that is known.
     """
     found = _input(reader, names)
     if names and reader.scope.status:
@@ -199,7 +199,7 @@ CUT = re.compile(
 
 
 def _places(said: str) -> list[tuple[int, int]]:
-    """The ranges in a list like `1,3-4,6-`. Raises `Unread` for a list that `cut` refuses."""
+    """Return the ranges in a list like `1,3-4,6-`. Raises `Unread` for a list that `cut` refuses."""
     found = []
     for part in said.split(","):
         told = re.fullmatch(r"(\d{0,6})(-?)(\d{0,6})", part)
@@ -256,7 +256,7 @@ def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 KINDS_OF_TR = frozenset((("", 2), ("s", 2), ("s", 1), ("d", 1), ("cd", 1)))
-"""Supported options of `tr`, each with a number of sets."""
+"""Supported options of `tr`, each with the number of character sets that it needs."""
 
 
 def _squeezed(text: str, letters: str) -> str:
@@ -327,7 +327,7 @@ def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def _sed_options(words: Sequence[str]) -> tuple[set[str], list[str], list[str]]:
-    """The options of `sed`, its scripts, and its other arguments."""
+    """Return the options of `sed`, its scripts, and its other arguments."""
     flags, scripts, rest = set[str](), list[str](), list[str]()
     words = list(words)
     while words:
@@ -414,4 +414,4 @@ PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
     "getopt": sorted_options,
     **effects.PROGRAMS,
 }
-"""Models of programs by name. They return the output, or None if it is not known."""
+"""Models of programs by name. A model returns the program's output, or None if it is not known."""

@@ -1,4 +1,7 @@
-"""Evaluates a script's syntax tree without running anything: finds the commands that it would start, with their words."""
+"""Evaluates the syntax tree of a script without running anything.
+
+The result is the commands that the script would start, with their words.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +41,24 @@ if TYPE_CHECKING:
 
 DEEPEST = 30
 UNTOUCHED = -1
-"""Marks a statement that has no command substitution, and so no status of one."""
+"""Status of a statement without command substitution: no command has set a status."""
 NOT_FOUND = 127
 """The status of a command that does not exist."""
 SEVERAL = re.compile(r"^[^/]*\s")
-"""A program name with a space. No program has such a name, so quotes made several words one."""
+"""Matches a program name with a space.
+
+No program has such a name, so quotes must have joined several words.
+"""
 CHECKED = ("command", "subshell")
-"""Statements that end a script under `set -e`. Blocks and branches themselves do not."""
+"""Kinds of statements that end a script under `set -e`. Blocks and branches do not."""
 LINE = "line"
-"""Kind of end after which a script continues with the next line."""
+"""A kind of end: the current line ends, and the script continues with the next line."""
 LEAVING = ("break", "continue", "return")
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
 """Matches the definition of a function."""
 NAMED = re.compile(r"(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*([\w:.-]+)[ \t]*$")
-"""The name before the brackets of a definition."""
+"""Matches the name before the brackets in a function definition."""
 HOPED = frozenset(
     (
         *(
@@ -89,21 +95,22 @@ HOPED = frozenset(
         *("torchrun", "python", "python3", "deepspeed", "srun", "accelerate", "mpirun"),
     )
 )
-"""Commands that are assumed to succeed before `&&`, because they do something and test nothing."""
+"""Commands that are assumed to succeed before `&&`, because they act and do not test anything."""
 
 Action = Callable[[], None]
 
 
 class Stopped(SourceError):
-    """An expansion at which a shell stops with an error."""
+    """Raised for an expansion at which a shell stops with an error."""
 
 
 @dataclass(frozen=True)
 class Command:
     """A command that the script starts: its words, the variables set for it, and the line on which it begins.
 
-    `branch` is the line of an undecided `if`, `case` or loop around it; 0 if it is started in any case. `files` has the files
-    that the script has written before, `folder` the mark of its working directory.
+    `branch` is the line of an enclosing `if`, `case` or loop whose condition is not known, or 0.
+    `files` are the files that the script has written before, `folder` is the key of its working
+    directory.
     """
 
     words: tuple[Pieces, ...]
@@ -154,7 +161,7 @@ class Reader:
         self.left()
 
     def run(self, source: Source) -> None:
-        """Read a source in the present scope."""
+        """Read a source in the current scope."""
         before, self.source = self.source, source
         for line in source.lines():
             self.statements(line)
@@ -175,35 +182,35 @@ class Reader:
 
     @property
     def parted(self) -> int:
-        """Line of the branch at which another path may have left a loop or a function; 0 if there is none."""
+        """The line of an undecided branch in which a path may have left a loop or a function; 0 if there is none."""
         left = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
         return next((line for line in left if line), 0)
 
     @property
     def expander(self) -> Expander:
-        """The expander of the source that is being read."""
+        """The expander for the source that is being read."""
         return Expander(self.source, self.scope, self)
 
     def refuse(self, place: int, problem: str) -> SourceError:
-        """An error at a character of the source that is being read, with its line."""
+        """Return an error at a character of the source that is being read, with its line."""
         return SourceError(f"{self.name}: line {self.source.line(place)}: {problem}")
 
     def stop(self, line: int, problem: str) -> None:
-        """A shell stops at an expansion."""
+        """Note that a shell certainly stops at an expansion."""
         self.stops.append((line, problem))
 
     def doubt(self, line: int) -> None:
-        """Note that a shell may stop at an expansion."""
+        """Note that a shell possibly stops at an expansion."""
         self.scope.doubting = self.scope.doubting or line
 
     def check_stops(self) -> None:
-        """Raise `SourceError` if a shell stops at an expansion that was noted."""
+        """Raise `SourceError` if an expansion was noted at which a shell stops."""
         if not self.stops:
             return
         Stopped.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
 
     def setter(self, name: str) -> int:
-        """The first line on which the script assigns a variable; 0 if it never does."""
+        """Return the first line on which the script assigns a variable; 0 if it never does."""
         if self.lines is None:
             found = re.finditer(r"(?:^|[\s;&|({])([A-Za-z_]\w*)\+?=", self.source.text, re.ASCII)
             self.lines = {}
@@ -212,16 +219,16 @@ class Reader:
         return self.lines.get(name, 0)
 
     def sets(self, name: str) -> bool:
-        """Whether the script has set a variable so far, or is setting it now."""
+        """Return whether the script has set a variable so far, or is setting it at present."""
         return name in self.begun
 
     def lies(self, path: Pieces, filled: bool) -> bool | None:
-        """Whether a file exists and, with `filled`, is not empty; None if that is not known."""
+        """Return whether a file exists and, with `filled`, is not empty; None if that is not known."""
         there = opened.there(self, path)
         return there if not there or not filled else opened.filled(self, path)
 
     def settled_by(self, line: int) -> str:
-        """Command-line options that would decide the branches around a line."""
+        """Return the command-line options that would decide the branches around a line."""
         if self.asked is None:
             self.asked = Asked(self.source.script.text)
         return self.asked.around(line, self.scope.outside)
@@ -250,7 +257,7 @@ class Reader:
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
     def awaited(self) -> None:
-        """Note that all background commands have started."""
+        """Note that all background commands have started, so that none can be killed before that."""
         if not self.branch:
             self.jobs.clear()
 
@@ -260,12 +267,12 @@ class Reader:
             self._maybe(first, last, self.source.line(place))
 
     def statement(self, node: Node) -> None:
-        """Read one statement of any kind, with the `!` before it."""
+        """Read one statement of any kind, with `!`, `&&` and `||`."""
         first, others = operands(node)
         self.either(first, others)
 
     def single(self, stages: Operand) -> None:
-        """Read one statement, or one pipeline, without `&&` and `||`."""
+        """Read one statement or one pipeline, with `!` but without `&&` and `||`."""
         node = stages[0]
         tokens = takewhile(
             lambda token: token.text in ("!", "time"), self.source.preceding(node.start_byte)
@@ -281,7 +288,7 @@ class Reader:
             self.errexit()
 
     def stage(self, node: Node, stages: Sequence[Node] = ()) -> None:
-        """Read one statement without the `!` before it, or all stages of a pipeline."""
+        """Read one statement, or all stages of a pipeline, without the `!` before it."""
         self.place = node.start_byte
         self.scope.doubted = self.scope.doubted or self.scope.doubting
         self.steps += 1
@@ -348,7 +355,7 @@ class Reader:
             self.scope.status = status
 
     def left(self) -> None:
-        """Read the EXIT trap at the end of a shell."""
+        """Read the text of the EXIT trap when a shell ends."""
         text, self.scope.at_exit = self.scope.at_exit, None
         if text is not None:
             # The trap itself must not count as code behind the `exit`, which would not be read.
@@ -359,13 +366,13 @@ class Reader:
     # Blocks, pipelines and paths
 
     def block(self, node: Node) -> None:
-        """Read `{ ... }`, or the script itself."""
+        """Read `{ ... }`, or the whole script."""
         self.statements(node.children)
 
     def subshell(self, node: Node) -> None:
         """Read `( ... )`.
 
-        Its assignments, and those in its redirections, have no effect outside.
+        Its assignments, including those in its redirections, have no effect outside.
         """
         redirects = self._behind(node)
         # `break` in a subshell cannot leave a loop outside of it.
@@ -384,7 +391,7 @@ class Reader:
         self.apart(lambda: self.statements(node.children))
 
     def apart(self, action: Action) -> None:
-        """Read a subshell. Of its effects only files, output and status outlast it."""
+        """Read a subshell. Its files, output and status have an effect outside; nothing else does."""
         outer, mark = self.scope, len(self.leaving)
         self.scope = self.another()
         action()
@@ -395,7 +402,7 @@ class Reader:
         self.failing(inner)
 
     def another(self) -> Scope:
-        """The scope of a shell within this one: without its traps."""
+        """Return the scope of a subshell: a copy of the current scope without traps."""
         scope = self.scope.copy()
         scope.around = scope.traps if scope.around is None else scope.around
         scope.traps = {name: text for name, text in scope.traps.items() if not text}
@@ -405,9 +412,7 @@ class Reader:
         return scope
 
     def failing(self, inner: Scope) -> None:
-        """Doubt this shell if an inner one may have stopped: under `set -e` this one then stops
-        too.
-        """
+        """Note that this shell may stop because an inner shell may have stopped, under `set -e`."""
         doubt = inner.doubted or inner.doubting
         if doubt and not self.scope.doubted:
             self.scope.status = None
@@ -417,7 +422,7 @@ class Reader:
     def landed(
         self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")
     ) -> None:
-        """Join the paths that left the construct which ends here with the current path."""
+        """Merge paths that left a loop, function or shell, which ends here, into the current path."""
         # `mark` is where `leaving` ended when the construct began. Paths of other kinds leave
         # further constructs around it.
         left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
@@ -474,21 +479,21 @@ class Reader:
         self.failing(inner)
 
     def _maybe(self, first: int, last: int, line: int) -> None:
-        """Note that the commands from `first` to `last` may not run."""
+        """Mark the commands from index `first` to `last` as commands that may not run."""
         self.commands[first:last] = [
             replace(found, branch=found.branch or line) for found in self.commands[first:last]
         ]
 
     def _last(self, stage: Node, outer: Scope, output: Pieces) -> None:
-        """Read the last command of a pipeline under `lastpipe`, which runs in this shell itself."""
+        """Read the last command of a pipeline under `lastpipe`: it runs in the current shell."""
         files, self.scope = self.scope.files, outer
         before, outer.files, outer.input = outer.input, files, output
         self.stage(stage)
         self.scope.input = before
 
     def _piped(self, statuses: Sequence[int | None]) -> int | None:
-        """The status of a pipeline: that of its last command, or under `pipefail` of the last one
-        that failed.
+        """Return the status of a pipeline: the status of its last command or, under `pipefail`, of
+        the last command that failed.
         """
         if (
             statuses[-1]
@@ -500,8 +505,9 @@ class Reader:
         return None if unsure else next(status for status in reversed(statuses) if status)
 
     def undecided(self, line: int, *actions: Action, asking: str = "") -> None:
-        """Read several branches, one of which is taken; `asking` is the text of the unknown
-        condition.
+        """Read several branches of which exactly one is taken.
+
+        `asking` is the text of the unknown condition.
         """
         outer, around = self.scope, self.branch
         if line not in outer.hints:
@@ -524,7 +530,7 @@ class Reader:
         self.leaving += left
 
     def truth(self, nodes: Sequence[Node]) -> bool | None:
-        """Whether the statements of a condition succeed; None if that is not known."""
+        """Return whether the statements of a condition succeed; None if that is not known."""
         self.guarded += 1
         self.statements(nodes)
         self.guarded -= 1
@@ -562,7 +568,7 @@ class Reader:
     # Functions
 
     def function(self, node: Node) -> None:
-        """Note the definition of a function, whose body is read when it is called."""
+        """Record the definition of a function. Its body is read when the function is called."""
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None and body is not None:
             said = self.source.text[name.start_byte : name.end_byte]
@@ -649,7 +655,7 @@ class Reader:
         self.answer(truth)
 
     def answer(self, truth: bool | None) -> None:
-        """Set the status of a test."""
+        """Set the status that a test leaves."""
         self.scope.status, self.scope.asked = (None if truth is None else int(not truth)), True
 
     def counting(self, token: Token) -> None:
@@ -666,7 +672,7 @@ class Reader:
         self.check_stops()
 
     def simple(self, words: Sequence[Word], redirects: Sequence[Token], place: int) -> None:
-        """Read assignments, and the command behind them with its words."""
+        """Read assignments, and the command with its words that follows them."""
         count = next(
             (
                 index
@@ -725,8 +731,9 @@ class Reader:
             self.write(self.scope.input)
 
     def drop(self, error: arithmetic.Dropped) -> None:
-        """End the current line after a failed assignment, or the shell if it is an inner one or
-        under `set -e`.
+        """End the current line after a failed assignment.
+
+        In an inner shell or under `set -e`, end the shell.
         """
         if self.branch:
             raise error
@@ -768,7 +775,7 @@ class Reader:
                 self.scope.moved()
 
     def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
-        """Run a function or a built-in command, or note a command that is started."""
+        """Run a function or a built-in command. Any other command is recorded as started."""
         from bridge.files.shell.builtins import BUILTINS
 
         name = known(called[0]) or ""
@@ -826,7 +833,10 @@ class Reader:
         effects.leave(self, called, found, written is not None)
 
     def _modelled(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
-        """Output of a modelled program. Raises `Unread` with the reason if it is not known."""
+        """Return the output of a modelled program.
+
+        Raises `Unread`, with the reason, if it is not known.
+        """
         if program is None:
             return None
         texts = [known(word) for word in called]
@@ -843,7 +853,7 @@ class Reader:
         return written
 
     def write(self, pieces: Pieces) -> None:
-        """Keep text that a command writes, if something reads it."""
+        """Store text that a command writes, if something reads the output."""
         if self.scope.captured:
             self.scope.output = (*self.scope.output, *pieces)
             if len(self.scope.output) > MOST_STEPS:
@@ -856,7 +866,7 @@ class Reader:
     ) -> None:
         """Read text as shell code, in `scope` if given.
 
-        Commands in it are started by the words `before`.
+        The words `before` start the commands in it.
         """
         if self.depth >= DEEPEST:
             raise self.refuse(place, "a shell starts itself without end; is this the right file?")
@@ -878,7 +888,7 @@ class Reader:
     def _child(self, source: Source, scope: Scope, alone: bool) -> None:
         """Read an inner shell.
 
-        Its files and its output outlast it; with `alone` its status does, too.
+        Its files and output have an effect outside; with `alone`, its status has too.
         """
         outer, mark = self.scope, len(self.leaving)
         scope.output, scope.captured = outer.output, outer.captured
@@ -897,7 +907,10 @@ class Reader:
         outer.status, outer.asked = scope.status if alone else None, scope.asked
 
     def _contained(self, source: Source) -> None:
-        """Read a source in an inner shell. If an expansion ends it, the outer shell continues."""
+        """Read a source in an inner shell.
+
+        If an expansion stops the inner shell, the outer shell continues.
+        """
         scope, before = self.scope, (self.source, self.depth, self.behind)
         around, self.inner = self.inner, scope
         try:
@@ -912,11 +925,14 @@ class Reader:
         self.inner = around
 
     def key(self, path: Pieces) -> str:
-        """Key that is equal for two names of the same file, in the current working directory."""
+        """Return a key for a file in the current working directory.
+
+        Two names of one file have equal keys.
+        """
         return key_in(self.scope.folder, path)
 
     def capture(self, source: Source) -> Pieces:
-        """The output of the commands of `$(...)`."""
+        """Return the output of the commands in `$(...)`."""
         if self.depth >= DEEPEST:
             raise SourceError(
                 f"{self.name}: found too many commands within commands; is this the right file?"
@@ -941,7 +957,7 @@ class Reader:
 
 
 def _defined(text: str) -> Iterator[str]:
-    """The names of functions that a text defines anywhere."""
+    """Return the names of all functions that a text defines."""
     for found in DEFINED.finditer(text):
         before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
         if found["name"]:
@@ -951,14 +967,13 @@ def _defined(text: str) -> Iterator[str]:
 
 
 Operand = Sequence["Node"]
-"""An operand of `&&` and `||`: the stages of a pipeline, or one statement."""
+"""An operand of `&&` and `||`: one statement, or the stages of a pipeline."""
 
 
 def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
-    """The operands of `&&` and `||` from the left, each after the first with its operator.
+    """Return the operands of `&&` and `||` from the left; each operand after the first has its operator.
 
-    They bind looser than `|`, but the grammar of the tree reads `a | b | c && d` as `a | (b | c &&
-    d)`.
+    `&&` and `||` bind looser than `|`, but the tree has `a | b | c && d` as `a | (b | c && d)`.
     """
     if node.type == "list":
         first, others = operands(node.children[0])

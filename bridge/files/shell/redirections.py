@@ -1,4 +1,4 @@
-"""Redirections: the input of a statement, and the file to which it writes."""
+"""Redirections: the input of a statement, and the file to which the statement writes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def redirected(
 ) -> None:
     """Read a statement with its redirections.
 
-    A program expands their file names in a process of its own. `program` tells whether the
-    statement starts one; None if that is not known.
+    `program` says whether the statement starts a program; None if that is not known. A program's
+    redirections are expanded in a separate process.
     """
     there = _clobbered(reader, redirects) if redirects and reader.scope.may("noclobber") else False
     if there and not reader.scope.options >= {"noclobber"}:
@@ -53,8 +53,7 @@ def _fail(reader: Reader) -> None:
 
 
 def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
-    """Whether a file exists that `set -C` keeps from being overwritten; None if that is not known.
-    """
+    """Return whether a file exists that a redirection may not overwrite, because of `set -C`; None if that is not known."""
     found: bool | None = False
     for token in redirects:
         if token.text not in (">", "&>") or token.word is None:
@@ -72,8 +71,7 @@ def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
 
 
 def _looked_at(reader: Reader, word: Word) -> Pieces:
-    """The name of a file, expanded without effects: it is expanded again when the file is opened.
-    """
+    """Return the name of a file, expanded without side effects, because the name is expanded again when the file is opened."""
     outer, reader.scope = reader.scope, reader.scope.copy()
     path = reader.expander.text(word)
     reader.scope = outer
@@ -110,20 +108,20 @@ def _redirected(
 
 
 Target = tuple[Pieces, bool]
-"""A file to write, and whether text is appended to it."""
+"""A file to write, and whether text is appended to the file."""
 
 
 def _targets_within(
     reader: Reader, redirects: Sequence[Token], program: bool | None
 ) -> tuple[Target | None, bool]:
-    """The result of `_targets` for a program, whose expansions do not change the script's
-    variables.
+    """Return the result of `_targets` for a statement that starts a program: expansions in its
+    redirections do not change the script's variables.
     """
     outer, reader.scope = reader.scope, reader.scope.copy()
     found = _targets(reader, redirects)
     inside, reader.scope = reader.scope, outer
     if program is None and inside.variables != outer.variables:
-        why = "its name is not known, and redirections of a program and of a function differ"
+        why = "the name of the command is not known, and a program expands redirections differently from a function"
         raise reader.refuse(redirects[0].start, why)
     outer.input, outer.joined, outer.files, outer.doubting = (
         inside.input,
@@ -135,9 +133,7 @@ def _targets_within(
 
 
 def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
-    """The file to write with whether text is appended to it, and whether the output is redirected
-    at all.
-    """
+    """Return the file to write, with whether text is appended, and whether the output is redirected at all."""
     # Redirections take effect from the left, so that the last one of a stream decides. `2>&1`
     # behind `> file` goes to the file.
     target: Target | None = None
@@ -183,7 +179,7 @@ def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
 
 
 def _redirect(reader: Reader, token: Token) -> Target | None:
-    """Set the input, or return the file to write and whether text is appended."""
+    """Apply one redirection: set the input, or return the file to write and whether text is appended."""
     word = token.word
     if word is None:
         return None
@@ -199,7 +195,7 @@ def _redirect(reader: Reader, token: Token) -> Target | None:
             return target, token.text.endswith(">>")
     elif token.text in (">", ">|", ">>") and token.fd != "2":
         target = reader.expander.text(word)
-        why = "another stream is written to it"
+        why = "a stream other than the output is written to it"
         reader.scope.files.put(
             reader.key(target),
             (Unknown(spelled(target), NOWHERE, reader.source.line(word.start), why),),
@@ -210,7 +206,7 @@ def _redirect(reader: Reader, token: Token) -> Target | None:
 
 
 def _file(reader: Reader, word: Word) -> Pieces:
-    """Content of a file, or output of `<(...)`."""
+    """Return the content of a file, or the output of `<(...)`."""
     line = reader.source.line(word.start)
     if (
         len(word.parts) == 1

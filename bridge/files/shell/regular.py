@@ -1,4 +1,4 @@
-"""POSIX regular expressions, extended and basic: the longest match and its groups."""
+"""POSIX regular expressions, extended and basic: the leftmost longest match and its groups."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RANGES: Mapping[str, str] = {
 """Character classes, as ranges of a regular expression."""
 QUANTIFIERS = "*+?{"
 BASIC = {"(": "(", ")": ")", "|": "|", "+": "+", "?": "?", "{": "{", "}": "}", "n": "\n", "t": "\t"}
-"""Characters behind a backslash, with the meaning of both in GNU's basic expressions."""
+"""Meaning of characters after a backslash in GNU's basic expressions."""
 EDGES = re.compile(r"(?<!\\)(?:\\\\)*\\[bB]")
 
 
 def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
-    """A POSIX extended regular expression, compiled for Python.
+    """Compile a POSIX extended regular expression for Python.
 
     Raises `Unread` if its meaning may differ.
     """
@@ -96,7 +96,7 @@ def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
 
 
 def basic(text: str, fold: bool = False) -> re.Pattern[str]:
-    """A basic regular expression with GNU's extensions, compiled.
+    """Compile a basic regular expression with GNU's extensions for Python.
 
     Raises `Unread` if its meaning may differ.
     """
@@ -146,7 +146,7 @@ def _basic_escape(after: str, starts: bool) -> str:
 
 
 def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
-    """The leftmost longest match, as in POSIX. Raises `Unread` if it is not certain."""
+    """Return the leftmost longest match, as POSIX defines it. Raises `Unread` if it is not certain."""
     if endless(pattern, len(text)):
         simple(text)
         if len(text) > LONGEST:
@@ -177,7 +177,10 @@ GROUP = re.compile(r"\(((?:\\.|\[[^\]]*\]|[^()\\\[])*)\)(?![*+?{])")
 
 
 def grouped(pattern: str) -> bool:
-    """Whether the groups of a match are certain: not nested, not repeated, and only plain words as alternatives."""
+    """Return whether the groups of a match are certain.
+
+    They are if no group is nested or repeated, and all alternatives are plain words.
+    """
     outside = GROUP.sub("", pattern)
     if re.search(r"(?<!\\)[(|)]", re.sub(r"\[[^\]]*\]", "", outside)):
         return False

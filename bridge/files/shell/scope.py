@@ -1,4 +1,7 @@
-"""The state of a shell at one point of a script: variables, functions, written files; and its merge after branches."""
+"""The state of a shell at one point of a script: variables, functions, and written files.
+
+States are merged after branches.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,10 @@ if TYPE_CHECKING:
     from bridge.files.shell.source import Source
 
 LONGEST = 20_000
-"""Largest number of parts of one value. Only values that double repeatedly reach it."""
+"""Largest number of parts of one value. Only values that double again and again reach it."""
 MOST_CHARACTERS = 2**20
 Choices: TypeAlias = "tuple[tuple[Source, Node] | None, ...]"
-"""Possible definitions of a function; None: it is not defined."""
+"""Possible definitions of a function. None stands for the case that the function is not defined."""
 RUN = "only a run would tell"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
 LIVE = frozenset(
@@ -113,15 +116,15 @@ start.
 
 
 class Unsettled(Exception):
-    """An assignment with an unknown or unsupported target. The script is refused."""
+    """Raised for an assignment whose target is unknown or unsupported. The script is refused."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Value:
-    """The value of a variable: its words, of which a plain variable has one.
+    """The value of a variable as words; a variable that is no array has one word.
 
-    `keys` are the indices of the words of an array, if they are not 0, 1, 2, ...; with `table` they
-    are names.
+    `keys` are the indices of an array's words if they are not 0, 1, 2, ...; with `table` they are
+    the keys of an associative array.
     """
 
     words: tuple[Pieces, ...]
@@ -131,7 +134,7 @@ class Value:
 
     @property
     def pieces(self) -> Pieces:
-        """A plain variable's text; element 0 of an array."""
+        """The text of a variable; for an array, its element 0."""
         return self.at("0" if self.table else 0) or ()
 
     @property
@@ -140,9 +143,9 @@ class Value:
         return range(len(self.words)) if self.keys is None else self.keys
 
     def at(self, key: int | str) -> Pieces | None:
-        """The element at an index; None if there is none.
+        """Return the element at an index; None if there is none.
 
-        Behind a part of unknown length it is unknown.
+        It is unknown if an earlier word may expand to any number of words.
         """
         if self.table and self.open:
             return next(word for word in self.words if several(word))
@@ -153,11 +156,11 @@ class Value:
 
     @property
     def open(self) -> bool:
-        """Whether the number of its words is unknown."""
+        """Whether the number of words is unknown."""
         return self.array and any(several(word) for word in self.words)
 
     def put(self, key: int | str, word: Pieces) -> Value:
-        """The array with another element."""
+        """Return the array with one element added or replaced."""
         found = dict(zip(self.places, self.words, strict=True))
         if self.table and key not in found:
             found[key] = word
@@ -170,7 +173,7 @@ class Value:
         )
 
     def without(self, key: int | str) -> Value:
-        """The array without an element."""
+        """Return the array without one of its elements."""
         left = [
             (place, word)
             for place, word in zip(self.places, self.words, strict=True)
@@ -190,18 +193,20 @@ UNCERTAIN = {
     "?a": "an array",
     "?A": "an associative array",
 }
-"""Attributes that affect assignments and may depend on a branch, with their names for messages."""
+"""Attributes of variables that affect assignments, each in the form that depends on a branch, with its name for messages."""
 HANDED = "?x"
-"""Attribute of a variable that only one branch exports."""
+"""Attribute of a variable that is exported in only one of two branches."""
 SELF = "$0"
-"""Placeholder for the name of the script, of which only the folder is used."""
+"""Placeholder for the name of the script. Only the folder part of that name is used."""
 SOURCED = "$."
-"""Prefix of the name of a sourced file, for variables that name the current file."""
+"""Prefix that stands for the name of a sourced file, in variables with the name of the current file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The state that a local variable hides: value, attributes, export, and for OPTIND the letter of `getopts`."""
+    """The state of a variable that a local variable of the same name hides: value, attributes,
+    export, and for OPTIND the letter of `getopts`.
+    """
 
     value: Value | None
     marks: frozenset[str] = frozenset()
@@ -210,18 +215,18 @@ class Hidden:
 
 
 def is_file(place: str) -> bool:
-    """Whether a path names the script or a sourced file."""
+    """Return whether a path names the script or a sourced file."""
     return place.rpartition("/")[2].startswith((SELF, SOURCED))
 
 
 def several(word: Pieces) -> bool:
-    """Whether a word may expand to any number of words."""
+    """Return whether a word may expand to any number of words."""
     return any(isinstance(piece, Unknown) and piece.loose for piece in word)
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """An undecided statement: its line, and the message about it."""
+    """A statement whose branch is not known: its line, and the reason that messages give."""
 
     line: int
     why: str
@@ -291,7 +296,7 @@ class Scope:
     taken: int = 0
 
     def get(self, name: str) -> Value | None:
-        """The value of a variable or of a numbered argument; None if nothing sets it."""
+        """Return the value of a variable or of a numbered argument; None if nothing sets it."""
         if name.isdigit():
             return self._argument(int(name))
         name = self.target(name)
@@ -316,7 +321,9 @@ class Scope:
         )
 
     def _place(self, name: str) -> str:
-        """The file or folder that a shell variable names, relative to the first working directory; empty: not known."""
+        """Return the file or folder that a shell variable names, relative to the first working
+        directory; empty if that is not known.
+        """
         if name == "0":
             return SELF if self.here else ""
         if name == "BASH_SOURCE" and not self.frames:
@@ -328,13 +335,16 @@ class Scope:
         )
 
     def settled(self, name: str) -> bool:
-        """Whether a variable without a value is certainly not set."""
+        """Return whether a variable without a value is certainly not set."""
         if name.isdigit():
             return self.arguments is not None and int(name) > 0
         return self.target(name) in self.variables
 
     def outer(self, name: str) -> str:
-        """The outside name of the current argument `name`; other names are returned unchanged."""
+        """Return the number that argument `name` had when the script started, before any `shift`.
+
+        Other names are returned unchanged.
+        """
         return (
             str(int(name) + self.shifted)
             if name.isdigit() and self.arguments is None and int(name)
@@ -342,8 +352,9 @@ class Scope:
         )
 
     def target(self, name: str) -> str:
-        """The variable that a reference names; raises `Unsettled` if that is not known or is an
-        element.
+        """Return the variable that a reference (nameref) names.
+
+        Raises `Unsettled` if it is not known, or if it is an array element.
         """
         found = self.referred(name)
         if "[" in found:
@@ -353,8 +364,9 @@ class Scope:
         return found
 
     def referred(self, name: str) -> str:
-        """The variable, or `NAME[index]`, that a reference names; raises `Unsettled` if that is not
-        known.
+        """Return the variable, or `NAME[index]`, that a reference names.
+
+        Raises `Unsettled` if it is not known.
         """
         for _ in range(8):  # as deep as bash follows references
             if "?n" in self.marks.get(name, ()):
@@ -371,14 +383,17 @@ class Scope:
         raise Unsettled(f"the reference {name} refers to itself")
 
     def lists(self, name: str) -> bool:
-        """Whether a variable is an array of either kind. A shell does not export arrays."""
+        """Return whether a variable is an indexed or associative array.
+
+        A shell does not export arrays.
+        """
         value = self.get(name)
         return bool(value and value.array) or bool(
             self.marks.get(self.target(name), frozenset()) & {"a", "A"}
         )
 
     def standing(self, name: str) -> Value | None:
-        """Value of a variable. References are not followed."""
+        """Return the value of a variable, without following references."""
         return (
             self.variables.get(name)
             if self.marks.get(name, frozenset()) & {"n", "?n"}
@@ -387,7 +402,7 @@ class Scope:
 
     @property
     def given(self) -> tuple[Pieces, ...]:
-        """The arguments: those of the function or of `set --`, or the script's own from outside."""
+        """The arguments of the current function, of `set --`, or of the script."""
         if self.arguments is not None:
             return self.arguments
         found: list[Pieces] = []
@@ -423,7 +438,7 @@ class Scope:
         return DEFAULT_IFS if value is None else known(value.pieces)
 
     def set(self, name: str, value: Value) -> None:
-        """Give a variable its value."""
+        """Assign a value to a variable."""
         name = self.target(name)
         self.certain(name)
         if "r" in self.marks.get(name, ()):
@@ -448,13 +463,13 @@ class Scope:
             self.moved()
 
     def on(self, option: str) -> bool:
-        """Whether an option is on. Raises `Unread` if that depends on a branch."""
+        """Return whether an option is on. Raises `Unread` if that depends on a branch."""
         if option in self.unsure:
             raise Unread(f"it is not known whether {option} is on: {self.unsure[option].why}")
         return option in self.options
 
     def may(self, option: str) -> bool:
-        """Whether an option is on or, by a branch, may be."""
+        """Return whether an option is on, or may be on depending on a branch."""
         return option in self.options or option in self.unsure
 
     def turn(self, option: str, on: bool) -> None:
@@ -463,7 +478,7 @@ class Scope:
         self.unsure = {name: branch for name, branch in self.unsure.items() if name != option}
 
     def certain(self, name: str) -> None:
-        """Raises `Unsettled` if a variable's attributes depend on a branch: read-only, number, array or reference."""
+        """Raise `Unsettled` if it depends on a branch whether a variable is read-only, a number, an array or a reference."""
         doubtful = self.marks.get(name, frozenset()) & UNCERTAIN.keys()
         if doubtful:
             raise Unsettled(f"a branch decides if {name} is {UNCERTAIN[min(doubtful)]}")
@@ -477,13 +492,13 @@ class Scope:
 
     @property
     def environment(self) -> dict[str, Pieces]:
-        """The environment variables of a command, as far as the script sets them."""
+        """Return the environment variables of a command, as far as the script sets them."""
         perhaps = {name for name, marks in self.marks.items() if HANDED in marks}
         found = ((name, self._handed(name)) for name in sorted(self.exported | perhaps))
         return {name: pieces for name, pieces in found if pieces}
 
     def _handed(self, name: str) -> Pieces | None:
-        """Exported value of a variable; None for arrays and unset variables."""
+        """Return the exported value of a variable; None for arrays and unset variables."""
         marks, value = self.marks.get(name, frozenset()), self.get(name)
         if value is not None and marks & {HANDED, "?a", "?A"}:
             return (
@@ -500,8 +515,9 @@ class Scope:
         self.marks[name] = (left | frozenset(given)) - frozenset(taken)
 
     def overtaken(self, line: int) -> None:
-        """Mark all variables as unknown that a missing sourced file may set: all but those from
-        outside.
+        """Mark as unknown all variables that an unread sourced file may set.
+
+        Variables that the user gave keep their values.
         """
         self.sourced = line
         for name, value in list(self.variables.items()):
@@ -522,15 +538,16 @@ class Scope:
             )
 
     def moved(self) -> None:
-        """Note that the script set OPTIND: below 2 `getopts` starts again, above it continues in
-        its word.
+        """Note that the script assigned OPTIND.
+
+        Below 2, `getopts` starts again; above, it continues within the word.
         """
         number = counted(self.get(COUNTER))
         if self.letter:
             self.letter = -abs(self.letter) if number is not None and number < 2 else None
 
     def held(self, name: str) -> Hidden:
-        """The state of a variable: its value, attributes and export."""
+        """Return the state of a variable: value, attributes and export."""
         value = self.variables.get(name, _NOWHERE)
         return Hidden(
             value,
@@ -540,7 +557,7 @@ class Scope:
         )
 
     def put_back(self, name: str, hidden: Hidden) -> None:
-        """Restore the state of a variable."""
+        """Restore the state of a variable that `held` returned."""
         self.marks.pop(name, None)
         if hidden.marks:
             self.marks[name] = hidden.marks
@@ -553,22 +570,26 @@ class Scope:
             self.variables[name] = hidden.value
 
     def local(self, name: str) -> None:
-        """Hide a variable until the function returns. The local is exported if the variable was."""
+        """Hide a variable until the function returns.
+
+        The local variable is exported if the hidden one was.
+        """
         if self.frames and name not in self.frames[-1]:
             self.frames[-1][name] = self.held(name)
             self.marks.pop(name, None)
 
     def restore(self) -> None:
-        """Restore the variables that the locals of a function hid."""
+        """Restore the variables that a function's local variables hid."""
         *rest, last = self.frames
         self.frames = tuple(rest)
         for name, hidden in last.items():
             self.put_back(name, hidden)
 
     def reveal(self, name: str) -> bool:
-        """Model `unset` of an outer function's local: the variable that it hid is visible again.
+        """Model `unset` of a local variable that belongs to a calling function: the variable hidden
+        by it becomes visible again.
 
-        Returns False if there is no such local.
+        Returns False if there is no such local variable.
         """
         frame = next((frame for frame in reversed(self.frames[:-1]) if name in frame), None)
         if frame is None or name in self.frames[-1]:
@@ -578,7 +599,7 @@ class Scope:
 
     @contextmanager
     def globally(self, name: str) -> Iterator[None]:
-        """Context in which a name means the global variable, as `declare -g` has it."""
+        """Return a context in which a name means the global variable, as in `declare -g`."""
         frame = next((frame for frame in self.frames if name in frame), None)
         if frame is None:
             yield
@@ -592,7 +613,7 @@ class Scope:
         self.put_back(name, inside)
 
     def copy(self) -> Scope:
-        """A copy of the state, for a branch or a subshell."""
+        """Return a copy of the state, for a branch or a subshell."""
         return replace(
             self,
             variables=dict(self.variables),
@@ -604,12 +625,12 @@ class Scope:
         )
 
     def become(self, other: Scope) -> None:
-        """Take over everything of another scope."""
+        """Replace this state by the state of another scope."""
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(other, name))
 
     def settles(self, before: Scope) -> bool:
-        """Whether the state is equal to an earlier one."""
+        """Return whether the state is equal to an earlier one."""
         names = {*self.variables, *before.variables}
         arguments = self.given, before.given
         return (
@@ -633,13 +654,13 @@ class Scope:
 
 
 COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported")
-"""Names of further fields that an iteration must not change if the next one is to do the same."""
+"""Names of the fields, besides variables, that must be equal before and after an iteration for the loop to repeat itself."""
 _NOWHERE = Value(((Text("", NOWHERE),),), keys=(0,))
-"""The hidden value of a variable that was not set."""
+"""The hidden value of a variable that was not set when it was hidden."""
 
 
 def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
-    """The state after two branches: the parts that agree, and unknown values for the others."""
+    """Return the state after two branches. Parts that differ become unknown."""
     if one is other:
         return one
     names = dict.fromkeys((*one.variables, *other.variables))
@@ -695,9 +716,9 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
 
 
 def _marked(one: Hidden, other: Hidden) -> frozenset[str]:
-    """The attributes of a variable after two branches.
+    """Return the attributes of a variable after two branches.
 
-    Those that only one branch has are marked as doubtful.
+    An attribute that only one branch sets is marked as doubtful.
     """
     if one.marks == other.marks and one.exported is other.exported:
         return one.marks
@@ -745,7 +766,10 @@ def _undecided(spelling: str, branch: Branch) -> Unknown:
 
 
 def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:
-    """The common beginning of both values, and one undecided part for the rest, however often a loop appends to it."""
+    """Return the common beginning of both values, followed by one undecided part.
+
+    Appending in a loop does not add further undecided parts.
+    """
     if same(first, second):
         return first
     begun = shared(first, second)
@@ -772,7 +796,10 @@ def _arguments(one: Scope, other: Scope, branch: Branch) -> tuple[Pieces, ...] |
 def _frame(
     first: dict[str, Hidden], second: dict[str, Hidden], one: Scope, other: Scope, branch: Branch
 ) -> dict[str, Hidden]:
-    """Hidden state after two branches. If only one branch hides a variable, the other's value is used."""
+    """Return the hidden states of variables after two branches.
+
+    If only one branch hides a variable, the other branch's current value is used.
+    """
     found = {}
     for name in (*first, *second):
         left, right = first.get(name) or one.held(name), second.get(name) or other.held(name)
@@ -787,9 +814,7 @@ def _frame(
 
 
 def counted(value: Value | None) -> int | None:
-    """The number that `getopts` reads from OPTIND: its leading digits, 0 without any; None if not
-    known.
-    """
+    """Return the number that `getopts` reads from OPTIND: the leading digits, or 0 if there are none; None if it is not known."""
     text = "" if value is None else known(value.pieces)
     found = LEADING.match(text or "")
     return None if text is None else int(found[0]) if found else 0
@@ -800,7 +825,7 @@ def _told(text: str) -> Value:
 
 
 def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
-    """A value after two branches; unknown from the character on at which they differ."""
+    """Return a value after two branches. From the first character that differs on, it is unknown."""
     if one is None and other is None:
         return None
     first, second = one or Value(()), other or Value(())
@@ -822,7 +847,7 @@ def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -
 
 
 def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
-    """An array after two branches. With `mixed`, it is a plain variable in one of them."""
+    """Return an array after two branches. With `mixed`, the variable is no array in one of them."""
     if mixed or first.keys is not None or second.keys is not None:
         return Value(((undecided,),), True)
     words = _agreed(first.words, second.words)
@@ -858,7 +883,10 @@ BUCKETS = 1024
 
 
 def _bucket(key: str) -> int:
-    """Hash bucket of a key in bash's associative arrays, which decides their order (hashlib.c: 32-bit FNV-1)."""
+    """Return the hash bucket of a key in bash's associative arrays (hashlib.c: 32-bit FNV-1).
+
+    Buckets decide the order of keys.
+    """
     found = 2166136261
     for byte in key.encode():
         found = (found * 16777619) & 0xFFFFFFFF

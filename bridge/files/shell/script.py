@@ -1,4 +1,4 @@
-"""A launch script as data: its training runs, with words, ranks and variables, and the files that it writes."""
+"""A launch script as data: its training runs with words, ranks and variables, and the files that the script writes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ MAX_CHARACTERS = 2**20
 
 @dataclass(frozen=True)
 class Launch:
-    """One training run that a script starts: `python`, `torchrun`, `deepspeed`, ... with a program
-    and its arguments.
+    """One training run that a script starts: a program such as `python` or `torchrun`, with its arguments.
 
-    `launcher` are the words before the program. `branch` is the line of an undecided branch around
-    it, or 0. `ranks` is the world size, if the launcher's arguments set it as numbers. `files` has
-    the files that the script has written before, by key; `folder` is the mark of the run's working
-    directory.
+    `launcher` are the words before the program. `branch` is the line of an enclosing branch whose
+    condition is not known, or 0. `ranks` is the world size, if the launcher's arguments give it as
+    numbers. `files` are the files that the script has written before, by key; `folder` is the key
+    of the run's working directory.
     """
 
     program: str
@@ -47,13 +46,14 @@ class Launch:
 
     @property
     def texts(self) -> list[str]:
-        """The words as text, with the script's spelling of unknown parts."""
+        """The words as text; unknown parts are spelled as in the script."""
         return [spelled(word) for word in self.words]
 
     @property
     def opaque(self) -> dict[int, str]:
-        """The reason why each unknown word is not known, by its index: that of its first unknown
-        part.
+        """The reasons why words are not known, by index of the word.
+
+        If a word has several unknown parts, the reason is that of the first.
         """
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
         return {
@@ -64,14 +64,14 @@ class Launch:
 
     @property
     def loose(self) -> frozenset[int]:
-        """Indices of words that may expand to any number of words: unknown expansions without quotes."""
+        """Indices of words that may expand to any number of words, because they are unknown expansions without quotes."""
         alone = ((index, word[0]) for index, word in enumerate(self.words) if len(word) == 1)
         return frozenset(
             index for index, piece in alone if isinstance(piece, Unknown) and piece.loose
         )
 
     def file(self, path: Pieces) -> Pieces | None:
-        """Text that the script has written to `path` before this run; None if it has written none."""
+        """Return the text that the script has written to `path` before this run; None if it has not written to `path`."""
         found = self.files.get(key_in(self.folder, path), self.files.get(file_key(path)))
         return None if found is None or is_gone(found) else found
 
@@ -82,9 +82,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Script:
-    """A script, read as if it were started with the variables and arguments in `outside` and no others.
+    """A script, read as if it were started with only the variables and arguments in `outside`.
 
-    `outside` has variables by name, and arguments by number. `chosen` is the number of the wanted run, counted from 1.
+    `outside` has variables by name, and arguments by number. `chosen` is the number of the wanted
+    run, counted from 1.
     """
 
     text: str
@@ -93,12 +94,12 @@ class Script:
     chosen: int | None = None
 
     def told(self, outside: Mapping[str, str], chosen: int | None) -> Script:
-        """The same script, started with `outside`."""
+        """Return the same script, started with the variables and arguments in `outside` and with the run `chosen`."""
         return replace(self, outside=outside, chosen=chosen)
 
     @cached_property
     def reader(self) -> Reader:
-        """The reader that has read the script."""
+        """The reader, after it has read the script."""
         if len(self.text) > MAX_CHARACTERS:
             raise SourceError(
                 f"{self.name}: found more than 1 MiB; a launch script is smaller, is this the right file?"
@@ -120,7 +121,7 @@ class Script:
 
     @property
     def named(self) -> dict[str, str]:
-        """Known variables of the script and of the runs that it starts."""
+        """Variables of the script, and of the runs that it starts, whose values are known."""
         held = {
             name: value.pieces
             for name, value in self.reader.scope.variables.items()
@@ -138,8 +139,8 @@ class Script:
         return tuple(launch for launch in found if launch is not None)
 
     def strays(self) -> Iterator[tuple[int, str, str]]:
-        """Yield line, flag and reason of flags that a shell reads as a command, since no backslash
-        precedes them.
+        """Yield line, flag and reason for each flag that a shell reads as a command, as the line
+        before does not end in a backslash.
         """
         for command in self.reader.commands:
             first = spelled(command.words[0])
@@ -159,7 +160,10 @@ class Script:
             )
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
-        """The only run that `fits`. Raises `SourceError` if there is none, or if there are several and none is chosen."""
+        """Return the run that `fits`.
+
+        Raises `SourceError` if no run fits, or if several fit and none is chosen.
+        """
         if self.chosen is not None:
             return self._numbered(self.chosen)
         fitting = [
@@ -180,12 +184,12 @@ class Script:
 
     @property
     def seen(self) -> str:
-        """The runs that the script starts, for messages."""
+        """The runs that the script starts, as text for messages."""
         return "; ".join(map(str, self.launches)) or "none"
 
     @property
     def _unknown(self) -> Iterator[str]:
-        """The words of runs that may expand to any number of flags, for messages."""
+        """Messages about words of runs that may expand to any number of flags."""
         loose = (launch.opaque[index] for launch in self.launches for index in sorted(launch.loose))
         return (f"{self.name}: {said}" for said in dict.fromkeys(loose))
 
@@ -201,9 +205,7 @@ class Script:
 
     @property
     def lost(self) -> list[str]:
-        """Messages about lines that may be meant as a run: flags that begin a command, and likely
-        launches.
-        """
+        """Messages about lines that may be meant as a run: flags that are read as a command, and likely launches."""
         runs = {launch.line for launch in self.launches}
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
         looked = missed(
@@ -225,7 +227,7 @@ class Script:
 
 
 def _stray(text: str, line: int) -> str:
-    """The reason why a flag begins a command."""
+    """Return the reason why a flag at the start of a line is read as a command."""
     before = text.split("\n")[max(line - 2, 0)] if line > 1 else ""
     reason = f"line {line - 1} does not end in a backslash"
     if before.rstrip().endswith("\\") and before != before.rstrip():
@@ -236,7 +238,7 @@ def _stray(text: str, line: int) -> str:
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
-    """Options on `#SBATCH` lines whose values are numbers."""
+    """Yield the options on `#SBATCH` lines whose values are numbers."""
     return (
         (match["name"], match["value"])
         for match in DIRECTIVE.finditer(text)
@@ -254,13 +256,13 @@ class Where:
         )
 
     def line(self, word: Pieces) -> int | None:
-        """The line on which a word begins; None if it is not in the text."""
+        """Return the line on which a word begins; None if the word is not in the script's text."""
         place = begun(word)
         return None if place is None else bisect_left(self.breaks, place) + 1
 
 
 def _launch(command: Command, where: Where) -> Launch | None:
-    """The training run that a command starts, if it starts one."""
+    """Return the training run that a command starts; None if it starts none."""
     found = walk(listed(command.words))
     if found.kind not in ("program", "module"):
         return None
@@ -297,5 +299,5 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
 
 
 def load_script(text: str, name: str = TEXT) -> Document:
-    """A shell script as a document; `data` is the `Script`."""
+    """Parse a shell script. The document's `data` is the `Script`."""
     return Document(Script(text, name), {}, "script", name=name)

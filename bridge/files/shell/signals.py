@@ -53,9 +53,9 @@ NAMED = (
 NUMBERS = {name: number for number, name in enumerate(NAMED, 1)}
 NAMES = {str(number): name for name, number in NUMBERS.items()}
 IGNORED = frozenset(("QUIT", "CHLD", "CONT", "WINCH", "URG"))
-"""Signals without effect on a shell that has no trap for them."""
+"""Signals that have no effect on a shell which sets no trap for them."""
 HARMLESS = frozenset(("0", "CONT", "CHLD", "WINCH", "URG"))
-"""Signals that do not end a program that was just started."""
+"""Signals that do not end a background program which was just started."""
 STOPPING = frozenset(("STOP", "TSTP", "TTIN", "TTOU"))
 KILLING = frozenset(("kill", "pkill", "killall"))
 """Programs that send signals."""
@@ -63,15 +63,15 @@ OWN = re.compile(r"\$\{?(?P<which>\$|BASHPID|PPID)\}?")
 
 
 def _named(word: Pieces) -> str:
-    """The name of a signal; empty if it is not known."""
+    """Return the name of a signal; empty if it is not known."""
     said = (known(word) or "").upper().removeprefix("SIG")
     return NAMES.get(said, said)
 
 
 def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """`trap TEXT EXIT`: the text is read at the end.
+    """Model `trap TEXT SIGNAL`. The text of an EXIT trap is read at the end of the shell.
 
-    The text for another signal is read if the script sends itself that signal.
+    The text for another signal is read if the script sends this signal to itself.
     """
     scope, line = reader.scope, reader.source.line(place)
     scope.status = 0
@@ -102,10 +102,7 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """Model `kill [-SIGNAL] PROCESS ...`.
-
-    Signals to other processes have no effect on the script.
-    """
+    """Model `kill [-SIGNAL] PROCESS ...`. A signal to another process has no effect on the script."""
     signal, processes = _sent(called[1:])
     before = reader.scope.status
     reader.scope.status, reader.scope.asked = None, True  # it fails if there is no such process
@@ -134,7 +131,7 @@ def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
-    """The signal, empty if it is not known, and the words for its targets."""
+    """Return the signal, or an empty text if it is not known, and the words that name its targets."""
     first = spelled(words[0]) if words else ""
     if first in ("-s", "-n"):
         signal, rest = _named(words[1] if len(words) > 1 else ()), words[2:]
@@ -148,7 +145,7 @@ def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
 
 
 def _kind(reader: Reader, word: Pieces) -> str:
-    """Kind of a target of `kill`: the shell itself, its parent, its group, or another process."""
+    """Return the kind of a target of `kill`: the shell itself, its parent, its process group, or another process."""
     if known(word) == "0":
         return "own"
     piece = word[-1] if word else None
@@ -165,7 +162,7 @@ def _kind(reader: Reader, word: Pieces) -> str:
 
 
 def _to_group(reader: Reader, place: int, signal: str) -> None:
-    """A signal to a process group. The shell itself gets it if it leads the group."""
+    """Model a signal to a process group. It reaches the shell itself if the shell leads the group."""
     if signal in reader.scope.traps:
         raise reader.refuse(
             place, "the trap runs only if the shell leads its group, which is not known"
@@ -175,13 +172,16 @@ def _to_group(reader: Reader, place: int, signal: str) -> None:
 
 
 def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> None:
-    """Run the trap, or end the shell. Its EXIT trap sees the status of the command `before`."""
+    """Run the trap for a signal that the shell sends to itself or, without a trap, end the shell.
+
+    The EXIT trap then sees the status of the command `before`.
+    """
     scope = reader.scope
     if signal == "0":
         return
     if signal not in NUMBERS or signal in STOPPING:
         raise reader.refuse(
-            place, f"the effect of the signal {signal or 'behind kill'} on the shell is not known"
+            place, f"the effect of the signal {signal or 'in the arguments of kill'} on the shell is not known"
         )
     text = scope.traps.get(signal) if signal != "KILL" else None
     if text is None and signal not in IGNORED:

@@ -1,4 +1,7 @@
-"""Shell text as a syntax tree: parsed with tree-sitter, never run, every character with its place in the script."""
+"""Shell text as a syntax tree: parsed with tree-sitter and never run.
+
+Every character has its position in the script.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 ENDED = re.compile(r"(?<!\\)\n")
-"""The end of a line that is not continued."""
+"""Matches the end of a line that is not continued by a backslash."""
 PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n|&;]*>")
 UNSET = re.compile(rf"^[ \t]*(?:export[ \t]+)?\w+=({PLACEHOLDER.pattern})[ \t]*$", re.MULTILINE)
-"""A variable that is set to nothing but a placeholder."""
+"""Matches an assignment whose value is only a placeholder in angle brackets."""
 
 
 @cache
@@ -34,8 +37,9 @@ def _parser() -> Parser:
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """A sourced file that was not read: its line, name and reason, and whether it is taken to set
-    up `tools` only.
+    """A sourced file that was not read: its line, its name and the reason.
+
+    `tools` is true if the file is assumed only to set up tools.
     """
 
     line: int
@@ -58,7 +62,10 @@ class Source:
         script: Source | None = None,
         commands: bool = True,
     ) -> None:
-        """`segments` are the pieces of `text`, if it is not a literal part of `script`."""
+        """Set up a source for `text`.
+
+        `segments` are the pieces of `text` if it is not a literal part of `script`.
+        """
         self.text, self.name, self.segments = text, name, segments
         self.script: Source = script.script if script else self
         # `starts` are the offsets of segments in the text, `breaks` those of line ends in the whole
@@ -83,19 +90,18 @@ class Source:
 
     @classmethod
     def of(cls, pieces: Pieces, script: Source) -> Source:
-        """The text of `pieces`, for a second reading (`eval`, `bash -c`, `$(...)`)."""
+        """Return a source for the text of `pieces`, which is read a second time, as with `eval`, `bash -c` and `$(...)`."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script)
 
     @classmethod
     def inert(cls, pieces: Pieces, script: Source) -> Source:
-        """A source for text with expansions but without commands."""
+        """Return a source for text that contains expansions but no commands."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script, commands=False)
 
     def lines(self) -> Iterator[list[Node]]:
-        """Yield groups of statements that a shell reads at once, because no line ends between them.
-        """
+        """Yield groups of statements that a shell parses together, because no line ends between them."""
         found: list[Node] = []
         for node in self.root.children:
             # Offsets in bytes are offsets in characters: the masked text is ASCII, and as long as
@@ -108,7 +114,7 @@ class Source:
         yield found
 
     def line(self, place: int) -> int:
-        """The line of the script, counted from 1, on which a character is."""
+        """Return the line of the script, counted from 1, that contains a character."""
         return bisect_left(self.breaks, self.place(place, place + 1)[0]) + 1
 
     def pieces(self, start: int, end: int, quoted: bool) -> Iterator[Piece]:
@@ -130,18 +136,18 @@ class Source:
                 )
 
     def place(self, start: int, end: int) -> tuple[int, int]:
-        """The place in the script of the characters from `start` to `end`."""
+        """Return the span in the script of the characters from `start` to `end`."""
         if self.segments is None:
             return start, end
         spans = [piece.span for piece in self.pieces(start, end, False)]
         return (spans[0][0], spans[-1][1]) if spans else (0, 0)
 
     def said(self, part: Part | Word | Token) -> str:
-        """The text of a part."""
+        """Return the text of a part."""
         return self.text[part.start : part.end]
 
     def operand(self, start: int, end: int, single: bool) -> tuple[Part, ...]:
-        """The parts of a word within `${...}`."""
+        """Return the parts of a word within `${...}`."""
         key = start, end, single
         if key not in self.operands:
             parts: list[Part] = []
@@ -150,7 +156,7 @@ class Source:
         return self.operands[key]
 
     def double(self, start: int, end: int) -> tuple[Part, ...]:
-        """The parts of text that is expanded as within double quotes: arithmetic and here-documents."""
+        """Return the parts of text that is expanded as in double quotes, such as arithmetic and here-documents."""
         key = start, end, False
         if key not in self.operands:
             parts: list[Part] = []
@@ -162,14 +168,14 @@ class Source:
         return self.operands[key]
 
     def within(self, start: int, end: int) -> Source:
-        """The text from `start` to `end` as a separate source."""
+        """Return the text from `start` to `end` as a separate source."""
         if start not in self.inner:
             self.inner[start] = Source.of(tuple(self.pieces(start, end, False)), self)
             check_syntax(self.inner[start])
         return self.inner[start]
 
     def tokens_of(self, start: int, end: int) -> list[Token]:
-        """The tokens that begin from `start` up to `end`."""
+        """Return the tokens that begin at or after `start` and before `end`."""
         return self.tokens[
             bisect_left(self.token_starts, start) : bisect_left(self.token_starts, end)
         ]
@@ -180,12 +186,12 @@ class Source:
             yield self.tokens[index]
 
     def preceding(self, start: int) -> Iterator[Token]:
-        """The tokens before `start`, the nearest first."""
+        """Yield the tokens before `start`, the nearest first."""
         for index in range(bisect_left(self.token_starts, start) - 1, -1, -1):
             yield self.tokens[index]
 
     def fault(self, node: Node) -> str:
-        """Message about a syntax error at a node of the tree."""
+        """Return a message about a syntax error at a node of the tree."""
         missing = next((child.type for child in node.children if child.is_missing), "")
         said = f"a statement is never closed; expected {missing}" if missing else ""
         return self._broken(node.start_byte, said)
@@ -205,7 +211,7 @@ def _length(piece: Piece) -> int:
 
 
 def check_ends(text: str, name: str) -> None:
-    """Raises `SourceError` for line ends of Windows: a shell reads the carriage return as part of the last word."""
+    """Raise `SourceError` for line ends of Windows: a shell reads the carriage return as part of the last word."""
     place = text.find("\r\n")
     if place >= 0:
         line = text.count("\n", 0, place) + 1
@@ -216,14 +222,15 @@ def check_ends(text: str, name: str) -> None:
 
 
 def check_syntax(source: Source) -> None:
-    """Raises `SourceError` with the line of every syntax error."""
+    """Raise `SourceError` with the line of every syntax error."""
     SourceError.raise_if(_all(source, [source.fault(node) for node in _faults(source.root)]))
 
 
 def _all(source: Source, problems: Sequence[str]) -> Iterable[str]:
-    """The problems, and with a placeholder among them every variable that is set to nothing but one.
+    """Return the problems.
 
-    Reading ends at the first placeholder, or takes several for one error.
+    If a placeholder is among them, add a problem for every variable whose value is only a
+    placeholder, because the parser stops at the first one.
     """
     unset = UNSET.finditer(source.text) if any(map(PLACEHOLDER.search, problems)) else ()
     more = (
@@ -245,7 +252,7 @@ def _faults(root: Node) -> Iterator[Node]:
 
 
 def check_redirects(source: Source, redirects: Iterable[Token]) -> None:
-    """Raises `SourceError` for placeholders in angle brackets, which a shell reads as redirections."""
+    """Raise `SourceError` for placeholders in angle brackets, which a shell reads as redirections."""
     found = (
         (source.line(token.start), PLACEHOLDER.match(source.text, token.start))
         for token in redirects

@@ -1,6 +1,4 @@
-"""Matches regular expressions in bounded time: without backtracking, by tracking all possible ends
-at once.
-"""
+"""Matches regular expressions in bounded time: all possible ends of a match are tracked at once, without backtracking."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ SPAN = re.compile(".*", re.DOTALL)
 
 
 def endless(pattern: re.Pattern[str], length: int, starts: int = 1) -> bool:
-    """Whether backtracking may take too long in a text of that length."""
+    """Return whether backtracking may take too long in a text of that length."""
     return bool(_ways(_parsed(pattern), length + 1) * (length + 1) ** starts > TRIES)
 
 
 def _ways(nodes: Sequence[Node], places: int) -> float:
-    """An upper bound for the ways in which `nodes` match a text."""
+    """Return an upper bound for the number of ways in which `nodes` match a text."""
     return prod(_ways_of(node, places) for node in nodes if isinstance(node, Group))
 
 
@@ -48,7 +46,7 @@ def _ways_of(group: Group, places: int) -> float:
 
 
 def found(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether a part of `text` matches."""
+    """Return whether a part of `text` matches."""
     return bool(
         ends(pattern, text, range(len(text) + 1))
         if endless(pattern, len(text))
@@ -57,7 +55,7 @@ def found(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def fits(pattern: re.Pattern[str], text: str) -> bool:
-    """Whether all of `text` matches."""
+    """Return whether all of `text` matches."""
     return (
         len(text) in ends(pattern, text, (0,))
         if endless(pattern, len(text))
@@ -66,7 +64,7 @@ def fits(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.Match[str] | None:
-    """The leftmost longest match from `start` on: its groups, or only its span."""
+    """Return the leftmost longest match from `start` on: its groups or, without `groups`, only its span."""
     places = range(start, len(text) + 1)
     if not ends(pattern, text, places):
         return None
@@ -84,7 +82,7 @@ def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.M
 
 
 def ends(pattern: re.Pattern[str], text: str, starts: Iterable[int]) -> Positions:
-    """Possible ends of a match that begins at one of `starts`."""
+    """Return the possible ends of a match that begins at one of `starts`."""
     return reached(_parsed(pattern), text, set(starts))
 
 
@@ -94,8 +92,7 @@ def _parsed(pattern: re.Pattern[str]) -> tuple[Node, ...]:
 
 
 def _choices(pattern: re.Pattern[str], place: int) -> tuple[tuple[Node, ...], int, int]:
-    """The alternatives up to the end of a group, the offset of that end, and the number of parts.
-    """
+    """Return the alternatives of a group, the offset at which the group ends, and the number of its parts."""
     text, choices, size = pattern.pattern, [list[Node]()], 1
     while place < len(text) and text[place] != ")":
         if text[place] == "|":
@@ -124,7 +121,7 @@ def _atom(pattern: re.Pattern[str], place: int) -> tuple[Node, int, int]:
 
 
 def _times(node: Node, text: str, place: int) -> tuple[list[Node], int]:
-    """A part with its repetition, and the end of the repetition."""
+    """Return a part with its repetition applied, and the offset after the repetition."""
     told = TIMES.match(text, place)
     if told is None:
         return [node], place

@@ -19,13 +19,13 @@ FLAGS = re.compile(r"(?:[gpI]|[1-9]\d{0,3})*")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address of `sed`: a line number (0: the last line), or an expression."""
+    """An address of `sed`: a line number (0 for the last line), or an expression."""
 
     number: int = 0
     fits: re.Pattern[str] | None = None
 
     def holds(self, number: int, last: bool, line: str) -> bool:
-        """Whether the address selects this line."""
+        """Return whether the address selects this line."""
         return (
             bool(longest(self.fits, line))
             if self.fits is not None
@@ -108,7 +108,7 @@ class _Edits:
         return Address(int(found["number"] or 0))
 
     def _until(self, mark: str) -> str:
-        """The text up to the next `mark` that no backslash escapes."""
+        """Return the text up to the next `mark` that has no backslash before it."""
         begun = self.place
         while self.place < len(self.text):
             char = self.text[self.place]
@@ -162,7 +162,7 @@ def _extended(text: str, fold: bool) -> re.Pattern[str]:
 
 
 def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | int, ...]:
-    """The literal texts of a replacement, and the numbers of its groups (0: the whole match)."""
+    """Return the literal texts of a replacement, and the numbers of the groups between them (0 for the whole match)."""
     found: list[str | int] = []
     for piece in re.findall(r"\\.|&|[^\\&]+|\\", text, re.DOTALL):
         if piece == "&":
@@ -186,7 +186,10 @@ def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | 
 
 
 def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
-    """Output of `sed` for the lines of `text`. Raises `Unread` for commands that are not modelled."""
+    """Return the output of `sed` for the lines of `text`.
+
+    Raises `Unread` for commands that are not modelled.
+    """
     edits = _Edits(script, extended).all()
     lines, made = _lines(text), list[str]()
     for number, whole in enumerate(lines, 1):
@@ -205,7 +208,7 @@ def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
 def _edited(
     line: str, edits: Sequence[Edit], number: int, last: bool
 ) -> tuple[str | None, list[str], bool]:
-    """The edited line (None: deleted), the lines printed before it, and whether `sed` ends here."""
+    """Return the edited line (None if it is deleted), the lines printed before it, and whether `sed` ends here."""
     printed: list[str] = []
     for edit in edits:
         if _chosen(edit, line, number, last) is edit.denied:
@@ -265,7 +268,7 @@ def _lines(text: str) -> list[str]:
 
 
 def grep(text: str, flags: str, wanted: str) -> str:
-    """Output of `grep` for `text`, with the flags `E F i v c o q x w`."""
+    """Return the output of `grep` for `text`, with the flags `E F i v c o q x w`."""
     if "F" in flags:
         pattern = re.compile(re.escape(wanted), re.IGNORECASE if "i" in flags else 0)
     else:
@@ -297,7 +300,10 @@ def _parts(pattern: re.Pattern[str], line: str) -> list[str]:
 
 
 def ordered(text: str, flags: str) -> str:
-    """`sort` with `-n`, `-r` and `-u`. Raises `Unread` if the order depends on the locale."""
+    """Return the output of `sort` with `-n`, `-r` and `-u`.
+
+    Raises `Unread` if the order depends on the locale.
+    """
     lines = [line.removesuffix("\n") for line in _lines(text)]
     if "n" in flags:
         if not all(re.fullmatch(r"0|-?[1-9]\d{0,14}", line, re.ASCII) for line in lines):
@@ -315,7 +321,7 @@ def ordered(text: str, flags: str) -> str:
 
 
 def single(text: str) -> str:
-    """Output of `uniq`: the first of each run of equal lines."""
+    """Return the output of `uniq`: the first line of each run of equal lines."""
     lines = [line.removesuffix("\n") for line in _lines(text)]
     return "".join(
         f"{line}\n" for index, line in enumerate(lines) if not index or line != lines[index - 1]
@@ -323,7 +329,7 @@ def single(text: str) -> str:
 
 
 def fields(text: str, program: str, mark: str | None) -> str:
-    """Output of `awk '{print $1, $NF}'`: fields of each line.
+    """Return the output of `awk '{print $1, $NF}'`: fields of each line.
 
     Raises `Unread` for any other program.
     """

@@ -1,5 +1,4 @@
-"""The subject of an expansion: a variable, an array element, the arguments, or a special parameter.
-"""
+"""The subject of an expansion: a variable, an array element, the arguments, or a special parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +18,9 @@ if TYPE_CHECKING:
 NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 WHOLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\[.*\])?|[0-9]+|[@*]", re.DOTALL)
 AGAIN = re.compile(r"[$`'\"\\]")
-"""Matches characters that a shell expands again in an index that came from an expansion."""
+"""Matches a character that starts a further expansion. The shell expands an array index again if
+the index came from an expansion.
+"""
 ALL = ("@", "*")
 SPECIAL = "#?$!-"
 FORM = "this form of expansion is not supported"
@@ -27,10 +28,11 @@ FORM = "this form of expansion is not supported"
 
 @dataclass(slots=True, unsafe_hash=True)
 class Subject:
-    """An expanded variable: its elements (None: not set), and how they are joined (`@`, `*` or not at all).
+    """A variable that is expanded. `elements` is None if it is not set.
 
-    With `element` it is an element of an array, with `indexed` it is written with an index, with `before` its index is negative
-    beyond the start of the array.
+    `joined` says how elements are joined: `@`, `*` or not at all. With `element` it is one element
+    of an array, with `indexed` it is written with an index, with `before` a negative index lies
+    before the start of the array.
     """
 
     name: str
@@ -46,11 +48,11 @@ class Subject:
 
 
 class Absent(Unread):
-    """A variable that nothing sets."""
+    """Raised for a variable that nothing sets."""
 
 
 def stored(value: Value, key: int | str, word: Pieces) -> Value:
-    """An array with a new element; raises `Unread` if its indices are not known."""
+    """Return an array with a new element. Raises `Unread` if its indices are not known."""
     if value.open:
         raise Unread("the indices of the array are not known")
     if isinstance(key, int) and key < 0:
@@ -62,7 +64,7 @@ def stored(value: Value, key: int | str, word: Pieces) -> Value:
 
 
 def malformed(expander: Expander, start: int, end: int) -> ValueError:
-    """The error for text in braces that is no expansion, or of which a part is not known."""
+    """Return the error for a malformed `${...}`, or for one with a part that is not known."""
     return (
         Unread(FORM)
         if HOLE in expander.source.text[start:end]
@@ -71,7 +73,7 @@ def malformed(expander: Expander, start: int, end: int) -> ValueError:
 
 
 def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
-    """The variable at `start`, and the end of its name and index."""
+    """Return the variable at offset `start`, and the offset after its name and index."""
     found = NAMED.match(expander.source.text, start, end)
     if found is None:
         raise malformed(expander, start, end)
@@ -110,7 +112,7 @@ def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subje
 def element(
     expander: Expander, name: str, value: Value | None, key: int | str | None, indexed: bool
 ) -> Subject:
-    """One element of a variable."""
+    """Return one element of a variable."""
     if value is None or not value.words:
         before = isinstance(key, int) and key < 0
         if before and expander.scope.on("errexit"):
@@ -131,7 +133,7 @@ def element(
 
 
 def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
-    """The number or the key that an index expands to."""
+    """Return the number or the key that an index expands to."""
     # An index of an array is arithmetic, and is expanded as such. A key of a table is a word, with
     # quotes of its own.
     parts = (
@@ -179,7 +181,7 @@ def counted(expander: Expander, subject: Subject) -> int:
 
 
 def text_of(expander: Expander, subject: Subject) -> str:
-    """The known text of a variable that is not a list."""
+    """Return the text of a variable that is not a list. Raises `Unread` if the text is not known."""
     if subject.elements is None:
         if not expander.settled(subject):
             raise Absent(expander.unset(subject.name))
@@ -199,7 +201,7 @@ def target(expander: Expander, name: str, through: str) -> Subject:
     value = expander.scope.get(plain)
     if AGAIN.search(index):
         raise Unread(
-            f"{through} names {name}, and an index that is expanded once more is not supported"
+            f"{through} names {name}, and an index with a further expansion in it is not supported"
         )
     if index[:-1] in ALL:
         return Subject(plain, list(elements(value)) if value else None, index[:-1])

@@ -1,4 +1,7 @@
-"""Shell text as tokens: words with their quotes and expansions, operators, redirections, conditions; each with its place."""
+"""Shell text as tokens: words with quotes and expansions, operators, redirections and conditions.
+
+Each token has its position.
+"""
 
 from __future__ import annotations
 
@@ -55,16 +58,16 @@ KEYWORDS = frozenset(
 )
 CLOSING = frozenset(("fi", "done", "esac", "}"))
 MOST_STEPS, STEPS = 100_000, 4
-"""Limit of scanned characters: a constant, plus this many for each character of the text."""
+"""Limit on scanned characters: `MOST_STEPS`, plus `STEPS` for each character of the text."""
 DEEPEST = 60
 MOST_TOKENS = 100_000
 TABS = "\t*"
 HOLE = "\ue000"
-"""Placeholder for an unknown part in a text that is read a second time."""
+"""Character that stands for an unknown part, in a text that is read a second time."""
 
 
 class Fault(ValueError):
-    """A syntax error; `place` is its offset."""
+    """Raised for a syntax error; `place` is its offset."""
 
     def __init__(self, place: int, problem: str) -> None:
         super().__init__(problem)
@@ -89,7 +92,7 @@ class Part:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Word:
-    """A word as it is written."""
+    """A word, as it is written in the source."""
 
     start: int
     end: int
@@ -136,9 +139,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Shared:
-    """State that all scanners of one text share: the number of steps left, and known ends of
-    expansions.
-    """
+    """State that all scanners of one text share: the number of steps left, and the ends of expansions found so far."""
 
     left: int
     ends: dict[tuple[int, bool], tuple[str, int]] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class Scanner:
         self.shared = shared or _Shared(MOST_STEPS + STEPS * len(text))
 
     def word(self, start: int, stops: str = "") -> Word:
-        """The word that begins at `start`."""
+        """Return the word that begins at `start`."""
         parts: list[Part] = []
         position = self._subscript(start, parts)
         while position < self.size:
@@ -170,9 +171,9 @@ class Scanner:
         return Word(start, position, tuple(parts))
 
     def _subscript(self, start: int, parts: list[Part]) -> int:
-        """Scan `NAME[index]=` at the start of a word, and return its end.
+        """Scan `NAME[index]=` at the start of a word, and return the offset after it.
 
-        The index may hold blanks.
+        The index may contain blanks.
         """
         found = SUBSCRIPT.match(self.text, start)
         if not found:
@@ -192,8 +193,9 @@ class Scanner:
         parts.append(Part("text", start, end))
 
     def _special(self, char: str, position: int, start: int, parts: list[Part]) -> int:
-        """Scan the part at a special character, and return its end; `position` if the word ends
-        before it.
+        """Scan the part that begins with a special character, and return its end.
+
+        If the word ends before that character, return `position`.
         """
         if char in "<>" and self.text.startswith("(", position + 1):
             end = self.command(position + 2)
@@ -345,7 +347,7 @@ class Scanner:
         return ("short", short.end()) if short else ("", position + 1)
 
     def arithmetic(self, position: int) -> int:
-        """The end of `...))`; 0 if the two closing brackets do not follow each other."""
+        """Return the end of `...))`; 0 if the two closing brackets do not follow each other."""
         depth, start = 0, position
         while position < self.size:
             char = self.text[position]
@@ -356,7 +358,7 @@ class Scanner:
         return 0
 
     def skip(self, char: str, position: int, start: int) -> int:
-        """Position behind one character, or behind the quotes or the expansion that it opens."""
+        """Return the offset after one character or, if it opens quotes or an expansion, after these."""
         self.shared.left -= 1
         if self.shared.left < 0:
             raise Fault(start, "")
@@ -375,7 +377,7 @@ class Scanner:
             raise RecursionError(start)
 
     def balanced(self, position: int, opening: str, closing: str) -> int:
-        """Position behind the bracket that closes the one open at `position`."""
+        """Return the offset after the bracket that closes the bracket open at `position`."""
         depth, start = 0, position
         while position < self.size:
             char = self.text[position]
@@ -397,9 +399,9 @@ class Scanner:
         return self.operand(position, [], single) + 1
 
     def operand(self, position: int, parts: list[Part], single: bool) -> int:
-        """Scan the word behind the operator of `${NAME...}`, and return the position of its `}`.
+        """Scan the word after the operator of `${NAME...}`, and return the offset of the closing `}`.
 
-        With `single`, single quotes are quotes.
+        With `single`, single quotes quote.
         """
         start = position
         while position < self.size:
@@ -424,7 +426,7 @@ class Scanner:
         raise Fault(max(start - 2, 0), "a brace is never closed; expected }")
 
     def command(self, position: int) -> int:
-        """Position behind the `)` that closes a command substitution."""
+        """Return the offset after the `)` that closes a command substitution."""
         self._deeper(position)
         lexer = Lexer(self.text, position, inside=True, depth=self.depth, shared=self.shared)
         lexer.run()
@@ -432,7 +434,7 @@ class Scanner:
         return lexer.position + 1
 
     def array(self, position: int) -> tuple[int, tuple[Word, ...]]:
-        """The end of `(...)`, and its elements."""
+        """Return the end of `(...)`, and its elements."""
         start, words = position, list[Word]()
         while position < self.size:
             char, blank = self.text[position], BLANK.match(self.text, position)
@@ -453,7 +455,7 @@ class Scanner:
         raise Fault(start - 1, "a bracket is never closed; expected )")
 
     def element(self, position: int) -> Word:
-        """A word of an array, which may be `[key]=value`."""
+        """Return a word of an array, which may be `[key]=value`."""
         if self.text[position] == "[":
             try:
                 end = self.balanced(position + 1, "[", "]")
@@ -493,8 +495,9 @@ class Lexer(Scanner):
         self.pending: list[_Pending] = []
 
     def run(self) -> list[Token]:
-        """All tokens, or with `inside` those before the closing bracket, at which `position` then
-        is.
+        """Return all tokens.
+
+        With `inside`, stop at the closing bracket; `position` is then the offset of this bracket.
         """
         begun = self.position
         while self.position < self.size:
@@ -535,7 +538,7 @@ class Lexer(Scanner):
         self._documents()
 
     def _documents(self) -> None:
-        """Scan the bodies of the here-documents that the line before began."""
+        """Scan the bodies of the here-documents whose operators are on the line before."""
         for pending in self.pending:
             # Within `$(...)` the bracket may follow the delimiter on its line.
             tabs, after = TABS if pending.tabs else "", "[)]|" if self.inside else ""
@@ -668,7 +671,7 @@ class Lexer(Scanner):
             self.place = "arguments"
 
     def _brackets(self) -> bool:
-        """`()` behind the name of a function."""
+        """Scan `()` after the name of a function. Returns False if there is no `()`."""
         found = BRACKETS.match(self.text, self.position)
         if not found:
             return False
@@ -732,16 +735,17 @@ class Lexer(Scanner):
         return word.end
 
     def said(self, item: Word | str) -> str:
-        """An item as it is written."""
+        """Return an item as it is written."""
         return item if isinstance(item, str) else self.text[item.start : item.end]
 
     def pattern(self, position: int) -> Word:
-        """The word that is a pattern; a group may begin it."""
+        """Return the word that is a pattern; it may begin with a group."""
         return self.word(position)
 
     def _regular(self, start: int) -> Word:
-        """The word that is a regular expression: with brackets, bars, and blanks inside of
-        brackets.
+        """Return the word that is a regular expression.
+
+        It may contain brackets, bars, and blanks within brackets.
         """
         parts: list[Part] = []
         position, depth = start, 0
@@ -761,7 +765,7 @@ class Lexer(Scanner):
 
 
 def _unquoted(text: str, parts: Sequence[Part]) -> str:
-    """The delimiter of a here-document without its quotes."""
+    """Return the delimiter of a here-document without quotes."""
     found = []
     for part in parts:
         said = text[part.start : part.end]
@@ -776,8 +780,9 @@ def _unquoted(text: str, parts: Sequence[Part]) -> str:
 
 
 def masked(text: str, tokens: Sequence[Token]) -> str:
-    """`text` for the grammar: keywords and operators stay, each word becomes letters, all else
-    becomes blanks.
+    """Return `text` in a simplified form for the grammar, of equal length.
+
+    Keywords and operators stay, words become letters, and everything else becomes spaces.
     """
     found: list[str] = []
     position, place = 0, "start"

@@ -1,6 +1,4 @@
-"""Assignments: plain ones, `+=`, to arrays and associative arrays, and by `declare`, `export` and
-the like.
-"""
+"""Assignments: `=` and `+=`, to variables, arrays and associative arrays, and by `declare`, `export` and the like."""
 
 from __future__ import annotations
 
@@ -28,15 +26,15 @@ SPLIT = ("short", "param", "command", "backtick")
 NOTHING = Value(((Text("", NOWHERE),),), keys=(0,))
 FORM = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<index>\[.*?\])?(?P<more>\+)?=", re.DOTALL)
 GIVEN = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<more>\+)?(?:=(?P<value>.*))?\Z", re.DOTALL)
-"""Matches an assignment in a word that came from an expansion."""
+"""Matches an assignment in a word that is the result of an expansion."""
 KEYED = re.compile(r"\[(?P<key>.*?)\](?P<more>\+)?=", re.DOTALL)
 
 
 @dataclass(slots=True, unsafe_hash=True)
 class Target:
-    """The target of an assignment: its name, the place of its index, and the start of the value.
+    """The target of an assignment: the name, the span of the index, and the offset of the value.
 
-    It also tells whether the assignment appends.
+    `more` is true for `+=`.
     """
 
     name: str
@@ -46,7 +44,7 @@ class Target:
 
 
 def assignment(source: Source, word: Word) -> Target | None:
-    """The target of a word that is an assignment; None for any other."""
+    """Return the target of a word that is an assignment; None for any other word."""
     if not word.parts or word.parts[0].kind != "text":
         return None
     first = word.parts[0]
@@ -80,7 +78,7 @@ def _index_end(source: Source, part: Part, place: int) -> int:
 
 
 def behind(word: Word, place: int) -> Word:
-    """The rest of a word behind a character."""
+    """Return the rest of a word after a character."""
     parts = [
         part if part.start >= place else replace(part, start=place)
         for part in word.parts
@@ -118,7 +116,7 @@ def perform_alone(reader: Reader, word: Word, target: Target) -> None:
 def _perform(
     reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()
 ) -> Callable[[], None]:
-    """Expand the value of an assignment. The returned function performs it."""
+    """Expand the value of an assignment, and return a function that performs the assignment."""
     index: Callable[[], int | str] | None = None
     reader.begun.add(target.name)
     if target.index is not None:
@@ -187,7 +185,7 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
 
 
 def _entries(reader: Reader, part: Part) -> list[tuple[tuple[int, int] | None, Pieces]]:
-    """The words of `(...)`, each with the place of its index; None if it has none."""
+    """Return the words of `(...)`, each with the span of its index, or None without an index."""
     found: list[tuple[tuple[int, int] | None, Pieces]] = []
     for word in part.words:
         keyed = _keyed(reader.source, word)
@@ -199,7 +197,7 @@ def _entries(reader: Reader, part: Part) -> list[tuple[tuple[int, int] | None, P
 
 
 def _longer(value: Value, tail: Sequence[Pieces]) -> Value:
-    """An array with more elements at its end."""
+    """Return an array with more elements at its end."""
     return Value((*value.words, *tail), True, value.keys, value.table) if tail else value
 
 
@@ -379,7 +377,7 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
 
 
 def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
-    """Export functions to inner shells, as `export -f` does, or no longer."""
+    """Export functions to inner shells, as `export -f` does, or stop exporting them."""
     scope, there = reader.scope, {name for name in names if name in reader.scope.functions}
     left = {name: sure for name, sure in scope.shared.items() if name not in there}
     scope.shared = {**left, **dict.fromkeys(there, True)} if on else left
@@ -387,7 +385,10 @@ def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
 
 
 def _choices(reader: Reader, word: Word) -> list[Word]:
-    """The words of a brace expansion, each a separate assignment. A shell splits expansions in such a word."""
+    """Return the words of a brace expansion, each a separate assignment.
+
+    Raises `SourceError` if such a word also has an expansion that a shell would split.
+    """
     choices = reader.expander.choices(word)
     if len(choices) == 1:
         return [word]
@@ -397,7 +398,7 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     ):
         raise reader.refuse(
             word.start,
-            "braces beside an expansion that a shell splits are not supported behind declare",
+            "braces and an expansion that a shell splits are not supported in one argument of declare",
         )
     return [Word(word.start, word.end, parts) for parts in choices]
 

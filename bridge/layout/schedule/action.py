@@ -1,4 +1,6 @@
-"""Actions and schedules: one rank's work on one micro batch of one stage, and the actions of all ranks."""
+"""Actions and schedules: the work of one rank on one microbatch in one stage, and the actions of
+all ranks.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,25 @@ class Kind(StrEnum):
     WEIGHT = "W"
     """The half of a backward pass that yields the gradients of the stage's weights."""
     AGAIN = "R"
-    """Recomputation of a checkpointed stage, before the gradient arrives that backward waits for."""
+    """Recomputation of a checkpointed stage, ahead of the backward pass that waits for a gradient.
+    """
     SEND_FORWARD = "SEND_F"
     RECEIVE_FORWARD = "RECV_F"
     SEND_BACKWARD = "SEND_B"
     RECEIVE_BACKWARD = "RECV_B"
     REDUCE = "REDUCE_GRAD"
-    """The stage's gradients are complete on this rank: reduce them over data ranks."""
+    """Reduction of a stage's gradients over data ranks, once they are complete on this rank."""
 
 
 COMPUTE = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN))
 WRITES = frozenset((Kind.BACKWARD, Kind.WEIGHT))
 """Actions that write gradients of weights."""
 DOWN = frozenset((Kind.BACKWARD, Kind.INPUT))
-"""Actions that yield the gradient for the stage before."""
+"""Actions that compute the gradient of a stage's input, which the stage before needs."""
 
 
 class Action(NamedTuple):
-    """One action; `microbatch` is -1 if it concerns all of them."""
+    """One action. `microbatch` is -1 if the action concerns all microbatches."""
 
     stage: int
     kind: Kind
@@ -52,9 +55,9 @@ Row = tuple[Action, ...]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of each pipeline rank, in order; `homes` has the rank of each stage, in model order.
-
-    `kept` has the (stage, micro batch) pairs that keep their activations although recomputation is on.
+    """The actions of each pipeline rank, in order. `homes` has the rank of each stage, in model
+    order. `kept` has the (stage, microbatch) pairs that keep their activations although
+    recomputation is on.
     """
 
     name: str
@@ -89,7 +92,9 @@ class Schedule:
         return {rank: tuple(stages) for rank, stages in found.items()}
 
     def expanded(self, parts: Sequence[int]) -> Schedule:
-        """The same schedule with stage i divided into `parts[i]` stages that run one after the other."""
+        """Return this schedule with stage i divided into `parts[i]` stages that run one after the
+        other.
+        """
         starts = tuple(accumulate(parts, initial=0))
         homes = tuple(
             home for home, number in zip(self.homes, parts, strict=True) for _ in range(number)

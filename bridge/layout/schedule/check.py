@@ -10,14 +10,18 @@ from bridge.layout.schedule.program import MATCH, program
 from bridge.layout.schedule.timeline import needs
 
 SHOWN = 8
-"""Largest number of problems of one kind to list. One gap in a schedule causes many."""
+"""Maximum number of problems of one kind that are listed, because one gap in a schedule causes many
+problems.
+"""
 
 
 def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, ...]:
-    """Problems of `schedule`, or of the program `rows` made from it; empty if every run of it completes.
+    """Return the problems of `schedule`, or of the program `rows` made from the schedule. The
+    result is empty if every run completes.
 
-    In a correct schedule each stage has one rank, each micro batch passes each stage once forward and once backward, each
-    message is sent once and received once, gradients are reduced once after their last writer, and no rank waits for ever.
+    In a correct schedule each stage has one rank, each microbatch passes each stage once forward
+    and once backward, each message is sent once and received once, gradients are reduced once after
+    their last writer, and no rank waits for ever.
     """
     rows = program(schedule) if rows is None else rows
     # Later checks assume that earlier ones found nothing, so only the first sort of problems is listed.
@@ -88,7 +92,10 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             if number > 1:
                 yield f"rank {rank}: {action} occurs {number} times, expected once; remove the others"
             if not place[Action(stage, Kind.FORWARD, microbatch)] < place[action] < min(ends):
-                yield f"rank {rank}: {action} lies outside its forward and backward; put it between the two"
+                yield (
+                    f"rank {rank}: {action} is not between forward and backward of its microbatch; "
+                    "move it between the two"
+                )
             if (stage, microbatch) in schedule.kept:
                 yield f"rank {rank}: {action} recomputes activations that were kept; remove it"
 
@@ -125,7 +132,9 @@ def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
-    """Simulate the program; a problem for each rank that waits for ever, with the action at which it waits."""
+    """Simulate the program. Yield a problem for each rank that waits for ever, with the action at
+    which the rank waits.
+    """
     places, done = [0] * len(rows), [set[Action]() for _ in rows]
     sent: set[Action] = set()
     moved = True
@@ -151,7 +160,7 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:
-    """The first thing that `action` still waits for; "" if it can run."""
+    """Return the first thing that `action` still waits for, or "" if `action` can run."""
     stage, kind, microbatch = action
     for send, receive in MATCH.items():
         if kind is receive:
@@ -175,7 +184,9 @@ def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Ac
 
 
 def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
-    """The actions on this rank that meet a need: the needed ones, or the receive of their message."""
+    """Return the actions on this rank that satisfy a dependency: the actions `options` themselves,
+    or the receive of the message from another rank.
+    """
     other = options[0].stage
     if schedule.homes[other] == schedule.homes[stage]:
         return options

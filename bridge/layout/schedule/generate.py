@@ -15,11 +15,12 @@ F, B, I, W, R = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes for a schedule: pipeline ranks, stages on all ranks, micro batches.
+    """Sizes for a schedule: pipeline ranks, stages on all ranks, and microbatches.
 
-    `group` micro batches pass one stage of a rank before its next stage runs (None: as many as ranks). Some schedules divide
-    the micro batches into `rounds` and finish one round before the next. With `short`, fewer micro batches than ranks are
-    allowed, although most ranks are idle then.
+    `group` microbatches pass one stage of a rank before the rank's next stage runs (None: as many
+    as ranks). Some schedules divide the microbatches into `rounds` and finish one round before the
+    next. With `short`, the number of microbatches may be smaller than the number of ranks, although
+    most ranks are then idle.
     """
 
     ranks: int
@@ -36,7 +37,9 @@ class Shape:
 
 
 def contiguous(shape: Shape) -> tuple[int, ...]:
-    """The rank of each stage: neighbouring stages are on the same rank, the first ranks have more."""
+    """Return the rank of each stage. Neighbouring stages are on the same rank, and the first ranks
+    may have one stage more.
+    """
     size, longer = divmod(shape.stages, shape.ranks)
     return tuple(
         rank for rank in range(shape.ranks) for _ in range(size + 1 if rank < longer else size)
@@ -44,23 +47,31 @@ def contiguous(shape: Shape) -> tuple[int, ...]:
 
 
 def looped(shape: Shape) -> tuple[int, ...]:
-    """The rank of each stage: stage after stage on the next rank, starting again at rank 0."""
+    """Return the rank of each stage: each stage is on the rank after the rank of the stage before,
+    and rank 0 follows the last rank.
+    """
     return tuple(stage % shape.ranks for stage in range(shape.stages))
 
 
 def in_a_v(shape: Shape) -> tuple[int, ...]:
-    """The rank of each stage: up and down again, so the first rank also has the last stage."""
+    """Return the rank of each stage: first up the ranks, then down again, so that the first rank
+    also has the last stage.
+    """
     there_and_back = (*range(shape.ranks), *reversed(range(shape.ranks)))
     return tuple(there_and_back[stage % len(there_and_back)] for stage in range(shape.stages))
 
 
 Make = Callable[[Shape, int, Sequence[int]], Iterable[Action]]
-"""Makes the actions of a rank from the shape, the rank and its stages in model order."""
+"""Function that returns the actions of a rank. Its arguments are the shape, the rank, and the
+rank's stages in model order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A schedule: functions for actions and placement, and the smallest and largest number of stages on a rank."""
+    """A schedule by functions: one for the actions, one for the placement of stages. It also has
+    the minimum and maximum number of stages on a rank.
+    """
 
     make: Make
     place: Callable[[Shape], tuple[int, ...]]
@@ -72,7 +83,9 @@ class Recipe:
 
 
 def generate(name: str, shape: Shape) -> Schedule:
-    """The schedule `name` for `shape`. Raises `ConfigError` that says what to change if it does not fit."""
+    """Return the schedule `name` for `shape`. Raises `ConfigError` if the schedule does not fit;
+    the message says what to change.
+    """
     recipe = SCHEDULES[name]
     check_size(shape.stages, shape.microbatches)
     ConfigError.raise_if(problems(name, shape))
@@ -85,7 +98,7 @@ def generate(name: str, shape: Shape) -> Schedule:
 
 
 def check_size(stages: int, microbatches: int) -> None:
-    """Raises `ConfigError` if a schedule has too many actions to build."""
+    """Raise `ConfigError` if a schedule has too many actions to build."""
     if 2 * stages * microbatches > limits.ACTIONS:
         found = f"{microbatches:,} microbatches through {stages:,} stages"
         raise ConfigError(
@@ -94,7 +107,9 @@ def check_size(stages: int, microbatches: int) -> None:
 
 
 def problems(name: str, shape: Shape) -> Iterator[str]:
-    """Reasons why the schedule `name` does not fit `shape`, with what to change."""
+    """Yield the reasons why the schedule `name` does not fit `shape`, each with the setting to
+    change.
+    """
     recipe, ranks, stages, number = SCHEDULES[name], shape.ranks, shape.stages, shape.microbatches
     if stages < ranks:
         yield f"parallel.pipeline: {ranks} ranks for {stages} stages; use at most {stages} ranks, or more layers"
@@ -112,7 +127,9 @@ def problems(name: str, shape: Shape) -> Iterator[str]:
 
 
 def _group_problems(shape: Shape) -> Iterator[str]:
-    """Megatron's limits for groups, without which ranks can deadlock (forward_backward_pipelining_with_interleaving)."""
+    """Yield the problems with groups by Megatron's limits, without which ranks can deadlock
+    (forward_backward_pipelining_with_interleaving).
+    """
     group, ranks, number = shape.group or shape.ranks, shape.ranks, shape.microbatches
     if shape.virtual == 1:
         return
@@ -128,12 +145,14 @@ def _group_problems(shape: Shape) -> Iterator[str]:
 
 
 def stages_of(shape: Shape) -> str:
-    """The number of stages in words."""
+    """Return the number of stages in words."""
     return f"{shape.stages} stages"
 
 
 def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """In each round, each stage runs all micro batches forward, and then each stage runs them backward."""
+    """Return a rank's actions if, in each round, each stage runs all microbatches forward, and then
+    each stage runs them backward.
+    """
     size = shape.microbatches // shape.rounds
     for start in range(0, shape.microbatches, size):
         yield from (Action(stage, F, start + index) for stage in local for index in range(size))
@@ -143,12 +162,15 @@ def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
 
 
 def _depth_first(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Each micro batch runs forward and backward before the next."""
+    """Return a rank's actions if each microbatch runs forward and backward before the next
+    microbatch.
+    """
     return _all_forward(replace(shape, rounds=shape.microbatches), rank, local)
 
 
 def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Warmup with forward only, then one forward and one backward in turn, then cooldown with backward only.
+    """Return a rank's actions for 1F1B: warmup with forward only, then one forward and one backward
+    in turn, then cooldown with backward only.
 
     The number of warmup actions is that of Megatron's get_pp_rank_microbatches.
     """
@@ -163,7 +185,9 @@ def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
 
 
 def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
-    """Each group of micro batches passes the rank's stages one after the other (Megatron's get_schedule_table)."""
+    """Return a rank's actions if each group of microbatches passes the rank's stages one after the
+    other (Megatron's get_schedule_table).
+    """
     group, number = shape.group or shape.ranks, shape.microbatches
     starts = range(0, number, group)
     return [
@@ -175,9 +199,11 @@ def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
 
 
 def _zero_bubble(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Input gradients as early as possible, weight gradients `rank` actions later, when the rank would be idle.
+    """Return a rank's actions for zero bubble: input gradients as early as possible, and weight
+    gradients `rank` actions later, when the rank would be idle.
 
-    The first schedule of Qi et al. (arXiv 2401.10241) with several stages on a rank, as torch's InterleavedZeroBubble runs it.
+    This is the first schedule of Qi et al. (arXiv 2401.10241) with several stages on a rank, as
+    torch's InterleavedZeroBubble runs it.
     """
     forward, backward = _order(shape, local, F), _order(shape, local[::-1], I)
     group = shape.group or shape.ranks
@@ -200,10 +226,12 @@ def _weights(action: Action) -> Action:
 
 
 def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Two stages on a rank in the shape of a V, so that the last stage's gradient is on the first rank at once.
+    """Return a rank's actions for two stages on each rank in the shape of a V. The last stage is on
+    the first rank, so its gradient needs no message.
 
-    The V schedule of Qi et al., as torch's ZBVZeroBubble runs it. It is built for enough micro batches to fill the pipeline,
-    and then actions of micro batches that do not exist are left out.
+    This is the V schedule of Qi et al., as torch's ZBVZeroBubble runs it. The schedule is built for
+    enough microbatches to fill the pipeline, and then the actions of microbatches that do not exist
+    are left out.
     """
     enough = replace(shape, microbatches=max(2 * shape.ranks - 1, shape.microbatches))
     return (
@@ -214,7 +242,9 @@ def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Ac
 
 
 def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """The V schedule for at least 2 x ranks - 1 micro batches; `near` is a rank's stage on the way up, `far` on the way down."""
+    """Return the V schedule for at least 2 x ranks - 1 microbatches. `near` is a rank's stage on
+    the way up, `far` its stage on the way down.
+    """
     near, far = (_Counter(stage) for stage in local)
     hops, number = shape.ranks - rank, shape.microbatches
     # Until the first micro batch has passed the ranks behind, up and down again, only `near` can run: 2 x hops - 1 times.
@@ -240,7 +270,7 @@ def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]
 
 
 class _Counter:
-    """Makes a stage's actions; each kind counts its own micro batches."""
+    """Makes the actions of a stage. Microbatches are counted separately for each kind of action."""
 
     def __init__(self, stage: int) -> None:
         self.stage, self._next = stage, dict.fromkeys((F, I, W), 0)
@@ -250,20 +280,22 @@ class _Counter:
         return Action(self.stage, kind, self._next[kind] - 1)
 
     def done(self, kind: Kind) -> int:
-        """Number of actions of `kind` so far."""
+        """Return the number of actions of `kind` that were made so far."""
         return self._next[kind]
 
 
 def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """1F1B that recomputes before the gradient arrives, for the backward passes of the cooldown."""
+    """Return a rank's actions for 1F1B that, in the cooldown, recomputes before the gradient
+    arrives.
+    """
     # As many passes as there are ranks behind; before each of them the rank waits for a gradient.
     draining = range(shape.microbatches - (shape.ranks - 1 - rank), shape.microbatches)
     return _ahead(_interleaved(shape, rank, local), draining)
 
 
 def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """1F1B that recomputes ahead; also, the last rank keeps its activations, and the rank before it
-    recomputes its first micro batch early.
+    """Return a rank's actions for 1F1B that recomputes before the gradient arrives. The last rank
+    keeps its activations, and the rank before it recomputes its first microbatch early.
     """
     if rank == shape.ranks - 2:
         return _ahead(_interleaved(shape, rank, local), (0,))
@@ -271,8 +303,8 @@ def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterato
 
 
 def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """As `_last_no_recompute`; also, the last rank but one runs its third forward before its first
-    backward, so that the last rank never waits.
+    """Return the actions of `_last_no_recompute` with one change: the last rank but one runs its
+    third forward before its first backward, so that the last rank never waits.
     """
     if rank == shape.ranks - 2:
         row = list(_interleaved(shape, rank, local))
@@ -286,7 +318,7 @@ def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Ite
 
 
 def _ahead(row: Iterable[Action], microbatches: Iterable[int]) -> Iterator[Action]:
-    """`row`, with a recomputation just before the backward of each of `microbatches`."""
+    """Return `row` with a recomputation directly before the backward of each of `microbatches`."""
     chosen = frozenset(microbatches)
     for action in row:
         if action.kind is B and action.microbatch in chosen:
@@ -299,10 +331,11 @@ def _last_stage(shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def partly_kept(schedule: Schedule, number: int) -> Schedule:
-    """`schedule` in which the first `number` of the micro batches in flight on a rank keep all activations.
+    """Return `schedule` in which the first `number` microbatches in flight on a rank keep all
+    activations.
 
-    This is Megatron's num_microbatches_with_partial_activation_checkpoints: the i-th forward of a rank keeps its activations if
-    i modulo the number of warmup forwards is below `number`.
+    This is Megatron's num_microbatches_with_partial_activation_checkpoints: the i-th forward of a
+    rank keeps its activations if i modulo the number of warmup forwards is below `number`.
     """
     kept = set(schedule.kept)
     for row in schedule.rows:

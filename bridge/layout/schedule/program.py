@@ -7,16 +7,22 @@ from collections.abc import Iterator
 from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
 
 MATCH = {Kind.SEND_FORWARD: Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD: Kind.RECEIVE_BACKWARD}
-"""The receive of each kind of send. A message is named by the stage that receives it."""
+"""The receive that belongs to each kind of send. A message is named by the stage that receives the
+message.
+"""
 
 
 def program(schedule: Schedule) -> tuple[Row, ...]:
-    """Every rank's actions, with receives before them, sends after them, and reductions after the last writer of gradients."""
+    """Return every rank's actions with messages and reductions: receives before an action, sends
+    after it, and a reduction after the last action that writes gradients.
+    """
     return tuple(tuple(_spelled(schedule, row)) for row in schedule.rows)
 
 
 def trimmed(row: Row, first: int) -> Row:
-    """`row` of a program without backward on the frozen stages before `first`."""
+    """Return `row` of a program without the backward passes of the frozen stages, which are the
+    stages before `first`.
+    """
     # No gradient is needed below the first stage that trains, so neither is its message.
     forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
     return tuple(action for action in row if action.kind in forward or action.stage >= first)

@@ -17,12 +17,14 @@ from bridge.layout.schedule.generate import check_size
 CELL = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
 """Pattern of one action: stage, kind and microbatch."""
 FAR = re.compile(r"\s*([0-9]+)[A-Z]([0-9]+)\s*")
-"""Pattern of a cell with numbers of any length, to find numbers that are too high."""
+"""Pattern of a cell with numbers of any length, used to find numbers that are too high."""
 LETTERS = tuple(sorted(COMPUTE))
 
 
 def written(schedule: Schedule) -> str:
-    """A row for each rank, a cell such as `0F0` for each action. Recomputation is left out: torch has no action for it."""
+    """Return `schedule` as CSV: a row for each rank, and a cell such as `0F0` for each action.
+    Recomputation is left out, because torch has no action for it.
+    """
     text = io.StringIO()
     rows = (
         [str(action) for action in row if action.kind is not Kind.AGAIN] for row in schedule.rows
@@ -32,7 +34,8 @@ def written(schedule: Schedule) -> str:
 
 
 def read(text: str, where: str = "schedule.csv") -> Schedule:
-    """The schedule that `text` describes; empty cells are idle. Raises `ConfigError` with every problem."""
+    """Parse the schedule in `text`; empty cells are idle. Raises `ConfigError` with every problem.
+    """
     rows = cells(text, where)
     problems: list[str] = []
     found = tuple(
@@ -52,7 +55,9 @@ def read(text: str, where: str = "schedule.csv") -> Schedule:
 
 
 def cells(text: str, where: str) -> list[list[str]]:
-    """The cells of each row that is not empty. Raises `ConfigError` if the text is no table, too long, or numbers too high."""
+    """Return the cells of each row that is not empty. Raises `ConfigError` if the text is no table,
+    if it is too long, or if numbers are too high.
+    """
     if len(text) > limits.TEXT:
         raise ConfigError(
             f"{where}: found more than {limits.TEXT >> 10} KiB, expected a schedule; is this the right file?"

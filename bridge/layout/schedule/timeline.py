@@ -11,7 +11,9 @@ from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Sched
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Time of each part of the work on a micro batch in one stage; `again` is recomputation (0: none)."""
+    """Durations of the actions on one microbatch in one stage. `again` is the duration of
+    recomputation (0: none).
+    """
 
     forward: float = 1.0
     input: float = 1.0
@@ -63,7 +65,9 @@ class Timeline:
 
 
 def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """Simulate `schedule`: each action starts when its rank is free and everything that it needs has run."""
+    """Simulate `schedule`. An action starts when its rank is free and all actions that it needs
+    have run.
+    """
     ahead = {
         (action.stage, action.microbatch)
         for row in schedule.rows
@@ -97,7 +101,9 @@ def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
-    """Actions that must have run before `action`: one of each tuple."""
+    """Yield the dependencies of `action`. Each dependency is a tuple of actions, of which one must
+    have run before.
+    """
     stage, kind, microbatch = action
     if kind is Kind.FORWARD:
         if stage > 0:
@@ -114,7 +120,8 @@ def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
 
 
 def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> float | None:
-    """Time at which everything that `action` needs has run; None if it has not."""
+    """Return the time at which all dependencies of `action` have run, or None if one has not run.
+    """
     found = 0.0
     for options in needs(schedule, action):
         there = [ends[option] for option in options if option in ends]
@@ -126,7 +133,9 @@ def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Time of an action. Backward includes recomputation, unless activations were kept or recomputed before."""
+    """Return the duration of an action. Backward includes recomputation, unless the activations
+    were kept or recomputed before.
+    """
 
     costs: Costs
     there: frozenset[tuple[int, int]]
@@ -144,7 +153,9 @@ class _Cost:
 
 
 def in_flight(row: Row) -> int:
-    """The most microbatches, over all stages of a rank, between forward and the end of backward."""
+    """Return the maximum number of microbatches, over all stages of a rank, that are between their
+    forward and the end of their backward.
+    """
     now = peak = 0
     for action in row:
         if action.kind is Kind.FORWARD:

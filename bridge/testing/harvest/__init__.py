@@ -1,3 +1,1 @@
-"""Reads facts of a release from its code, records its results for generated configs, and lists open
-decisions.
-"""
+"""Adds a release: reads its facts from its code, records its results for generated configs, and lists open decisions."""

@@ -1,6 +1,4 @@
-"""Command that reads the facts of a release: `python -m bridge.testing.harvest STACK RELEASE
-[--from PATH]`.
-"""
+"""The command that reads the facts of a release: `python -m bridge.testing.harvest STACK RELEASE [--from PATH]`."""
 
 from __future__ import annotations
 
@@ -57,7 +55,7 @@ SCRIPTED = "bridge.testing.harvest"
 
 @dataclass(frozen=True)
 class Job:
-    """A harvest: the stack, the release and the destination."""
+    """A harvest to do: the stack, the release, the source tree, and the folders to write to."""
 
     stack: str
     release: str
@@ -69,7 +67,7 @@ class Job:
 
     @property
     def part(self) -> ModuleType:
-        """The module `harvest` of the stack."""
+        """The stack's module `harvest`."""
         if find_spec(f"compat.{self.stack}.harvest") is None:
             raise BridgeError(
                 f"{self.stack}: its folder has no harvest.py; see python -m {SCRIPTED} --help"
@@ -87,13 +85,13 @@ class Job:
         return Releases(self.stack, tuple(self.table(KNOWN)))
 
     def table(self, name: str) -> Any:
-        """The content of one file of facts; an empty list if there is no such file."""
+        """Return the content of one file of facts; an empty list if there is no such file."""
         path = self.into / name
         return json.loads(path.read_text("utf-8")) if path.is_file() else []
 
 
 def job(options: argparse.Namespace) -> Job:
-    """The job that the options of the command line describe."""
+    """Return the job that the options of the command line describe."""
     dialect = load(options.stack)
     home = Path(str(import_module(type(dialect).__module__).__file__)).parent
     tests = options.tests or home.parents[1] / "tests" / options.stack
@@ -110,7 +108,7 @@ def job(options: argparse.Namespace) -> Job:
 
 
 def harvested(todo: Job) -> Facts:
-    """The facts of the release, read by a separate process."""
+    """Return the facts of the release, read by a separate process."""
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)
     say(f"{todo.stack} {todo.release}: reading {tree.folder}")
     with closing(Process(todo.stack, todo.release, tree.root)) as process:
@@ -118,13 +116,14 @@ def harvested(todo: Job) -> Facts:
 
 
 def say(line: str) -> None:
-    """Print a line of progress to standard error, apart from the results."""
+    """Print a line of progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def compared(todo: Job, facts: Facts) -> list[Change]:
-    """Changes from the repository's facts of the release, or of the release before it, to the
-    release's own.
+    """Return the changes from the facts in the repository to the facts that the release's code states.
+
+    For a new release, the repository's newest release is compared.
     """
     tables = {**todo.part.TABLES, PLACES: ("place",)}
     return [
@@ -137,7 +136,7 @@ def compared(todo: Job, facts: Facts) -> list[Change]:
 
 
 def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
-    """The files of facts with the release added, by path."""
+    """Return the content of the files of facts, by path, after the release is added."""
     known = todo.table(KNOWN)
     newest = todo.releases.known[-1]
     if Version(todo.release) < Version(newest):
@@ -205,7 +204,7 @@ def judged(todo: Job) -> None:
 
 
 def progress(todo: Job) -> Callable[[int, int], None]:
-    """A function that prints a line of progress for each fifth of the configs."""
+    """Return a function that prints a line of progress for each fifth of the configs."""
 
     def tick(done: int, count: int) -> None:
         if done % max(1, count // 5) == 0:
@@ -215,9 +214,7 @@ def progress(todo: Job) -> Callable[[int, int], None]:
 
 
 def recorded(path: Path, release: str, sample: Iterable[Row]) -> str:
-    """The content of the file of verdicts, with the release's new verdicts in place of its old
-    ones.
-    """
+    """Return the content of the file of verdicts, in which new verdicts replace the old verdicts on this release."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     kept = [line for line in lines if json.loads(line)["release"] != release]
     return "".join(f"{line}\n" for line in (*kept, *(json.dumps(row) for row in sample)))
@@ -257,7 +254,7 @@ def run(todo: Job, record: bool) -> int:
 
 
 def again_with(todo: Job) -> Iterable[str]:
-    """The arguments of a command line for the same job."""
+    """Yield the command-line arguments for the same job."""
     yield from (todo.stack, todo.release, "--count", str(todo.count), "--into", str(todo.into))
     yield from ("--from", str(todo.root)) if todo.root else ()
     yield from ("--tests", str(todo.tests)) if todo.tests else ()

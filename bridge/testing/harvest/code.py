@@ -25,8 +25,7 @@ DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "
 
 
 def first(names: Sequence[str]) -> Any:
-    """The first object of `names` (each `module:name`) that the release has; None if it has none.
-    """
+    """Return the first object of `names` (each `module:name`) that exists in the release; None if none exists."""
     for name in names:
         module, _, attribute = name.partition(":")
         try:
@@ -90,8 +89,7 @@ def _type(annotation: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A default as JSON: number formats by their short names, enumeration members by their names.
-    """
+    """Return a default as JSON: number formats by their short names, enumeration members by their names."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, Mapping):
@@ -110,13 +108,13 @@ def plain(value: Any) -> Any:
 
 
 def named(texts: Sequence[Path]) -> list[tuple[str, str]]:
-    """Files and functions of a stack that the sources of its dialect name."""
+    """Return the files and functions of a stack that the rules and checks of its dialect name as sources."""
     found = {match.groups() for path in texts for match in PLACE.finditer(path.read_text("utf-8"))}
     return sorted((file, name) for file, name in found)
 
 
 def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
-    """Yield a digest of each existing function or class, by the place that names it."""
+    """Yield a digest of each existing function or class, with its place, such as `training/arguments.py: validate_args`."""
     files = sorted(path for path in folder.rglob("*.py") if "tests" not in path.parts)
     for file, name in wanted:
         here = [path for path in files if f"/{path.relative_to(folder)}".endswith(f"/{file}")]
@@ -128,7 +126,10 @@ def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
 
 
 def digest(path: Path, name: str) -> str:
-    """Digest (12 digits) of a function's or class's code without comments, docstrings and types; empty if it is missing."""
+    """Return a digest (12 digits) of a function or class: of its code without comments, docstrings and types.
+
+    It is empty if there is no such function or class.
+    """
     node: ast.AST | None = _parsed(path)
     for part in name.split("."):
         inside = ast.walk(node) if isinstance(node, ast.Module) else getattr(node, "body", ())

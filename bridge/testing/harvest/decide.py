@@ -15,7 +15,7 @@ from bridge.translation import claims
 def questions(
     dialect: Dialect, changes: Sequence[Change], path_of: Callable[[str, Row], str]
 ) -> Iterator[str]:
-    """Yield a line for each changed fact that needs a person's decision, worst first."""
+    """Yield a line for each changed fact that needs a person's decision, the most important first."""
     rows = [(path_of(change.file, change.row), change) for change in changes]
     known = fields(dialect.schema)
     for path, change in rows:
@@ -67,7 +67,7 @@ def disagreements(found: Counter[str]) -> Iterator[str]:
 
 
 def listed(heading: str, lines: Sequence[str]) -> Iterator[str]:
-    """Yield a heading with its lines; nothing if there are no lines."""
+    """Yield a heading and its lines; nothing if there are no lines."""
     if lines:
         yield f"{heading} ({len(lines)}):"
         yield from (f"  {line}" for line in lines)

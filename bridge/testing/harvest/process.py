@@ -1,4 +1,4 @@
-"""The separate process with a release, to which questions are sent and whose answers are read."""
+"""The separate process that runs a release. Questions are sent to it, and its answers are read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ HERE = str(Path(bridge.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Verdict:
-    """A release's result for a config (values by path, or the reason to refuse it), and our values.
-    """
+    """A release's result for a config: values by path, or the reason for refusing it; and the values that our reader expects."""
 
     held: dict[str, Any]
     refused: str
@@ -30,7 +29,7 @@ class Verdict:
 
     @property
     def differing(self) -> dict[str, tuple[Any, Any]]:
-        """Our value and the release's, for paths at which they differ."""
+        """The pairs of our value and the release's value, for paths at which they differ."""
         both = self.expected.keys() & self.held.keys()
         return {
             path: (self.expected[path], self.held[path])
@@ -45,7 +44,7 @@ class Verdict:
 
 
 class Process:
-    """A separate process with the release of `stack` in `root`, or with the installed one."""
+    """Return a context with a separate process for the release of `stack` in `root`, or for the installed release."""
 
     def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
         # The release comes first: this environment may have another one installed.
@@ -71,9 +70,9 @@ class Process:
         )
 
     def ask(self, question: Any) -> dict[str, Any]:
-        """The answer to one question.
+        """Return the answer to one question.
 
-        Raises `BridgeError` with the last line of its output if the process died.
+        Raises `BridgeError` with the last output line if the process died.
         """
         assert self.process.stdin and self.process.stdout
         try:
@@ -96,7 +95,7 @@ class Process:
         )
 
     def __call__(self, config: Config) -> Verdict:
-        """The release's verdict on a config."""
+        """Return the release's verdict on a config."""
         question, expected = import_module(f"compat.{self.stack}.runtime.real").posed(config)
         answer = self.ask(question)
         return Verdict(
@@ -106,7 +105,7 @@ class Process:
         )
 
     def close(self) -> None:
-        """Kill the process. A regular end would take long, since some stacks are slow to unload."""
+        """Kill the process. A regular end would take long, because some stacks are slow to unload."""
         self.process.kill()
         self.process.wait()
         self.errors.close()

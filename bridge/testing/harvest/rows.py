@@ -28,7 +28,7 @@ class Change:
 
     @property
     def both(self) -> bool:
-        """Whether there is a row before and after."""
+        """Whether there is a row both before and after the change."""
         return self.before is not None and self.after is not None
 
     @property
@@ -41,9 +41,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a release, by file: its `rows`, and the names of all releases (`gathered`).
+    """The facts of a release, by file: `rows`, and the names in all releases (`gathered`).
 
-    `unread` are the classes that could not be imported.
+    `unread` are classes that could not be imported.
     """
 
     rows: dict[str, list[Row]]
@@ -52,14 +52,14 @@ class Facts:
 
 
 def bare(row: Mapping[str, Any]) -> Row:
-    """A row without the entries for its releases."""
+    """Return a row without the entries that name its releases."""
     return {name: value for name, value in row.items() if name not in WINDOW}
 
 
 def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
-    """The rows that hold for a release, with their `since` and `until` removed.
+    """Return the rows that hold for a release, without their `since` and `until`.
 
-    For an unknown release these are the rows that have no `until`.
+    For an unknown release, these are the rows without `until`.
     """
     if release not in releases.known:
         return [bare(row) for row in rows if not row.get("until")]
@@ -73,7 +73,7 @@ def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
 def changes(
     file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequence[str]
 ) -> list[Change]:
-    """Changes from `before` to `after`.
+    """Return the changes from `before` to `after`.
 
     Rows with equal values for `keys` describe the same fact.
     """
@@ -85,7 +85,9 @@ def changes(
 def updated(
     rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]
 ) -> list[Row]:
-    """The rows with the changes of `release`: old rows end there, new rows begin there, and all other rows stay."""
+    """Return the rows after a release with `changes`: old rows end at `release`, new rows begin
+    there, and all other rows stay.
+    """
     ended = {_key(change.before, keys) for change in found if change.before}
     # A row that ended before is history, and may have the same key as the one that ends now.
     kept = [
@@ -99,9 +101,9 @@ def updated(
 
 
 def joined(old: Any, found: Any) -> Any:
-    """The union of names over all releases.
+    """Return the union of names over all releases.
 
-    Mappings and lists are merged, existing texts are kept.
+    Mappings and lists are merged; a text that exists already is kept.
     """
     if isinstance(old, Mapping) and isinstance(found, Mapping):
         both = {
@@ -122,8 +124,9 @@ def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _same(row: Row | None) -> str:
-    """A row as text for comparisons, in which all spellings of a type, also with `| None`, are the
-    same.
+    """Return a row as text for comparisons.
+
+    All spellings of a type are equal in it, also with `| None`.
     """
     if row is None:
         return ""
@@ -132,7 +135,7 @@ def _same(row: Row | None) -> str:
 
 
 def plain_type(text: str) -> str:
-    """One spelling for a type: `list[int] | None` for `Optional[List[int]]`."""
+    """Return one spelling for all spellings of a type: `list[int] | None` for `Optional[List[int]]`."""
     try:
         return ast.unparse(_Plain().visit(ast.parse(text, mode="eval")))
     except SyntaxError:
@@ -156,13 +159,13 @@ class _Plain(ast.NodeTransformer):
         return ast.Name(NAMES.get(node.id, node.id))
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        """A quoted type is replaced by the type."""
+        """Replace a quoted type by the type."""
         quoted = isinstance(node.value, str) and node.value.isidentifier()
         return ast.Name(NAMES.get(str(node.value), str(node.value))) if quoted else node
 
 
 def text(rows: Any) -> str:
-    """The text of a file, with a row, or an entry of a mapping, on each line."""
+    """Return the text of a file, with one row, or one entry of a mapping, on each line."""
     if isinstance(rows, list):
         return "[\n" + ",\n".join(_line(row) for row in rows) + "\n]\n"
     entries = []

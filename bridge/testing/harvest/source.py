@@ -12,12 +12,12 @@ from packaging.version import InvalidVersion, Version
 from bridge.errors import SourceError, VersionError
 
 PARTS = ("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")
-"""Names of the variables in a `package_info.py` that form the version."""
+"""Names of the variables in a `package_info.py` that together form the version."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """Names of a stack: its name in registries, its folder, and the file in it that has the version."""
+    """The names of a stack: in package registries, of its folder, and of the file in it that states the version."""
 
     name: str
     folder: str
@@ -26,7 +26,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Tree:
-    """A release on disk. `root` belongs on Python's path, `folder` is the package itself."""
+    """A release on disk. `root` is the folder to add to Python's path."""
 
     package: Package
     root: Path
@@ -39,7 +39,7 @@ class Tree:
 
 
 def locate(package: Package, release: str, path: Path | None = None) -> Tree:
-    """The release in the folder `path`, or the installed one.
+    """Return the release in the folder `path`, or the installed release.
 
     Raises `SourceError` or `VersionError` if it is not found.
     """
@@ -73,7 +73,7 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
 
 
 def told_by(file: Path) -> str:
-    """The version in a `package_info.py`. The file is parsed, not executed."""
+    """Return the version in a `package_info.py`. The file is parsed, not executed."""
     try:
         tree = ast.parse(file.read_text("utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
@@ -91,7 +91,10 @@ def told_by(file: Path) -> str:
 
 
 def same(release: str, told: str) -> bool:
-    """Whether a tree with version `told` is `release`. A tree between two releases may have the version of either."""
+    """Return whether a tree that states version `told` is `release`.
+
+    A tree between two releases may state the version of either.
+    """
     try:
         wanted, have = Version(release), Version(told)
     except InvalidVersion:

@@ -1,4 +1,4 @@
-"""Compares a release with our reader on generated configs: rows for tests, and the differences."""
+"""Compares a release with our reader on generated configs: rows for the test suite, and a list of differences."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ from bridge.testing.strategies import configs
 
 Tick = Callable[[int, int], None]
 KEPT = 12
-"""Number of rows for each verdict of a release in the file of the tests."""
+"""Number of rows that are recorded for each verdict (accepted, refused) of a release."""
 
 
 @dataclass
 class Tally:
-    """Results for the configs: rows by verdict, and the number of occurrences of each difference.
-    """
+    """Results for the configs: rows by verdict (true: accepted), and the number of times that each difference occurred."""
 
     rows: dict[bool, list[Row]] = field(default_factory=lambda: {True: [], False: []})
     differences: Counter[str] = field(default_factory=Counter)
@@ -34,7 +33,7 @@ class Tally:
 
     @property
     def sample(self) -> list[Row]:
-        """Rows to keep: for each verdict the most informative ones, without duplicates."""
+        """Rows to record: for each verdict the most informative rows, without duplicates."""
         found = []
         for verdict in (True, False):
             unlike = {json.dumps(row, sort_keys=True): row for row in self.rows[verdict]}
@@ -45,7 +44,7 @@ class Tally:
 
 
 def drawn(strategy: Any, count: int) -> list[Any]:
-    """The first `count` examples of a strategy, which are the same in each run."""
+    """Return the first `count` examples of a strategy, which are equal in each run."""
     found: list[Any] = []
 
     def keep(example: Any) -> None:
@@ -65,7 +64,7 @@ def drawn(strategy: Any, count: int) -> list[Any]:
 
 
 def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
-    """Ask the release about configs that we accept and about as many edits that we may refuse."""
+    """Ask the release about `count` configs: half of them are valid, half have an edit that our reader may refuse."""
     tally, real = Tally(), import_module(f"compat.{dialect.name}.runtime.real")
     valid = drawn(configs(dialect, version), count // 2)
     questions: list[tuple[Config, Any, Row | None]] = [
@@ -99,8 +98,8 @@ def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick:
 
 
 def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
-    """Yield edits of valid configs: the config, the question, and our values (None if we refuse the
-    edit).
+    """Yield edits of valid configs: the valid config, the question for the release, and our values
+    after the edit (None if we refuse it).
     """
     real = import_module(f"compat.{dialect.name}.runtime.real")
     for mutation in drawn(mutations(dialect, version), count):
@@ -119,9 +118,9 @@ def _posed(config: Config) -> tuple[Any, Row]:
 
 
 def _differences(expected: Row | None, held: Row, refused: str, looser: bool) -> Iterator[str]:
-    """Yield the differences from the release.
+    """Yield the differences between our reader and the release.
 
-    With `looser`, its parser checks less than its run does.
+    With `looser`, the release's parser checks less than its run does.
     """
     if expected is None:
         if not refused and not looser:

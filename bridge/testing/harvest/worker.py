@@ -1,4 +1,7 @@
-"""A process with one release of a stack. It reads questions and writes answers, one JSON value on each line."""
+"""A process that runs one release of a stack.
+
+It reads questions and writes answers, one JSON value on each line.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ from bridge.testing.harvest.rows import Facts
 from bridge.testing.harvest.source import locate
 
 PLACES = "places.json"
-"""Name of the file with the functions that rules and checks name."""
+"""Name of the file that lists the functions named by rules and checks."""
 
 
 def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
-    """The release's answer to a question: "facts", "installed", or a question of `real.posed`."""
+    """Return the release's answer to a question: "facts", "installed", or a question of `real.posed`."""
     if question == "facts":
         return _facts(stack, *tree)
     real = import_module(f"compat.{stack}.runtime.real")
@@ -46,7 +49,7 @@ def _facts(stack: str, release: str, root: str) -> dict[str, Any]:
 
 
 def main(stack: str, release: str, root: str = "") -> None:
-    """Answer questions until there are no more. The stack's own output is discarded."""
+    """Answer questions until there are no more. Output of the stack itself is discarded."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     # Stacks print when they are imported, and from C too. Answers keep the real output, and

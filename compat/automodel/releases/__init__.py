@@ -12,16 +12,16 @@ from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 
 DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
-"""Every covered release, oldest first, with its date; 0.5.0.post20260822 is the main branch on that
-date.
+"""Every supported release with its date, oldest first. 0.5.0.post20260822 is the main branch on
+that date.
 """
 RELEASES = Releases("automodel", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 NEW_LAYOUT = "0.3.0"
 """Release in which `autopipeline` and the manager classes became one `distributed` section."""
 _DECIDED: Mapping[str, Any] = table(__name__, "keys.json")
-"""Facts that are in no class of a release: the releases of settings without a class, and defaults
-that recipes fill in.
+"""Facts that no class of AutoModel shows: the releases of settings that belong to no class, and
+defaults that recipes fill in.
 """
 _SIZES = (
     "dp_size",
@@ -37,7 +37,9 @@ _SIZES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One argument that a class of AutoModel has from `since` on, and no longer from `until` on."""
+    """One argument of a class of AutoModel. The argument exists from release `since` until before
+    release `until`.
+    """
 
     section: str
     name: str
@@ -55,7 +57,7 @@ class Row:
 
 @cache
 def _rows() -> Mapping[str, tuple[Row, ...]]:
-    """All rows of each setting."""
+    """Return the rows of each setting, by path."""
     rows = [Row(**row) for row in table(__name__, "classes.json")]
     return {
         path: tuple(row for row in rows if row.path == path)
@@ -106,8 +108,8 @@ class Release(AnyRelease):
         }
 
     def defaults(self, part: str) -> Mapping[str, Any]:
-        """Defaults by path. The argument `part` is "pipeline" for those of the pipeline, the name
-        of a strategy for its options, and "" for those of every recipe.
+        """Return defaults by path. `part` is "pipeline" for defaults of the pipeline, the name of a
+        strategy for defaults of its options, and "" for defaults of every recipe.
         """
         return dict(self._filled(part))
 
@@ -121,7 +123,7 @@ class Release(AnyRelease):
 
 
 def since(path: str) -> str:
-    """First release that has the setting at `path`."""
+    """Return the first release that has the setting at `path`."""
     rows = _rows().get(path)
     if not rows:
         return str(_DECIDED["since"].get(path, KNOWN[0]))
@@ -129,7 +131,9 @@ def since(path: str) -> str:
 
 
 def until(path: str) -> str:
-    """First release without the setting at `path`; empty if the newest release has it."""
+    """Return the first release without the setting at `path`; empty if the newest release has the
+    setting.
+    """
     rows = _rows().get(path)
     if not rows:
         return str(_DECIDED["until"].get(path, ""))
@@ -141,11 +145,13 @@ def until(path: str) -> str:
 
 
 def instead(path: str) -> str:
-    """The setting that replaces the one at `path`; empty if there is none."""
+    """Return the setting that replaces the setting at `path` in newer releases; empty if there is
+    none.
+    """
     return str(_DECIDED["instead"].get(path, ""))
 
 
 @cache
 def release(version: str) -> Release:
-    """The release `version`. Raises `VersionError` if it is not covered."""
+    """Return the release `version`. Raises `VersionError` if the release is not supported."""
     return Release(version)

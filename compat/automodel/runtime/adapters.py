@@ -30,10 +30,11 @@ KNOWN = (
 
 
 def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Finding, ...]]:
-    """`model` with the adapters of the section, which are then its only trained parameters; `model`
-    itself if the section is empty.
+    """Add the low-rank adapters of the section `peft` to `model`, and train only the adapters. If
+    the section is empty, `model` is returned unchanged.
 
-    Raises `BridgeError` if peft is not installed or does not have the wanted adapters.
+    The second result has findings about the adapters. Raises `BridgeError` if peft is not installed
+    or does not have the wanted adapters.
     """
     if not section:
         return model, ()
@@ -74,8 +75,8 @@ def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Findin
 
 
 def _modules(model: nn.Module, section: Section) -> Iterator[str]:
-    """Names of the linear layers that match the patterns of a section, which are for whole names or
-    for their last parts.
+    """Yield the names of the linear layers that get an adapter. A pattern of the section matches
+    the whole name of a layer or the last part of the name.
     """
     wanted, spared = (
         _patterns(section.get(name)) for name in ("target_modules", "exclude_modules")

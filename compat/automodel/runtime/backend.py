@@ -28,7 +28,7 @@ OPEN: Mapping[str, Any] = {
     "zero.stage": 3,
     "precision.compute": "fp32",
 }
-"""The native engine's defaults for fields that a plan leaves open, as explicit values."""
+"""Values for plan fields that a plan leaves open. They are the defaults of the native engine."""
 
 
 class FullyShardedBackend(Backend):
@@ -64,13 +64,13 @@ class FullyShardedBackend(Backend):
 
 
 def completed(plan: Plan) -> Plan:
-    """The plan with the native engine's defaults for fields that it leaves open."""
+    """Return the plan, with open fields set to the native engine's defaults."""
     micro = {} if plan.batch.micro or plan.batch.global_ else {"batch.micro": MICRO}
     return Plan.of({**OPEN, **micro, **plan.values()})
 
 
 def _undriven(config: Config | AutoModelConfig) -> Iterator[str]:
-    """Problems of settings in a recipe that this backend does not run."""
+    """Yield an error for each setting of a recipe that this backend cannot run."""
     values = config.effective
     split = (f"distributed.{name}" for name in AXES)
     yield from (

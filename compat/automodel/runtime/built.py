@@ -41,8 +41,10 @@ AUTO = "auto"
 
 
 def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
-    """The folder of the model `name`: one that the recipe may read, or the model's folder in
-    Hugging Face's cache on this machine.
+    """Return the folder of the model `name`: a folder that the recipe may read, or the model's
+    folder in the local cache of Hugging Face.
+
+    Raises `SourceError` if there is no such folder. `where` is the setting that the error names.
     """
     for file in files:
         path = reached(os.path.join(name, file))
@@ -63,8 +65,8 @@ def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
 
 
 def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, ...]]:
-    """The model that a section names, its number format, and findings for settings of the section
-    without effect here.
+    """Return the model that the section `model` names, its number format, and findings for settings
+    that have no effect on it.
 
     Random weights depend on `seed`. Raises `BridgeError`.
     """
@@ -90,8 +92,8 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
 
 
 def _config(section: Section, place: Path | None) -> Any:
-    """The model's config: that of its folder, or of the class or family in `model.config`, with the
-    section's overrides.
+    """Return the model's config, with the overrides of the section. The config comes from the
+    model's folder, or from the class or family in `model.config`.
     """
     from transformers import AutoConfig
 
@@ -118,7 +120,7 @@ def _config(section: Section, place: Path | None) -> Any:
 
 
 def _family(target: str) -> str:
-    """The family of a config class of transformers, found by the name of the class."""
+    """Return the family of a config class of transformers, found by the name of the class."""
     from transformers.models.auto import configuration_auto
 
     name = target.rpartition(".")[2]
@@ -182,8 +184,8 @@ def _findings(section: Section) -> Iterator[Finding]:
 
 
 def tokenizer(section: Section, data: Section, path: str) -> Any:
-    """The tokenizer of a data set: the data set's own, or that of the model. Raises
-    `BridgeError`.
+    """Return the tokenizer of a data set. If the section of the data set names none, the tokenizer
+    of the model is used. Raises `BridgeError`.
     """
     from transformers import AutoTokenizer
 

@@ -35,8 +35,8 @@ class Samples(torch.utils.data.Dataset[Sample]):
 
 
 def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """The data set that a section names. `tokenizer()` is called only for texts. Raises
-    `BridgeError`.
+    """Return the data set that a section describes. `tokenizer()` is only called for data sets of
+    texts. Raises `BridgeError`.
     """
     name = target(section, path, tuple(KNOWN))
     settings, make = KNOWN[name]
@@ -49,7 +49,9 @@ def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int
 
 
 def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Samples that are sentences of random words. Source: components/datasets/llm/mock.py."""
+    """Return samples that are sentences of random words. Source:
+    components/datasets/llm/mock.py.
+    """
     values = {
         "num_sentences": 10,
         "mean_len": 20.0,
@@ -81,8 +83,8 @@ def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
 
 
 def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Samples of random tokens. AutoModel's data set is infinite; this one has the given number.
-    Source: components/datasets/llm/mock_iterable_dataset.py.
+    """Return samples of random tokens. AutoModel's data set is infinite; this one has the given
+    number. Source: components/datasets/llm/mock_iterable_dataset.py.
     """
     words, length = given.get("vocab_size", 1024), given.get("seq_len", 1024)
 
@@ -99,8 +101,9 @@ def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) 
 
 
 def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Samples whose prompt and answer are columns of rows. Source:
-    components/datasets/llm/column_mapped_text_instruction_dataset.py.
+    """Return samples whose prompt and answer are columns of a table.
+
+    Source: components/datasets/llm/column_mapped_text_instruction_dataset.py.
     """
     mapping = given.get("column_mapping") or {}
     if (
@@ -145,7 +148,7 @@ def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int)
 
 
 def _squad(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Samples of questions on a text. Source: components/datasets/llm/squad.py."""
+    """Return samples that ask a question about a text. Source: components/datasets/llm/squad.py."""
     source = f"{path}.dataset_name"
     found = rows(given.get("dataset_name", "squad"), _part(given, "limit_dataset_samples"), source)
     form: Callable[[str, str], Sample] = partial(
@@ -162,7 +165,9 @@ def _squad(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -
 
 
 def _hellaswag(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Samples of stories with their endings. Source: components/datasets/llm/hellaswag.py."""
+    """Return samples that continue a story with its right ending. Source:
+    components/datasets/llm/hellaswag.py.
+    """
     source = f"{path}.path_or_dataset"
     found = rows(_said(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source)
     contexts = [column(row, "ctx", source) for row in found]
@@ -217,6 +222,6 @@ KNOWN: Mapping[
         _hellaswag,
     ),
 }
-"""The known data sets by the last part of their class or function: their known settings, and the
-function that makes the samples.
+"""Known data sets by the name of their class or function, without the package. Each has its known
+settings and the function that makes the samples.
 """

@@ -16,8 +16,8 @@ PADS = "pads"
 """The key in a sample under which the padding value of each field is stored."""
 USUAL = {"labels": IGNORED, "attention_mask": 0, "loss_mask": 0, "input_ids": 0}
 BATCH = 1000
-"""Number of samples that are tokenized together. The first sample decides for all of them whether
-special tokens are removed.
+"""Number of samples that are tokenized in one batch. The first sample of a batch decides whether
+special tokens between context and continuation are removed from all samples of the batch.
 """
 Sample = dict[str, Any]
 
@@ -31,8 +31,8 @@ def completion(
     truncation: str | bool = "do_not_truncate",
     answer_only_loss_mask: bool = True,
 ) -> Sample:
-    """A prompt and its answer as one sequence with its labels, which are shifted by one token.
-    Labels of the prompt are left out of the loss.
+    """Return a prompt and its answer as one tokenized sequence with labels. The labels are shifted
+    by one token, and labels of the prompt are excluded from the loss.
     """
     if getattr(tokenizer, "chat_template", None) is not None:
         raise ConfigError(
@@ -72,8 +72,8 @@ def _shifted(
 
 
 def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
-    """Number of tokens before the padding. If the padding token also ends a sequence, the first one
-    belongs to the content.
+    """Return the number of tokens before the padding. If the padding token also ends a sequence,
+    its first occurrence is counted.
     """
     end = len(tokens)
     while end > 0 and tokens[end - 1] == pad:
@@ -84,8 +84,9 @@ def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
 def pairs(
     tokenizer: Any, contexts: Sequence[str], targets: Sequence[str], pad_to_max_length: bool
 ) -> list[Sample]:
-    """Contexts and their continuations, tokenized separately, and padded to the longest of all
-    (rounded up to a multiple of 8).
+    """Tokenize contexts and continuations separately and join each pair to a sample.
+
+    With `pad_to_max_length` all samples are padded to the longest, rounded up to a multiple of 8.
     """
     found: list[Sample] = []
     for start in range(0, len(contexts), BATCH):

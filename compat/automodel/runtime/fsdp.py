@@ -39,7 +39,7 @@ HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad"
 
 
 def join() -> int:
-    """Join the process group. Returns the number of ranks."""
+    """Join the process group and return the number of ranks."""
     here = detect()
     connect(here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo")
     return (joined() or (0, 1))[1]
@@ -102,7 +102,7 @@ class FullyShardedTrainer:
         return model  # type: ignore[no-any-return]
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """The recipe's optimizer, by its own name and with its own arguments."""
+        """Return the optimizer that the recipe names, with the recipe's arguments."""
         make = getattr(torch.optim, str(self.values["optimizer._target_"]).rpartition(".")[2])
         given = {
             name: self.values[f"optimizer.{name}"]
@@ -145,8 +145,8 @@ class FullyShardedTrainer:
         return Step(sum(everyones(total)) / sum(counts), norm, lr * self._ratios[0])
 
     def resume(self, place: Path) -> int:
-        """Continue from a checkpoint of torch.distributed.checkpoint that keeps the step together
-        with the model and the optimizer.
+        """Continue from a checkpoint of torch.distributed.checkpoint. The checkpoint must contain
+        the model, the optimizer and the step.
         """
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
@@ -161,7 +161,7 @@ class FullyShardedTrainer:
         return self.steps
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every rank gets all."""
+        """Return all weights on every rank."""
         return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
@@ -172,7 +172,7 @@ class FullyShardedTrainer:
 
 
 def _blocks(model: Any) -> list[nn.Module]:
-    """The layers of a decoder, each of which is sharded by itself."""
+    """Return the layers of a decoder. Each layer is sharded as a unit."""
     if isinstance(model, nn.Sequential):
         return list(model)[1:-1]
     return list(

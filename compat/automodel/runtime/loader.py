@@ -38,8 +38,8 @@ INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 @dataclass(frozen=True)
 class Loader:
-    """Batches of `rows` samples for rank `rank` of `ranks`. If `whole` is set, a last batch with
-    fewer samples is left out.
+    """Loads batches of `rows` samples for rank `rank` of `ranks`. If `whole` is set, a last batch
+    with fewer samples is dropped.
     """
 
     samples: Samples
@@ -63,8 +63,8 @@ class Loader:
         seed: int,
         piped: bool,
     ) -> Loader:
-        """A loader with the settings of a section. Raises `ConfigError` for settings that are not
-        known here.
+        """Return a loader with the settings of a section. Raises `ConfigError` for settings that
+        this loader does not have.
         """
         if section.get(TARGET):
             target(section, path, LOADERS)
@@ -85,7 +85,7 @@ class Loader:
         return own // self.rows if self.whole else math.ceil(own / self.rows)
 
     def epoch(self, number: int, first: int = 0) -> Iterator[dict[str, Tensor]]:
-        """The batches of epoch `number`, beginning with batch `first`."""
+        """Yield the batches of epoch `number`, beginning with batch `first`."""
         self._sampler.set_epoch(number)
         order = list(self._sampler)
         # Lists of indices rather than a skipped iterator: a run that resumes loads no sample that
@@ -111,8 +111,8 @@ class Loader:
 
 
 def _collater(said: Any, path: str) -> int | None:
-    """The number of which padded lengths are a multiple, if one is set. Raises `ConfigError` for an
-    unknown collater.
+    """Return the number to a multiple of which sequences are padded; None if it is not set. Raises
+    `ConfigError` for an unknown collater.
     """
     settings = said if isinstance(said, dict) else {TARGET: said}
     name = str(settings.get(TARGET) or COLLATERS[0]).rpartition(".")[2]
@@ -125,8 +125,8 @@ def _collater(said: Any, path: str) -> int | None:
 
 
 def collated(samples: Sequence[Sample], multiple: int | None = None) -> dict[str, Tensor]:
-    """Samples as tensors (samples, tokens), padded to one length: that of the longest sample,
-    rounded up to a multiple of `multiple`.
+    """Return samples as tensors of shape (samples, tokens). They are padded to the longest sample,
+    whose length is rounded up to a multiple of `multiple`.
     """
     pads = USUAL | (samples[0].get(PADS) or {})
     found = {}
@@ -142,8 +142,8 @@ def collated(samples: Sequence[Sample], multiple: int | None = None) -> dict[str
 
 
 def microbatches(batches: Sequence[dict[str, Tensor]], rows: int, number: int) -> list[Arguments]:
-    """Microbatches of `rows` samples. If a step at the end of an epoch has fewer than `number` of
-    them, microbatches without labels are added.
+    """Split the batches of a step into microbatches of `rows` samples. If there are fewer than
+    `number`, microbatches without labels are added.
     """
     found = [
         Arguments(
@@ -159,5 +159,5 @@ def microbatches(batches: Sequence[dict[str, Tensor]], rows: int, number: int) -
 
 
 def counted(labels: Tensor) -> int:
-    """Labels that count."""
+    """Return the number of labels that are included in the loss."""
     return int((labels != IGNORED).sum())

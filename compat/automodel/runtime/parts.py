@@ -16,8 +16,8 @@ from compat.automodel.virtual_stages import stages
 
 
 class Part(nn.Module):
-    """The modules of one stage under their names in the model, with the model's own parameters. The
-    engine runs them.
+    """The modules of one pipeline stage, under their names in the model. The parameters are those
+    of the model itself, and the engine runs the modules.
     """
 
     def __init__(self, model: nn.Module, layers: Iterable[Layer]) -> None:
@@ -44,8 +44,8 @@ def _graft(owner: nn.Module, words: Sequence[str], module: nn.Module) -> None:
 
 
 def even(chain: Chain, **asked: Any) -> list[list[str]]:
-    """Number of layers in each virtual stage, in AutoModel's own split; `asked` has the arguments
-    of `virtual_stages.stages`.
+    """Return the names of the layers in each virtual stage, split as AutoModel does. `asked` has
+    the arguments of `virtual_stages.stages`.
     """
     names = [layer.name for layer in chain.layers]
     first, last = chain.leading, len(names) - chain.trailing
@@ -57,11 +57,11 @@ def even(chain: Chain, **asked: Any) -> list[list[str]]:
 
 
 def named(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The layers of each stage, from the module names of the stage. Modules without weights, such
-    as rotary embeddings, may be in every stage.
+    """Return the names of the engine's layers in each stage, from the module names in `parts`.
+    Modules without weights, such as rotary embeddings, may be in every stage.
 
-    Raises `ConfigError` for names that the model does not have, and for modules that run together
-    but are in several stages.
+    Raises `ConfigError` for names that the model does not have, and for modules of one layer that
+    are in several stages.
     """
     known = dict(model.named_modules())
     ConfigError.raise_if(

@@ -57,12 +57,12 @@ class PipelineConfig:
     pp_seq_len: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings by name."""
+        """Return all settings by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def autopipeline(self, world_mesh: Any, **more: Any) -> AutoPipeline:
-        """An AutoPipeline with these settings. Its `build` uses the loss function of these settings
-        by default.
+        """Make an AutoPipeline from these settings. `build` uses the `loss_fn` of these settings if
+        it gets none.
         """
         found = AutoPipeline(
             world_mesh,
@@ -130,11 +130,11 @@ class Schedule:
         return_outputs: bool = True,
         **named: Any,
     ) -> Any:
-        """Run forward and backward over one batch. Returns the logits of all rows on the rank with
-        the last stage.
+        """Run forward and backward over one batch, and add the gradients to `.grad` of the
+        parameters. The rank with the last stage returns the logits of all rows.
 
-        The rank with the first stage passes the tokens (rows, ...), the rank with the last stage
-        `target`. Named arguments are passed on all ranks.
+        Only the rank with the first stage has to pass the tokens (rows, ...), and only the rank
+        with the last stage has to pass `target`. Named arguments are passed on all ranks.
         """
         self.outputs.clear()
         passes = self.engine.gradients_of(self._batches(given, target, named))
@@ -168,7 +168,7 @@ class Schedule:
         return schedule.homes[-1] == self.engine.line.index
 
     def loss(self, output: Any, target: Any) -> Tensor:
-        """The loss of a microbatch from the script's function. The logits are kept for
+        """Return the loss of a microbatch from the script's loss function, and store the logits for
         the script.
         """
         logits = logits_in(output)
@@ -184,8 +184,8 @@ class Schedule:
     def _batches(
         self, given: tuple[Any, ...], target: Any, named: Mapping[str, Any]
     ) -> list[Arguments]:
-        """The microbatches of a batch. All of them are made before the first one runs, because
-        ranks must not exchange anything else meanwhile.
+        """Split a batch into microbatches. They are all made before the first one runs, because
+        while the schedule runs ranks must not exchange anything else.
         """
         if len(given) > 1:
             raise BridgeError(
@@ -206,8 +206,8 @@ class Schedule:
         return [tree_map_only(Tensor, cut, whole) for cut in cuts]
 
     def _shared(self, tokens: Tensor | None) -> Tensor:
-        """The tokens of the rank with the first stage, on every rank of the pipeline, because each
-        layer may need a part of them.
+        """Broadcast the tokens from the rank with the first stage to every rank of the pipeline,
+        because any layer may need them.
         """
         engine, line = self.engine, self.engine.line
         source, device = engine.pipeline.schedule.homes[0], engine.device
@@ -234,8 +234,8 @@ def _cut(tensor: Tensor, number: int, count: int) -> Tensor:
 
 
 def _named(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for a model of Hugging Face: masks that were made before serve as its attention
-    mask, and arguments that are None are left out.
+    """Return the arguments for a model of Hugging Face. AutoModel's precomputed causal masks become
+    `attention_mask`, and arguments that are None are left out.
     """
     found = {
         key: value for key, value in named.items() if value is not None and key != "padding_mask"
@@ -256,11 +256,11 @@ def _add(parameter: nn.Parameter, gradient: Tensor) -> None:
 class AutoPipeline:
     """Pipelines of Hugging Face models: `AutoPipeline(mesh, ...).build(model, loss_fn=...)`.
 
-    `engine` is the native engine, and `findings` has its differences from AutoModel. Sizes of the
-    axes are those of `world_mesh`. `patch_inner_model`, `patch_causal_lm_model` and `pp_seq_len`
-    have no effect, because the model is cut without patches and the length of sequences may vary.
-    Gradients are averaged over data ranks. Raises `ConfigError` for settings that the engine cannot
-    run.
+    `world_mesh` determines the sizes of all axes. `engine` is the native engine, and `findings`
+    lists differences of the native engine from AutoModel. `patch_inner_model`,
+    `patch_causal_lm_model` and `pp_seq_len` have no effect, because the model is split without
+    patches and the length of sequences may vary. Gradients are averaged over data ranks. Raises
+    `ConfigError` for settings that the engine cannot run.
     """
 
     def __init__(
@@ -328,10 +328,10 @@ class AutoPipeline:
         loss_fn: Callable[..., Any] | None = None,
         parallelize_fn: Callable[..., Any] | None = None,
     ) -> AutoPipeline:
-        """Cut `model` into stages and make their schedule. `loss_fn(logits, target)` is the loss of
-        a microbatch.
+        """Split `model` into stages and make the schedule that runs them. `loss_fn(logits, target)`
+        returns the loss of a microbatch.
 
-        `parallelize_fn` is not called, because the engine itself divides the model over data and
+        `parallelize_fn` is not called, because the engine itself splits the model over data and
         tensor ranks.
         """
         loss_fn = loss_fn or self.loss_fn
@@ -379,7 +379,7 @@ class AutoPipeline:
         return self
 
     def _sizes(self) -> dict[str, int]:
-        """Number of ranks along each axis of the mesh."""
+        """Return the number of ranks along each axis of the mesh."""
         names = self.world_mesh.mesh_dim_names
         sizes = dict.fromkeys(self.axes, 1)
         for axis, members in self.axes.items():
@@ -396,8 +396,8 @@ class AutoPipeline:
         return sizes
 
     def _plan(self, model: nn.Module, sizes: Mapping[str, int], layers: int) -> Plan:
-        """The plan for these settings, in the model's own number format. It is made by the rules
-        that also read recipes.
+        """Return the plan for these settings, in the model's number format. The rules that
+        translate recipes make the plan.
         """
         asked = {
             "pp_schedule": self.pp_schedule,
@@ -432,7 +432,7 @@ class AutoPipeline:
         )
 
     def _order(self) -> dict[str, str]:
-        """The order of axes in the mesh, fastest first."""
+        """Return the order of axes in the mesh, fastest first."""
         places = {name: axis for axis, members in self.axes.items() for name in members}
         found = [
             places[name] for name in reversed(self.world_mesh.mesh_dim_names) if name in places
@@ -498,24 +498,24 @@ class AutoPipeline:
         """Does nothing, because the length of sequences may vary from batch to batch."""
 
     def list_stage_modules(self) -> list[list[str]]:
-        """Names of all modules in each stage of this rank."""
+        """Return the names of all modules in each stage of this rank."""
         return [
             [name for name, _ in part.named_modules() if name]
             for part in self._info.model_parts or []
         ]
 
     def get_stage_param_counts(self, trainable_only: bool = False) -> list[int]:
-        """Number of parameters in each stage of this rank."""
+        """Return the number of parameters in each stage of this rank."""
         return [_number(part, trainable_only) for part in self._info.model_parts or []]
 
     def get_total_param_count(self, trainable_only: bool = False) -> int:
-        """Number of parameters in all stages of this rank."""
+        """Return the number of parameters in all stages of this rank."""
         return sum(self.get_stage_param_counts(trainable_only))
 
     def pretty_print_stages(
         self, max_modules_per_stage: int = 16, trainable_only: bool = False
     ) -> str:
-        """The stages of this rank, with the first modules of each, as text."""
+        """Return the stages of this rank, with the first modules of each, as text."""
         lines = []
         for stage, names in zip(self._info.stages or [], self.list_stage_modules(), strict=True):
             marks = [
@@ -532,7 +532,7 @@ class AutoPipeline:
         return "\n".join(lines) or "<no stages>"
 
     def debug_summary(self) -> str:
-        """Sizes and schedule of this rank, one on each line."""
+        """Return the sizes and the schedule of this rank as text, one value on each line."""
         schedule = self._info.schedule
         return "\n".join(
             (

@@ -18,7 +18,9 @@ from compat.automodel.schema import DTYPES
 
 Group = dict[str, Any]
 LOOSER = True
-"""Checks that a run makes and the parser does not: layers, heads and ranks come later."""
+"""True: AutoModel's parser accepts configs that the run refuses later, because the run checks the
+numbers of layers, heads and ranks.
+"""
 S = "step_scheduler."
 PARSER = tuple(
     f"nemo_automodel.recipes.{name}:parse_distributed_section"
@@ -35,18 +37,20 @@ LATER = frozenset(
         ),
     )
 )
-"""Values that a recipe's code computes after the parser, unless the file gives them."""
+"""Settings that AutoModel computes only after its parser has run, unless the file sets them."""
 OVERWRITTEN = frozenset(
     PP + name
     for name in ("pp_batch_size", "patch_stage_backward_maybe_with_nosync", "pp_microbatch_size")
 )
-"""Values that a class computes even if they are given."""
+"""Settings that an AutoModel class computes even if the file sets them."""
 SAMPLES = 10**6
-"""Number of batches in the data set for which a step scheduler is built."""
+"""Number of batches in the data set of the step scheduler that is asked."""
 
 
 def posed(config: Config) -> tuple[Group, Group]:
-    """The question to ask AutoModel about a recipe, and the values that it should then hold."""
+    """Return the input for AutoModel's parser, and the values by path that AutoModel should compute
+    from it.
+    """
     question = raw(nested(config.given, release(config.version)), config) or {}
     given, sections = config.given, tuple(f"{name}." for name in question.get("recipe", ()))
     later = OVERWRITTEN | {path for path in LATER if path not in given}
@@ -62,8 +66,8 @@ def posed(config: Config) -> tuple[Group, Group]:
 
 
 def raw(source: Mapping[str, Any], config: Config) -> Group | None:
-    """The question about a source that may not be readable; None if its release has no parser to
-    ask.
+    """Return the input for AutoModel's parser from a source that we may fail to read. None if the
+    release has no parser.
     """
     if not release(config.version).nested:
         return None
@@ -79,15 +83,17 @@ def raw(source: Mapping[str, Any], config: Config) -> Group | None:
 
 
 def _untargeted(section: Any) -> Any:
-    """A section without the names of classes inside it, which AutoModel would import."""
+    """Copy a section without the class names (`_target_`) in it, because AutoModel would import
+    these classes.
+    """
     if not isinstance(section, Mapping):
         return section
     return {name: _untargeted(value) for name, value in section.items() if name != "_target_"}
 
 
 def answer(question: Mapping[str, Any]) -> Group:
-    """Values in the installed AutoModel, by path. Raises `ConfigError` with the reason if it
-    refuses the recipe.
+    """Return the values that the installed AutoModel computes from the recipe, by path. Raises
+    `ConfigError` with AutoModel's reason if AutoModel refuses the recipe.
     """
     recipe = question.get("recipe", {})
     try:
@@ -122,7 +128,8 @@ STRATEGIES = {"FSDP2Config": "fsdp2", "MegatronFSDPConfig": "megatron_fsdp", "DD
 
 
 def _steps(section: Mapping[str, Any], ranks: int) -> Iterator[tuple[str, Any]]:
-    """Values of the step scheduler, if the recipe gives both batch sizes."""
+    """Yield the values of AutoModel's step scheduler, by path, if the recipe sets both batch sizes.
+    """
     if not section.keys() >= {"global_batch_size", "local_batch_size"}:
         return
     built = first(STEPS)(**section, dp_size=ranks, dataloader=range(SAMPLES))
@@ -150,7 +157,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def installed() -> str:
-    """The installed release. Raises `VersionError` if AutoModel is not installed."""
+    """Return the installed release. Raises `VersionError` if AutoModel is not installed."""
     try:
         return version("nemo-automodel")
     except PackageNotFoundError:

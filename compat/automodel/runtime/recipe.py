@@ -41,7 +41,7 @@ from compat.automodel.runtime.sections import TARGET, Section, only, recipe, sec
 
 CLASSES = ("TrainFinetuneRecipeForNextTokenPrediction",)
 SEED, EPOCHS = 42, 10
-"""AutoModel's defaults for a seed and a number of epochs that a recipe does not set."""
+"""AutoModel's defaults for the seed and for the number of epochs."""
 HEARD = (
     "recipe",
     "model",
@@ -55,7 +55,7 @@ HEARD = (
     "seed",
 )
 STEPS = ("step_scheduler", "checkpoint", "packed_sequence", "compile", "ci", "wandb", "dist_env")
-"""Sections that are read here. Their readers report unknown settings themselves."""
+"""Sections that this module reads. The functions that read them also report unknown settings."""
 CONSOLIDATED: Mapping[Any, str] = {True: "every", False: "false", None: "final"}
 
 
@@ -70,13 +70,13 @@ class Evaluation:
         return f"step {self.step}  val loss {self.val_loss:.4f}"
 
     def fields(self) -> dict[str, float | int]:
-        """As plain values."""
+        """Return the values as a dictionary for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that has been written."""
+    """The event that a checkpoint has been written."""
 
     step: int
     saved: str
@@ -85,7 +85,7 @@ class Saved:
         return f"step {self.step}  saved {self.saved}"
 
     def fields(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return the values as a dictionary for JSON."""
         return asdict(self)
 
 
@@ -115,9 +115,9 @@ class Recipe:
     ) -> Recipe:
         """Build the model, data and engine that `config` names.
 
-        `planned` adds command-line options to the plan. `timeout`, in seconds, takes precedence
-        over that of the recipe. `watch` has further arguments of `initialize`. Raises `BridgeError`
-        if something does not exist, or if the engine cannot run it.
+        `planned` adds command-line options to the plan. `timeout`, in seconds, overrides the
+        timeout of the recipe. `watch` has further arguments of `initialize`. Raises `BridgeError`
+        if a file or class does not exist, or if the engine cannot run the recipe.
         """
         settings = recipe(config)
         _checked(settings)
@@ -163,8 +163,10 @@ class Recipe:
         )
 
     def steps(self, number: int | None = None) -> Iterator[Line]:
-        """Train until `number` steps are done (default: those of the recipe); steps before a resume
-        are included. Validate and save when the recipe says so.
+        """Train until `number` steps are done in total, including steps before a resume. By default
+        `number` comes from the recipe.
+
+        Validates and saves when the recipe says so.
         """
         number = self.length if number is None else number
         while self.done < number:
@@ -178,7 +180,7 @@ class Recipe:
 
     @property
     def done(self) -> int:
-        """Number of finished steps, including skipped ones."""
+        """Number of finished steps, including steps without an update because of an overflow."""
         return self.engine.progress.steps + self.engine.progress.skipped
 
     @property
@@ -209,7 +211,7 @@ class Recipe:
         return reported(engine, self.done, tokens / seconds)
 
     def _after(self, epoch: int, number: int) -> Iterator[Line]:
-        """Validate and save if this step is due for it."""
+        """Validate and save if the recipe says so for this step."""
         scheduler, step = section(self.settings, "step_scheduler"), self.done
         last, whole = step >= number, step % self.epoch_steps == 0
         each = scheduler.get("ckpt_every_steps")
@@ -225,7 +227,7 @@ class Recipe:
             yield Saved(step, str(self.save(epoch, last)))
 
     def validated(self, loader: Loader) -> float:
-        """The mean loss per label, over all batches of `loader` and over all ranks."""
+        """Return the mean loss per label, over all batches of `loader` and over all ranks."""
         engine, rows = self.engine, self.engine.plan.batch.micro or 1
         # The sum of losses and the number of labels, in fp64: batches have different numbers of
         # labels.
@@ -271,13 +273,13 @@ class Recipe:
 
 
 def opened(config: Config, world: int, **watch: Any) -> Recipe:
-    """The recipe in `config`, ready to run. The command `train` calls this."""
+    """Make the recipe in `config` ready to run. The command `train` calls this function."""
     return Recipe.of(config, world, **watch)
 
 
 def loss(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of the cross entropy over all labels that are not ignored, and the number of these
-    labels.
+    """Return the sum of the cross entropy over all labels that are not ignored, and the number of
+    these labels.
     """
     logits: Tensor = logits_in(output)
     logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
@@ -291,13 +293,15 @@ def loss(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Words:
-    """Loader of the tokenizer for a recipe's data, which loads it on the first call."""
+    """Loads tokenizers for a recipe's data on demand, and remembers the first one."""
 
     def __init__(self, model: Section) -> None:
         self.model, self.found = model, None
 
     def of(self, data: Section, path: str) -> Any:
-        """The tokenizer of a data set, or of the model."""
+        """Return the tokenizer of a data set. If the section of the data set names none, it is the
+        model's tokenizer.
+        """
         found = built.tokenizer(self.model, data, path)
         self.found = self.found or found
         return found
@@ -340,7 +344,7 @@ def _checked(settings: Section) -> None:
 
 
 def _passes(settings: Section, loader: Loader) -> int:
-    """Number of batches that one rank reads in a step."""
+    """Return the number of batches that one rank reads in a step."""
     scheduler = section(settings, "step_scheduler")
     local = scheduler.get("local_batch_size") or 1
     return max(
@@ -353,7 +357,9 @@ def _epoch_steps(settings: Section, loader: Loader) -> int:
 
 
 def _length(settings: Section, loader: Loader) -> int:
-    """Number of steps in the run: those of its epochs, or `max_steps` if that is fewer."""
+    """Return the number of steps in the run: the steps of all epochs, or `max_steps` if that is
+    smaller.
+    """
     scheduler, epoch = section(settings, "step_scheduler"), _epoch_steps(settings, loader)
     most, epochs = scheduler.get("max_steps"), scheduler.get("num_epochs")
     if not epoch:
@@ -367,8 +373,8 @@ def _length(settings: Section, loader: Loader) -> int:
 
 
 def _whole(config: Config, dtype: str, length: int) -> Plan:
-    """The plan of the recipe, with length, number format and batch sizes from the data and the
-    model.
+    """Return the plan of the recipe. Its length, number format and batch sizes are completed from
+    the data and the model.
     """
     known = DIALECT.config(
         {**config.given, "step_scheduler.max_steps": length},
@@ -402,7 +408,7 @@ def _whole(config: Config, dtype: str, length: int) -> Plan:
 
 
 def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
-    """Findings for settings of the recipe that neither the plan nor this module reads."""
+    """Yield a finding for each setting of the recipe that has no effect on this run."""
     for finding in unheld(config):
         head = finding.path.partition(".")[0]
         if head not in (*HEARD, *STEPS):

@@ -16,14 +16,14 @@ from bridge.files import reached
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 SAVED = "state.json"
-"""Files that `save_to_disk` writes into the folder of a split."""
+"""File that `save_to_disk` writes into the folder of a split. It identifies such a folder."""
 SPLIT = re.compile(r"(\w+)(?:\[(-?\d*):(-?\d*)\])?")
 Rows = Sequence[dict[str, Any]]
 
 
 def rows(names: str | Sequence[str], split: str | None, where: str) -> Rows:
-    """The rows of a split (`train`, `train[:64]`) in a folder, or in one or more files. `where` is
-    the beginning of error messages.
+    """Return the rows of a split (`train`, `train[:64]`) from a folder, or from one or more files.
+    Error messages begin with `where`.
 
     A folder has `SPLIT.jsonl`, `SPLIT.json` or `SPLIT.parquet`, or was written by `save_to_disk`. A
     file holds one split.
@@ -78,7 +78,7 @@ def _places(name: str, split: str) -> Sequence[Path | None]:
 
 
 def _lines(path: Path) -> Rows:
-    """The rows in a file of JSON lines, or in a JSON list."""
+    """Return the rows in a file of JSON lines, or in a JSON list."""
     try:
         text = path.read_text(encoding="utf-8")
         data = (
@@ -98,8 +98,8 @@ def _lines(path: Path) -> Rows:
 
 
 def column(row: dict[str, Any], name: str, where: str) -> Any:
-    """The value of a column in a row. Raises `SourceError` with the existing columns if there is
-    none.
+    """Return the value of a column in a row. Raises `SourceError` with the names of the existing
+    columns if the column is missing.
     """
     if name not in row:
         raise SourceError(

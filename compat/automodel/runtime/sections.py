@@ -18,7 +18,7 @@ Section = Mapping[str, Any]
 
 
 def recipe(config: Config) -> dict[str, Any]:
-    """A recipe as nested mappings, with plain values."""
+    """Return a recipe as nested mappings of plain lists and dictionaries."""
     found: dict[str, Any] = _plain(nested(config.given, release(config.version)))
     return found
 
@@ -30,16 +30,16 @@ def _plain(value: Any) -> Any:
 
 
 def section(whole: Section, name: str) -> dict[str, Any]:
-    """The settings of a section; only its class if the section is a text; empty if there is no
-    section.
+    """Return the settings of a section as a mapping. A section that is only a text is the name of a
+    class. The result is empty if the section is missing.
     """
     found = whole.get(name)
     return dict(found) if isinstance(found, Mapping) else {} if found is None else {TARGET: found}
 
 
 def target(section: Section, path: str, known: Collection[str]) -> str:
-    """The last part of the name of a section's class. Raises `ConfigError` if it is not
-    in `known`.
+    """Return the class name of a section without the package. Raises `ConfigError` if the name is
+    not in `known`.
     """
     said = section.get(TARGET)
     name = str(said or "").rpartition(".")[2]
@@ -53,7 +53,8 @@ def target(section: Section, path: str, known: Collection[str]) -> str:
 
 
 def only(section: Section, path: str, known: Collection[str]) -> None:
-    """Raise `ConfigError` for settings of a section other than its class and those in `known`."""
+    """Raise `ConfigError` if a section has settings besides its class and the settings in `known`.
+    """
     ConfigError.raise_if(
         f"{path}.{name}: found {value!r}; the native engine does not know this"
         f" setting{nearest(name, known)}; leave it out"

@@ -22,8 +22,8 @@ UNREAD = {
         "the position in the data is not carried over; the data starts from the beginning"
     ),
 }
-"""Further files that only AutoModel reads (recipes/base_recipe.py: save_checkpoint), with the loss
-if they are left out.
+"""Other files of a checkpoint, which only AutoModel can read (recipes/base_recipe.py:
+save_checkpoint). Each has the message that says what a conversion loses without it.
 """
 
 
@@ -34,7 +34,9 @@ class Folder(Format):
     title = "NeMo AutoModel"
 
     def find(self, folder: Path) -> Path | None:
-        """The checkpoint folder: `folder` itself, or the step to which the link LATEST points."""
+        """Return the checkpoint folder: `folder` itself, or the folder to which the link LATEST
+        points. None if it is no checkpoint of AutoModel.
+        """
         place = inside(folder / LATEST, folder) if (folder / LATEST).is_dir() else folder
         return (
             place
@@ -43,7 +45,9 @@ class Folder(Format):
         )
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Check also the checksums inside each archive; safetensors have none."""
+        """Check the files as every format does, and the checksums inside torch's archives.
+        Safetensors have no checksums.
+        """
         super().verify(place, used)
         for part in (MODEL, OPTIMIZER):
             if (place / part / dcp.METADATA).is_file():
@@ -72,8 +76,8 @@ class Folder(Format):
 
 
 def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
-    """Tensors of the model, and their files, in torch's format or as safetensors. Raises
-    `SourceError` for sharded safetensors.
+    """Return the tensors of the model and the files that hold them, in torch's format or as
+    safetensors. Raises `SourceError` for sharded safetensors.
     """
     if (place / dcp.METADATA).is_file():
         return dcp.entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))

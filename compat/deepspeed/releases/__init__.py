@@ -14,22 +14,23 @@ from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 
 History = tuple[tuple[str, Any], ...]
-"""Values by the first release that had them, oldest release first."""
+"""Pairs of a release and a value, oldest release first. The value applies from this release on."""
 
 
 _KEYS = table(__name__, "keys.json")
 
 RELEASES = Releases("deepspeed", tuple(_KEYS["releases"]))
 KNOWN: tuple[str, ...] = RELEASES.known
-"""Every release covered, oldest first."""
+"""All releases in the tables, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of one key: read in the releases [since, until), an error from `rejected` on.
+    """History of one key. Releases from `since` up to, but not including, `until` read the key, and
+    releases from `rejected` on refuse it. The key `instead` replaces it.
 
-    The key `instead` replaces it. In a release without a `default` the key is unset by default.
-    `bound` has, by release, limits that the schema does not have, such as `>0`.
+    `default` is the default by release; without one the key is unset. `bound` has, by release,
+    limits such as `>0` that the schema does not have.
     """
 
     key: str
@@ -41,25 +42,25 @@ class Key:
     instead: str = ""
 
     def known(self, version: str) -> bool:
-        """Whether release `version` reads the key."""
+        """Return whether release `version` reads the key."""
         return RELEASES.within(version, self.since, self.until)
 
     def at(self, version: str) -> Any:
-        """The default at release `version`; None if it is unset by default."""
+        """Return the default in release `version`; None if the key is unset by default."""
         return next(
             (value for start, value in reversed(self.default) if RELEASES.since(version, start)),
             None,
         )
 
     def bounds(self, version: str) -> tuple[str, ...]:
-        """Limits that apply at release `version`."""
+        """Return the limits that apply in release `version`."""
         return tuple(bound for start, bound in self.bound if RELEASES.since(version, start))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """History of one section. Unknown keys in it are an error from release `refuses` on. An
-    `optional` section is off unless it is given.
+    """History of one section. Releases from `refuses` on refuse unknown keys in the section. If
+    `optional` is true, the section is off unless the config has it.
     """
 
     section: str
@@ -70,11 +71,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """An optimizer or a scheduler with its arguments and their defaults. If `args` is None, any
-    argument is allowed.
+    """An optimizer or a scheduler with its arguments and their defaults.
 
-    `form` names the implementation (fused, torch, cpu), since one name can have several. `ignored`
-    arguments have no effect.
+    If `args` is None, any argument is allowed. `form` names the implementation (fused, torch, cpu),
+    because one type can have several. Arguments in `ignored` have no effect.
     """
 
     type: str
@@ -105,11 +105,11 @@ PARTS: Mapping[str, Part] = MappingProxyType(
 ALIASES: Mapping[str, str] = MappingProxyType(
     {row["alias"]: row["key"] for row in _KEYS["aliases"]}
 )
-"""Second spellings that DeepSpeed accepts, each with the canonical path."""
+"""Alternative names of keys that DeepSpeed accepts, each with the canonical path."""
 
 
 def key(path: str) -> Key | None:
-    """History of the key at `path`, or None if no release covered has it."""
+    """Return the history of the key at `path`, or None if no release has it."""
     return KEYS.get(path)
 
 
@@ -126,7 +126,7 @@ class Release(AnyRelease):
 
     @cached_property
     def defaults(self) -> MappingProxyType[str, Any]:
-        """Defaults of keys that are not set, without those of optional sections."""
+        """Return the defaults of keys outside optional sections."""
         always = {
             path: value for path, value in self._filled.items() if optional_section(path) is None
         }
@@ -140,38 +140,44 @@ class Release(AnyRelease):
         return {path: value for path, value in filled.items() if value is not None}
 
     def section_defaults(self, section: str) -> Mapping[str, Any]:
-        """Defaults within an optional section that is present."""
+        """Return the defaults within an optional section, which apply if the config has the
+        section.
+        """
         return {
             path: value for path, value in self._filled.items() if path.startswith(section + ".")
         }
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[str, ...]]:
-        """Limits beyond the schema's, by path."""
+        """Return the limits by path that this release has in addition to the schema's limits."""
         found = {path: KEYS[path].bounds(self.version) for path in KEYS}
         return {path: bounds for path, bounds in found.items() if bounds}
 
     @cached_property
     def rejected(self) -> frozenset[str]:
-        """Paths that the release refuses by name, whatever their value."""
+        """Return the paths that the release refuses, with any value."""
         return frozenset(
             path for path, row in KEYS.items() if row.rejected and self.since(row.rejected)
         )
 
     def refuses(self, section: str) -> bool:
-        """Whether the release refuses an unknown key in `section`; otherwise it ignores the key."""
+        """Return whether the release refuses an unknown key in `section`. If not, it ignores the
+        key.
+        """
         part = PARTS.get(section)
         return part is not None and part.refuses is not None and self.since(part.refuses)
 
     def forms(self, kind: str, name: str) -> tuple[Type, ...]:
-        """Implementations of `name` among the release's `optimizers` or `schedulers`; empty if
-        there is none.
+        """Return the implementations of the optimizer or scheduler `name` in this release; empty if
+        the release has none.
         """
         return self.having(_named(kind, name))
 
     @cached_property
     def types(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the release's `optimizers` and `schedulers`."""
+        """Return the names of the release's optimizers (`kind` is `optimizers`) or schedulers
+        (`schedulers`).
+        """
         return {
             # A type with several implementations has a row for each.
             kind: tuple(dict.fromkeys(row.type for row in self.having(rows)))
@@ -181,7 +187,7 @@ class Release(AnyRelease):
 
 @cache
 def moves() -> tuple[Move, ...]:
-    """Renamed keys, oldest first."""
+    """Return the moves of renamed keys, oldest first."""
     # A key that a release rejects is no rename: the release says itself what to do.
     gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
     return tuple(
@@ -191,7 +197,9 @@ def moves() -> tuple[Move, ...]:
 
 
 def optional_section(path: str) -> str | None:
-    """The optional section that `path` lies in, or None."""
+    """Return the path of the optional section that contains `path`, or None if no optional section
+    does.
+    """
     return _optional().get(path)
 
 
@@ -212,14 +220,16 @@ def _types() -> Mapping[str, tuple[Type, ...]]:
 
 
 def all_types(kind: str) -> tuple[Type, ...]:
-    """Every row of `optimizers` or `schedulers`, of any release."""
+    """Return all optimizers (`kind` is `optimizers`) or all schedulers (`schedulers`) of all
+    releases.
+    """
     return _types()[kind]
 
 
 @cache
 def _named(kind: str, name: str) -> tuple[Type, ...]:
-    """Rows for `name`, which has to match exactly, except for DeepSpeed's own optimizers, which
-    match in any case (engine.py, `_configure_basic_optimizer`).
+    """Return the rows among `types` for `name`. The case of the name matters, except for
+    DeepSpeed's own optimizers (engine.py, `_configure_basic_optimizer`).
     """
     rows = _types()[kind]
     lower = tuple(
@@ -232,15 +242,15 @@ def _named(kind: str, name: str) -> tuple[Type, ...]:
 
 @cache
 def release(version: str) -> Release:
-    """The release `version`; `VersionError` if it is not covered."""
+    """Return the facts of release `version`. Raises `VersionError` for an unknown release."""
     return Release(version)
 
 
 def defaults(version: str) -> Mapping[str, Any]:
-    """Defaults of release `version`, by path."""
+    """Return the defaults of release `version`, by path."""
     return release(version).defaults
 
 
 def known(version: str) -> frozenset[str]:
-    """Paths that release `version` reads."""
+    """Return the paths that release `version` reads."""
     return release(version).keys

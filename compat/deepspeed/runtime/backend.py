@@ -1,5 +1,5 @@
-"""Real DeepSpeed as a backend: it runs a config as written, and a plan by the JSON and the code
-part made from it.
+"""Backend that trains with the real DeepSpeed, either from a DeepSpeed config or from a plan, which
+is translated to a config and its code part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from compat.deepspeed import DeepSpeedFile
 
 PASSES = 2
-"""Calls of `backward` before each step in a script with manual accumulation (`code.manual_accumulation`)."""
+"""Number of calls of `backward` before each step in a script with manual accumulation
+(`code.manual_accumulation`).
+"""
 
 CODE = {
     "parallel.context": (
@@ -34,8 +36,8 @@ CODE = {
     "parallel.expert": "this model has no experts",
     "model.experts": "this model has no experts",
 }
-"""The reason why this backend cannot run each plan field above 1: the training script would have to
-implement it.
+"""Plan fields that this backend can run only with the value 1. Each has the reason: the training
+script would have to implement a larger value.
 """
 
 
@@ -47,11 +49,13 @@ LENGTHS = {
     "optimizer.schedule.warmup_steps": "scheduler.params.warmup_num_steps",
     "optimizer.schedule.total_steps": "scheduler.params.total_num_steps",
 }
-"""The key of DeepSpeed's own schedulers for each length of a schedule in the plan."""
+"""The key of DeepSpeed's schedulers that sets each length of the plan's schedule."""
 
 
 class _DropIn(Backend):
-    """The native engine behind DeepSpeed's interface, with DeepSpeed's own schedulers."""
+    """Backend with the native engine behind DeepSpeed's interface and with DeepSpeed's own
+    schedulers.
+    """
 
     name: ClassVar[str] = "native"
     title: ClassVar[str] = "native engine behind DeepSpeed's interface"
@@ -82,7 +86,7 @@ class _DropIn(Backend):
 
 
 class DeepSpeedBackend(Backend):
-    """The installed DeepSpeed: its engine, AutoTP, and its pipeline engine."""
+    """Backend with the installed DeepSpeed: its engine, AutoTP and its pipeline engine."""
 
     name: ClassVar[str] = "deepspeed"
     title: ClassVar[str] = "DeepSpeed"
@@ -123,13 +127,13 @@ class DeepSpeedBackend(Backend):
         return script.opened(written, config, workload)  # type: ignore[arg-type]
 
     def written(self, plan: Plan, world: int) -> DeepSpeedFile:
-        """The DeepSpeed config made from `plan` for `world` ranks."""
+        """Return the DeepSpeed config that `plan` translates to, for `world` ranks."""
         return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
 
     @override
     def taken(self, hub: Hub) -> Hub:
-        """`hub` for a run of this backend: without round-robin dealing, and on CPU with
-        `torch_adam`, which keeps its step as a tensor.
+        """Return `hub` with a config that this backend can load: without `round_robin_gradients`,
+        and on CPU with `torch_adam`, whose step is a tensor.
         """
         from torch.cuda import is_available
 
@@ -157,9 +161,11 @@ class DeepSpeedBackend(Backend):
 
     @override
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """`config` with `changes`. A scheduler of DeepSpeed's own keeps its type, and only its
-        lengths change. For a script with manual accumulation, batch sizes are divided by its calls
-        of `backward` in a step, because the file does not count these.
+        """Return `config` with `changes`. The scheduler keeps its type, and only its lengths
+        change.
+
+        For a script with manual accumulation, batch sizes are divided by the number of calls of
+        `backward` in a step, because DeepSpeed's batch keys do not count these calls.
         """
         if config.effective.get("code.manual_accumulation"):
             changes = {
@@ -185,8 +191,8 @@ class DeepSpeedBackend(Backend):
 
     @override
     def meaning(self, config: Config) -> Plan:
-        """The plan of `config`. For a script with manual accumulation, it counts all calls of
-        `backward` in a step.
+        """Return the plan of `config`. For a script with manual accumulation, the plan's batch
+        counts all calls of `backward` in a step.
         """
         plan = lift(config)
         if not config.effective.get("code.manual_accumulation"):
@@ -199,8 +205,8 @@ class DeepSpeedBackend(Backend):
         )
 
     def _known(self) -> str | None:
-        """The installed release if our tables have it, else None, which stands for the newest
-        release in the tables.
+        """Return the installed release if our tables have it. Otherwise return None, which stands
+        for the newest release in the tables.
         """
         return self.release if self.release in DIALECT.versions else None
 

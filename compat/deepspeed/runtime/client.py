@@ -1,5 +1,5 @@
-"""Arguments of `initialize` beside the model (parameters, optimizer, scheduler), converted for the
-native engine.
+"""Converts the arguments of `initialize` other than the model (parameters, optimizer, scheduler)
+for the native engine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ CLASSES: Mapping[str, Callable[..., Optimizer]] = {
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
 }
-"""The torch class of each update rule that the engine runs."""
+"""The torch optimizer class for each update rule that the engine has."""
 CHOICE = "torch.optim.AdamW, Adam or SGD"
 OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
-"""Settings of these classes that the engine supports only if they are switched off."""
+"""Switches of the classes in `CLASSES` that the engine supports only if they are off."""
 
 
 def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
-    """A torch optimizer with these `settings` over `parameters` (tensors or groups), which shows
-    the script what the engine does.
+    """Return a torch optimizer with these `settings` over `parameters` (tensors or groups). The
+    script sees this optimizer, and the engine computes the updates.
     """
     known = CLASSES[settings.name or "adamw"]
     hyper = {name: getattr(settings, name) for name in HYPER if getattr(settings, name) is not None}
@@ -43,9 +43,8 @@ def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
 
 
 def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
-    """The optimizer that a script passes: an instance, or a function of parameters that makes one.
-
-    Raises `ConfigError` if the engine does not have its update rule.
+    """Return the optimizer that a script passes. `optimizer` is an instance, or a function that
+    makes one from the parameters. Raises `ConfigError` if the engine does not have its update rule.
     """
     found = (
         optimizer(list(parameters))
@@ -57,7 +56,9 @@ def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
 
 
 def name_of(optimizer: Any) -> str | None:
-    """The update rule of torch's or DeepSpeed's optimizer; None for one that the engine does not have."""
+    """Return the update rule of an optimizer of torch or DeepSpeed; None if the engine does not
+    have it.
+    """
     if isinstance(optimizer, FusedAdam):
         return "adamw" if optimizer.defaults["decoupled_weight_decay"] else "adam"
     return next((name for name, known in CLASSES.items() if type(optimizer) is known), None)
@@ -78,7 +79,9 @@ def _unfit(optimizer: Any) -> Iterator[str]:
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's rule and the settings of its first group, as plan values by path."""
+    """Return the optimizer's update rule and the settings of its first group, as plan values by
+    path.
+    """
     name = name_of(optimizer)
     group = optimizer.param_groups[0]
     momentum = (
@@ -98,9 +101,9 @@ def _plain(value: Any) -> Any:
 
 
 def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
-    """The optimizer's groups, with the names of the model's parameters. Each group keeps the
-    optimizer's own dictionary of settings, so that later changes take effect.
+    """Return the optimizer's groups with the names of their parameters in the model.
 
+    Each group shares the optimizer's own dictionary of settings, so that later changes take effect.
     Raises `ConfigError` for tensors that do not belong to the model.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
@@ -122,7 +125,9 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
 
 
 def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding]:
-    """Freeze the parameters that are in no group. Yields a finding with their number."""
+    """Freeze the parameters that are in no group. Yield a finding with the number of frozen
+    parameters.
+    """
     named = frozenset[str]().union(*(group.names for group in groups))
     others = [
         name
@@ -132,15 +137,15 @@ def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding
     for name in others:
         model.get_parameter(name).requires_grad_(False)
     if others:
-        message = f"they do not contain {others[0]}, so it is frozen" + (
+        message = f"{others[0]} is not among these parameters, so the engine freezes it" + (
             f" (and {len(others) - 1} more)" if others[1:] else ""
         )
         yield Finding("model_parameters", message, Effect.NONE, given=True)
 
 
 def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
-    """The scheduler that a script passes: an object with `step`, or a function that makes one for
-    the optimizer.
+    """Return the scheduler that a script passes: an object with `step`, or a function that makes
+    such an object from the optimizer.
     """
     found = (
         scheduler
@@ -157,8 +162,8 @@ def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
     own = getattr(found, "optimizer", optimizer)
     if own is not optimizer:
         raise ConfigError(
-            "lr_scheduler: it belongs to another optimizer; pass that optimizer to initialize too,"
-            " or pass a function: lr_scheduler=lambda optimizer: ..."
+            "lr_scheduler: the scheduler belongs to another optimizer; pass that optimizer"
+            " to initialize too, or pass a function: lr_scheduler=lambda optimizer: ..."
         )
     return found
 
@@ -178,14 +183,14 @@ REFUSED = {
         " engine.save_checkpoint"
     ),
 }
-"""Methods of the script's optimizer that are refused, because they would have no effect or return
-wrong state; each with advice.
+"""Methods of an optimizer that raise an error, because they would have no effect or return wrong
+state. Each has advice for the user.
 """
 
 
 def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
-    """Make the methods in `REFUSED` raise `BridgeError`, and also `step`, unless `stepping` tells
-    that the engine itself calls it.
+    """Make the optimizer's methods in `REFUSED` raise `BridgeError`. `step` raises it too, except
+    while `stepping()` is true because the engine makes the call.
     """
     for name, advice in REFUSED.items():
         setattr(optimizer, name, _refusing(f"optimizer.{name}: {advice}"))

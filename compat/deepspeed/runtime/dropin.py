@@ -38,20 +38,20 @@ from compat.deepspeed.runtime.names.pipe import PipelineModule
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
 PORT = 29500
 NEVER = 2**31 - 1
-"""A number of steps that no run reaches."""
+"""Number of steps that stands for a run without end. No run reaches this number."""
 RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
-"""Settings without a plan field that the drop-in implements exactly; an entry with a dot at its end
-is a whole section.
+"""Settings that no plan field stands for and that the drop-in implements exactly. An entry that
+ends with a dot is a whole section.
 """
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
-"""Settings that the drop-in reads itself."""
+"""Settings that the drop-in reads from the config instead of the plan."""
 WEIGHTY = {
     "data_types.grad_accum_dtype": Effect.ROUNDING,
     "zero_optimization.offload_optimizer.device": Effect.COST,
     "zero_optimization.offload_param.device": Effect.COST,
 }
-"""Settings that do not change the plan but affect DeepSpeed's own run, with the effect. All others
-have no effect.
+"""Settings that affect DeepSpeed's own run but not the plan, each with the effect. All settings
+that are not listed here have no effect.
 """
 SIZES = tuple(
     f"get_{kind}_parallel_world_size"
@@ -75,15 +75,14 @@ def initialize(
     mesh_param: Any = None,
     config_params: str | Path | dict[str, Any] | None = None,
 ) -> Launch:
-    """Replaces `deepspeed.initialize` of DeepSpeed 0.19.8. Returns engine, optimizer, training data
-    loader and scheduler, with None for each that the run does not have.
+    """Return engine, optimizer, training data loader and scheduler, as `deepspeed.initialize` of
+    DeepSpeed 0.19.8 does. Parts that the run does not have are None.
 
-    The optimizer is a torch optimizer; the engine reads its groups, learning rates included, at
-    every step. The engine cuts an `nn.Sequential` and models of Hugging Face into stages. Any other
-    model is a single stage, which ZeRO 3 cannot shard.
-
-    Raises `BridgeError` for settings that would change the numbers and that the engine cannot run.
-    Other settings that it does not run are in `engine.findings`.
+    The optimizer is a torch optimizer. The engine reads its groups, learning rates included, at
+    every step. The engine splits an `nn.Sequential` and models of Hugging Face into stages. Any
+    other model is a single stage, which ZeRO 3 cannot shard. Raises `BridgeError` for settings that
+    would change the numbers and that the engine cannot run. Settings that change no numbers and
+    that the engine does not run are in `engine.findings`.
     """
     if model is None:
         raise ConfigError("model: missing; deepspeed.initialize requires a model")
@@ -156,8 +155,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
 
 
 def _environment(port: int, required: bool | None) -> Environment:
-    """Rank, world and address of this process, from its process group or from the launcher's
-    environment.
+    """Return rank, world size and address of this process, from its process group or from the
+    launcher's environment.
     """
     here = comm.joined()
     if here is not None:
@@ -174,8 +173,8 @@ def _environment(port: int, required: bool | None) -> Environment:
 def _read(
     args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None
 ) -> Config:
-    """The config, read from the only argument that gives one. Raises `ConfigError` if none or
-    several do.
+    """Return the config from the only argument that has one. Raises `ConfigError` if no argument or
+    several have a config.
     """
     named = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
     given = [one for one in (config if config is not None else params, *named) if one is not None]
@@ -193,8 +192,8 @@ def _read(
 
 
 def opened(plan: Plan, own: bool) -> Plan:
-    """`plan` without settings that come from elsewhere: a scheduler sets the learning rates, and an
-    `own` optimizer of the script sets the update rule.
+    """Return `plan` without the settings that the script overrides: a scheduler sets the learning
+    rates, and the script's `own` optimizer sets the update rule.
     """
     left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
     return Plan.of(
@@ -203,14 +202,14 @@ def opened(plan: Plan, own: bool) -> Plan:
 
 
 def _lost(config: Config) -> Iterator[Finding]:
-    """Findings for settings of the config that no plan can hold and that the drop-in
-    does not run.
+    """Return findings for settings of the config that no plan field stands for and that the drop-in
+    does not implement.
     """
     return (finding for finding in unheld(config) if not finding.path.startswith(RUN))
 
 
 def beyond(config: Config) -> Iterator[str]:
-    """Problems of settings that change the numbers and that the engine cannot run."""
+    """Yield a problem for each setting that changes the numbers and that the engine cannot run."""
     for finding in _lost(config):
         if finding.effect is Effect.NUMBERS:
             yield (
@@ -228,17 +227,15 @@ def beyond(config: Config) -> Iterator[str]:
 
 
 def left(config: Config) -> Iterator[Finding]:
-    """Findings for settings that the engine leaves out without a change of the numbers, and for
-    settings without effect.
+    """Yield a finding for each setting that the engine does not run and that changes no numbers,
+    and for each setting without effect.
     """
     yield from (finding for finding in _lost(config) if finding.effect is not Effect.NUMBERS)
     yield from _silent(config)
 
 
 def _silent(config: Config) -> Iterator[Finding]:
-    """Findings for settings that have a plan field, but without which the plan would be
-    the same.
-    """
+    """Yield a finding for each setting that has a plan field but leaves the plan unchanged."""
     meant, rules = lift(config).values(), claims(config.dialect)
     for path in config.given:
         if path not in rules or not rules[path].ours or path.startswith((*RUN, *READ)):
@@ -252,7 +249,7 @@ def _silent(config: Config) -> Iterator[Finding]:
             effect = WEIGHTY.get(path, Effect.NONE)
             yield Finding(
                 path,
-                "it has no effect with the other settings of this config",
+                "the setting has no effect together with the other settings of this config",
                 effect,
                 True,
                 before=value,
@@ -260,8 +257,8 @@ def _silent(config: Config) -> Iterator[Finding]:
 
 
 def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
-    """Problems of `mpu` and `mesh_param`. The engine does not use process groups that a script
-    makes itself.
+    """Yield problems of `mpu` and `mesh_param`, because the engine does not use process groups that
+    a script makes.
     """
     for name in SIZES:
         size = getattr(mpu, name, lambda: 1)()
@@ -278,8 +275,8 @@ def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
 def _face(
     plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module
 ) -> torch.optim.Optimizer | None:
-    """The optimizer that the script sees: the script's own, or one made from the config; None if
-    neither names one.
+    """Return the optimizer that the script sees: the script's own, or one that the config
+    describes; None if neither exists.
     """
     trained = list(model.parameters() if parameters is None else parameters)
     if optimizer is not None:
@@ -305,9 +302,11 @@ def _native(
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
 ) -> Engine:
-    """The native engine, with two steps that DeepSpeed makes too: it rounds weights (since 0.19.2
-    no buffers) to the compute format before it copies masters, and it divides losses before
-    backward (runtime/engine.py: _cast_module_mixed_precision, backward).
+    """Return the native engine, set up to round as DeepSpeed does.
+
+    Weights (but no buffers, as since DeepSpeed 0.19.2) are rounded to the compute format before
+    masters are copied from them, and losses are divided before backward (runtime/engine.py:
+    _cast_module_mixed_precision, backward).
     """
     groups = client.groups_of(face, model) if face else ()
     own = client.settings_of(face) if face else {"optimizer.name": "sgd"}
@@ -331,12 +330,12 @@ def _native(
 
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
-"""Precision of the plan for a model in double precision, if the config names no format."""
+"""Plan values for a model with fp64 weights, if the config sets no format."""
 
 
 def _formats(model: nn.Module, plan: Plan) -> set[torch.dtype]:
-    """The formats of the model's floating-point weights; empty if the config itself names a compute
-    format.
+    """Return the formats of the model's floating-point weights; empty if the config itself sets a
+    compute format.
     """
     if plan.precision.compute in ("bf16", "fp16"):
         return set()
@@ -344,8 +343,8 @@ def _formats(model: nn.Module, plan: Plan) -> set[torch.dtype]:
 
 
 def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
-    """A finding for a model with 16-bit weights and a config without a format: DeepSpeed computes
-    in the format of each weight, but the engine has one format for all weights.
+    """Yield a finding for a model with 16-bit weights if the config sets no format. DeepSpeed then
+    computes in the format of each weight, but the engine has one format for all weights.
     """
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
@@ -363,7 +362,7 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
 
 
 def _scale(engine: Engine, config: Config) -> None:
-    """Give the loss scaler DeepSpeed's rules that no plan holds: a good step may refill the
+    """Set rules of DeepSpeed's loss scaler that no plan field stands for: a good step may reset the
     hysteresis, and without ZeRO there is no hysteresis (runtime/fp16/unfused_optimizer.py).
     """
     scaler = engine.scaler

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine with all its methods, over the native engine."""
+"""DeepSpeed's engine with all its methods, implemented by the native engine."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ from compat.deepspeed.runtime.names.zero import GatheredParameters, ZeroParamSta
 EVALUATE = "evaluate"
 AWAY = ZeroParamStatus.NOT_AVAILABLE
 EPOCHS = ("last_batch_iteration", "last_epoch")
-"""Attributes in which DeepSpeed's schedulers, and torch's, keep the number of their last step."""
+"""Attributes in which schedulers of DeepSpeed or torch store the number of their last step."""
 CLIENT, OWN = "client_state", "deepspeed"
 NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initialize"
 
 
 def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
-    """State of the scheduler and settings of the groups, from a converted checkpoint. DeepSpeed's
-    own schedulers need only the number of updates.
+    """Return the scheduler's state and the settings of the optimizer's groups from a converted
+    checkpoint.
+
+    If the checkpoint has no scheduler state, DeepSpeed's own schedulers continue from the number of
+    updates.
     """
     saved = read_state(path, path)
     carried: Any = tagged.decoded(saved.carried)
@@ -53,10 +56,11 @@ def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
 
 
 class DeepSpeedEngine(nn.Module):
-    """The engine that `deepspeed.initialize` returns: a module around the model, which also has the
-    model's attributes.
+    """The engine that `deepspeed.initialize` returns: a module that contains the model and also has
+    the model's attributes.
 
-    `native` is the native engine. `findings` list its differences from the config.
+    `native` is the native engine. `findings` lists the differences between the engine and the
+    config.
     """
 
     native: Engine
@@ -102,7 +106,7 @@ class DeepSpeedEngine(nn.Module):
         self.tput_timer = Throughput(self.train_batch_size)
 
     def __getattr__(self, name: str) -> Any:
-        """The attribute `name` of the model."""
+        """Return the attribute `name` of the model."""
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
         if name in self.__dict__.get("_parameters", {}) or name in self.__dict__.get(
@@ -114,13 +118,15 @@ class DeepSpeedEngine(nn.Module):
     # Training
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The model's output for one microbatch."""
+        """Return the model's output for one microbatch."""
         with self._ours():
             return self.native(*inputs, **named)
 
     def _guarded(self) -> Iterator[Any]:
-        """Guard direct calls of the model and of its modules. A call of the model gathers its
-        weights first; a call of a module is refused if its weights are not gathered.
+        """Add hooks to the model and its modules for calls that the engine does not make.
+
+        A call of the model gathers its weights first. A call of a module raises an error if the
+        module's weights are not gathered.
         """
         model = self.native.model
         by_itself = model.forward
@@ -143,7 +149,7 @@ class DeepSpeedEngine(nn.Module):
                 with self._ours(), GatheredParameters(away):
                     return by_itself(*inputs, **named)
             raise BridgeError(
-                "model(...): some of its layers are on other pipeline ranks; call"
+                "model(...): some layers of the model are on other pipeline ranks; call"
                 " engine.eval_batch(batches)"
             )
 
@@ -240,11 +246,11 @@ class DeepSpeedEngine(nn.Module):
         bcast_loss: bool = True,
         num_micro_batches: int | None = None,
     ) -> Any:
-        """The mean loss over the next microbatches of `data_iter` and over all ranks; with
-        `return_logits`, a pair of this loss and the list of outputs.
+        """Return the mean loss over the next microbatches of `data_iter` and over all ranks. With
+        `return_logits` return a pair of this loss and the list of outputs.
 
-        Without `compute_loss` the result is a list of outputs. If `reduce_output` is None, the loss
-        is a list of this rank's losses.
+        Without `compute_loss` return only the list of outputs. If `reduce_output` is None, the list
+        of this rank's losses takes the place of the mean.
         """
         training, source = self.native.module.training, iter(data_iter)
         self.eval()
@@ -283,8 +289,8 @@ class DeepSpeedEngine(nn.Module):
         return self
 
     def compile(self, *_: Any, **__: Any) -> None:
-        """Raises `BridgeError`: a compiled model would bypass the engine's hooks on
-        module calls.
+        """Raise `BridgeError`, because a compiled model would bypass the engine's hooks on module
+        calls.
         """
         raise BridgeError(
             "engine.compile: the engine cannot compile a model that it holds; compile the model's"
@@ -292,8 +298,8 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DeepSpeedEngine:
-        """Refuse `to`, `cuda`, `half` and `float`, which call this method with `fn`, if they would
-        change the device or format of a parameter. Raises `BridgeError`.
+        """Raise `BridgeError` if `to`, `cuda`, `half` or `float` would change the device or format
+        of a parameter. These methods call this one with `fn`.
         """
         for name, weight in self.native.model.named_parameters():
             found = fn(weight.data)
@@ -307,13 +313,13 @@ class DeepSpeedEngine(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Does nothing, because the engine itself decides when gradients are reduced, and counts
-        microbatches itself.
+        """Do nothing, because the engine itself reduces gradients at the end of a step and counts
+        microbatches.
         """
         yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Does nothing, because every step begins with new gradients."""
+        """Do nothing, because every step begins with new gradients."""
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups."""
@@ -322,19 +328,19 @@ class DeepSpeedEngine(nn.Module):
             group["lr"] = lr
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
-        """Does nothing, because gradients are reduced with the last microbatch of a step."""
+        """Do nothing, because gradients are reduced with the last microbatch of a step."""
 
     def offload_states(self, *_: Any, **__: Any) -> None:
-        """Warn that everything stays on the device, which costs memory and changes no numbers."""
+        """Warn that all state stays on the device, which costs memory and changes no numbers."""
         warnings.warn(
             "offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2
         )
 
     def reload_states(self, *_: Any, **__: Any) -> None:
-        """Nothing: nothing was moved."""
+        """Do nothing, because nothing was moved."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the current microbatch is the last of its step."""
+        """Return whether the current microbatch is the last of its step."""
         return (
             self.native.is_gradient_accumulation_boundary()
             or self._calls + 1 == self.gradient_accumulation_steps()
@@ -343,8 +349,8 @@ class DeepSpeedEngine(nn.Module):
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Set whether the next microbatch is the last of its step.
 
-        A step may end early. Its gradients are divided by the config's number of microbatches
-        nevertheless, as in DeepSpeed. Raises `BridgeError` if the step would be longer than in the
+        A step may end early. The gradients are nevertheless divided by the config's number of
+        microbatches, as in DeepSpeed. Raises `BridgeError` if the step would be longer than in the
         config.
         """
         place, number = self.native.microbatch + 1, self.gradient_accumulation_steps()
@@ -357,7 +363,7 @@ class DeepSpeedEngine(nn.Module):
             )
 
     def was_step_applied(self) -> bool:
-        """Whether the last `step` changed weights."""
+        """Return whether the last call of `step` changed weights."""
         return self._applied
 
     # What a script asks
@@ -384,7 +390,7 @@ class DeepSpeedEngine(nn.Module):
 
     @property
     def global_samples(self) -> int:
-        """Number of samples consumed over all ranks."""
+        """Number of samples that all ranks together have consumed."""
         return self.native.progress.samples
 
     @property
@@ -398,7 +404,7 @@ class DeepSpeedEngine(nn.Module):
         return self.native.scaler.scale
 
     def train_batch_size(self) -> int:
-        """Number of samples in a step over all ranks."""
+        """Return the number of samples in a step over all ranks."""
         return (
             self.train_micro_batch_size_per_gpu()
             * self.gradient_accumulation_steps()
@@ -406,16 +412,16 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Number of samples in a microbatch on one rank."""
+        """Return the number of samples in a microbatch on one rank."""
         return int(self._values["train_micro_batch_size_per_gpu"])
 
     def gradient_accumulation_steps(self) -> int:
-        """Microbatches in a step."""
+        """Return the number of microbatches in a step."""
         return self.native.accumulation
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """Numbers of samples in a step, of samples in a microbatch on one rank, and of microbatches
-        in a step.
+        """Return three numbers: samples in a step, samples in a microbatch on one rank, and
+        microbatches in a step.
         """
         return (
             self.train_batch_size(),
@@ -424,56 +430,58 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def get_lr(self) -> list[float]:
-        """Learning rate of each group."""
+        """Return the learning rate of each group."""
         return self._each("lr")
 
     def get_mom(self) -> list[Any]:
-        """Momentum (SGD) or betas of each group."""
+        """Return the momentum (SGD) or the betas of each group."""
         return self._each("momentum" if isinstance(self.optimizer, torch.optim.SGD) else "betas")
 
     def get_global_grad_norm(self) -> float | None:
-        """Norm of all gradients of the last step before clipping; None before the first step."""
+        """Return the norm of all gradients of the last step before clipping; None before the first
+        step.
+        """
         return self.native.progress.grad_norm if self.global_steps else None
 
     def gradient_clipping(self) -> float:
-        """Bound on the gradient norm; 0 switches clipping off."""
+        """Return the bound on the gradient norm; 0 switches clipping off."""
         return self.native.plan.optimizer.clip or 0.0
 
     def zero_optimization_stage(self) -> int:
-        """ZeRO's level."""
+        """Return the ZeRO level."""
         return int(self._values["zero_optimization.stage"])
 
     def zero_optimization(self) -> bool:
-        """Whether anything is sharded."""
+        """Return whether anything is sharded."""
         return self.zero_optimization_stage() > 0
 
     def optimizer_name(self) -> str | None:
-        """The optimizer's type in the config, in lower case."""
+        """Return the optimizer's type in the config, in lower case."""
         kind = self._values.get("optimizer.type")
         return kind.lower() if kind else None
 
     def scheduler_name(self) -> str | None:
-        """The scheduler's type in the config."""
+        """Return the scheduler's type in the config."""
         found: str | None = self._values.get("scheduler.type")
         return found
 
     def steps_per_print(self) -> Any:
-        """Number of steps between two lines of progress."""
+        """Return the number of steps between two lines of progress."""
         return self._values.get("steps_per_print")
 
     def wall_clock_breakdown(self) -> bool:
-        """Whether the config asks for times of forward, backward and step. The engine does not
-        measure them.
+        """Return whether the config asks for the times of forward, backward and step. The engine
+        does not measure them.
         """
         return bool(self._values.get("wall_clock_breakdown"))
 
     def zero_gather_16bit_weights_on_model_save(self) -> bool:
-        """Whether the config asks for whole weights in a saved model."""
+        """Return whether the config asks for whole weights in a saved model."""
         return bool(self._values.get("zero_optimization.stage3_gather_16bit_weights_on_model_save"))
 
     @property
     def data_parallel_group(self) -> Any:
-        """Torch's group of the data ranks."""
+        """Torch's process group of the data ranks."""
         return self.native.data.handle or torch.distributed.group.WORLD
 
     dp_process_group = seq_data_parallel_group = data_parallel_group
@@ -484,32 +492,32 @@ class DeepSpeedEngine(nn.Module):
         return TORCH[self.native.layout.flats[0].exchange]
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
-        """The formats of the weights and of accumulated gradients."""
+        """Return the format of the weights and the format of accumulated gradients."""
         flat = self.native.layout.flats[0]
         return TORCH[flat.dtype], TORCH[flat.reduce]
 
     def fp16_enabled(self) -> bool:
-        """Whether the engine computes in fp16."""
+        """Return whether the engine computes in fp16."""
         return self.native.plan.precision.compute == "fp16"
 
     def bfloat16_enabled(self) -> bool:
-        """Whether the engine computes in bf16."""
+        """Return whether the engine computes in bf16."""
         return self.native.plan.precision.compute == "bf16"
 
     def dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale adapts to overflows."""
+        """Return whether the loss scale adapts to overflows."""
         return self.native.scaler.window is not None
 
     def loss_scale(self) -> float:
-        """The constant loss scale; 0 if it is dynamic."""
+        """Return the constant loss scale; 0 if the loss scale is dynamic."""
         return 0 if self.dynamic_loss_scale() else self.cur_scale
 
     def get_data_parallel_rank(self) -> int:
-        """This rank's index among the data ranks."""
+        """Return this rank's index among the data ranks."""
         return self.native.data.index
 
     def get_tensor_parallel_rank(self) -> int:
-        """This rank's index among the tensor ranks."""
+        """Return this rank's index among the tensor ranks."""
         return self.native.tensor.index
 
     get_model_parallel_rank = get_tensor_parallel_rank
@@ -526,8 +534,8 @@ class DeepSpeedEngine(nn.Module):
         collate_fn: Callable[..., Any] | None = None,
         num_local_io_workers: int | None = None,
     ) -> DataLoader[Any]:
-        """A loader of this rank's samples in DeepSpeed's order: shuffled for training, and the same
-        in every epoch.
+        """Return a loader of this rank's samples in DeepSpeed's order. Training data is shuffled
+        once, and every epoch has the same order.
         """
         if not (
             isinstance(dataset, IterableDataset)
@@ -585,8 +593,8 @@ class DeepSpeedEngine(nn.Module):
         load_module_only: bool = False,
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
-        """Continue from a checkpoint of the native engine, which may be saved on any layout.
-        Returns its path and the client's state.
+        """Continue from a checkpoint of the native engine, which any layout of ranks may have
+        written. Returns the checkpoint's path and the client's state.
 
         If there is no checkpoint yet, warns and returns (None, None), as DeepSpeed does.
         """
@@ -623,8 +631,8 @@ class DeepSpeedEngine(nn.Module):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
-        """The model's state by its own names: the model's own tensors, or at level 3 whole copies,
-        for which all ranks must take part.
+        """Return the model's state dictionary. Below level 3 it contains the model's own tensors,
+        and at level 3 whole copies, for which all ranks must take part.
         """
         left = self._frozen() if exclude_frozen_parameters else set()
         if not self._in_turns():
@@ -644,7 +652,9 @@ class DeepSpeedEngine(nn.Module):
         custom_load_fn: Any = None,
         **_: Any,
     ) -> None:
-        """Set weights, masters and buffers by the model's own names. All ranks must take part."""
+        """Set weights, masters and buffers from the model's state dictionary. All ranks must take
+        part.
+        """
         if custom_load_fn is not None:
             raise BridgeError(
                 "load_module_state_dict: custom_load_fn is not supported; rename the entries first"
@@ -682,7 +692,9 @@ class DeepSpeedEngine(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Set weights, masters and buffers by the names that `state_dict` of the engine returns."""
+        """Set weights, masters and buffers from a state dictionary of the engine, as `state_dict`
+        returns it.
+        """
         if assign:
             raise BridgeError(
                 "load_state_dict: assign=True would replace weights that are in the engine's"
@@ -695,8 +707,8 @@ class DeepSpeedEngine(nn.Module):
     def _zero3_consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, Tensor] | None:
-        """The whole model in the compute format on the CPU of the first rank; None on other ranks.
-        All ranks must take part.
+        """Return the whole model in the compute format on the CPU of the first rank, and None on
+        other ranks. All ranks must take part.
         """
         found = self._whole()
         left = self._frozen() if exclude_frozen_parameters else set()
@@ -707,8 +719,8 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _whole(self) -> dict[str, Tensor]:
-        """The whole model in the compute format; a tensor with several names is under
-        each of them.
+        """Return the whole model in the compute format. A tensor with several names appears under
+        each name.
         """
         model, compute = self.native.model, TORCH[self.native.plan.precision.compute or "fp32"]
         found = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
@@ -721,7 +733,9 @@ class DeepSpeedEngine(nn.Module):
             }
 
     def _in_turns(self) -> bool:
-        """Whether weights are whole only while their stage runs, or are on other pipeline ranks."""
+        """Return whether this rank lacks whole weights between steps: weights are whole only while
+        their stage runs, or they are on other pipeline ranks.
+        """
         flats = range(len(self.native.layout.flats))
         return self.native.line.size > 1 or any(
             parts.in_turns(self.native, index) for index in flats
@@ -729,7 +743,9 @@ class DeepSpeedEngine(nn.Module):
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """Context of the engine's own calls of the model, which the guards allow."""
+        """Context for calls of the model that the engine itself makes. The hooks on module calls
+        allow them.
+        """
         before, self._inside = self._inside, True
         try:
             yield
@@ -737,8 +753,8 @@ class DeepSpeedEngine(nn.Module):
             self._inside = before
 
     def _whole_or_refused(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Raises `BridgeError` if a state dictionary would contain weights that are not whole,
-        whose memory may hold anything.
+        """Raise `BridgeError` if a state dictionary would contain weights that are not whole. Their
+        memory may contain anything.
         """
         if self._inside or keep_vars or not self._in_turns():
             return
@@ -761,9 +777,11 @@ class DeepSpeedEngine(nn.Module):
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
     ) -> bool:
-        """Write the whole model with `torch.save`: weights in the compute format, and buffers in
-        their own. A tensor with several names is under each of them, so that strict loading into a
-        new model works. All ranks must take part.
+        """Write the whole model with `torch.save`: weights in the compute format, and each buffer
+        in its own format.
+
+        A tensor with several names appears under each name, so that strict loading into a new model
+        works. All ranks must take part.
         """
         model = self.native.model
         BridgeError.raise_if(
@@ -827,8 +845,10 @@ class DeepSpeedEngine(nn.Module):
             raise BridgeError(f"{what}: {NO_OPTIMIZER}")
 
     def _tell(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """Call the optimizer's `step` for its hooks, and then the scheduler. The parameters have no
-        gradients here, so `step` itself changes nothing.
+        """Call the optimizer's `step`, which runs the hooks of the optimizer, and then the
+        scheduler's `step`.
+
+        The parameters have no gradients at this time, so the optimizer's `step` changes no weights.
         """
         assert self.optimizer is not None
         self._stepping = True
@@ -842,11 +862,11 @@ class DeepSpeedEngine(nn.Module):
             self._moved = self._epoch()
 
     def stepping(self) -> bool:
-        """Whether the engine itself is calling the optimizer's `step`."""
+        """Return whether the engine itself is calling the optimizer's `step`."""
         return self._stepping
 
     def _epoch(self) -> Any:
-        """The number of the scheduler's last step; None if the scheduler keeps none."""
+        """Return the number of the scheduler's last step; None if the scheduler does not store it."""
         return next(
             (
                 getattr(self.lr_scheduler, name)
@@ -879,7 +899,7 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _batches(self) -> Iterator[Any]:
-        """The batches of the training data, epoch after epoch without end."""
+        """Yield the batches of the training data, epoch after epoch without end."""
         if self.training_dataloader is None:
             raise BridgeError(
                 "train_batch: no data; pass an iterator to train_batch, or training_data to"
@@ -893,8 +913,8 @@ class DeepSpeedEngine(nn.Module):
         return self._iterator
 
     def _fed(self, source: Iterator[Any]) -> Any:
-        """The next batch to train on. If the data has ended, returns the last batch again, so that
-        all ranks fail together at the end of the step.
+        """Return the next batch to train on. If the data has ended, return the last batch again, so
+        that all ranks fail together at the end of the step.
         """
         try:
             self._last = self._next(source)
@@ -910,7 +930,8 @@ class DeepSpeedEngine(nn.Module):
         except StopIteration:
             number = self.gradient_accumulation_steps()
             raise BridgeError(
-                f"data ended within a step of {number} microbatches; give more, or repeat it"
+                f"the data ended within a step of {number} microbatches; pass more batches,"
+                " or repeat the data"
             ) from None
 
     def _output(self, batch: Any) -> Any:
@@ -921,7 +942,7 @@ class DeepSpeedEngine(nn.Module):
         return self(*batch) if isinstance(batch, list | tuple) else self(batch)
 
     def _loss(self, batch: Any) -> tuple[Tensor, Any]:
-        """Loss and output of one batch."""
+        """Return loss and output of one batch."""
         output = self._output(batch)
         if self.loss_fn is not None:
             return self.loss_fn(output, batch[1]), output
@@ -939,8 +960,8 @@ PipelineEngine = DeepSpeedEngine
 
 
 class Throughput:
-    """Counts epochs and steps. DeepSpeed's timer prints speeds too; here `stagebridge train` prints
-    them.
+    """Counts epochs and steps. DeepSpeed's timer also prints speeds; this class does not, because
+    `stagebridge train` prints them.
     """
 
     def __init__(self, batch_size: Callable[[], int]) -> None:
@@ -948,7 +969,7 @@ class Throughput:
         self.batch_size = batch_size
 
     def update_epoch_count(self) -> None:
-        """An epoch has ended."""
+        """Count an epoch."""
         self.epoch_count += 1
         self.micro_step_count = 0
 

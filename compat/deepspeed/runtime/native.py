@@ -1,5 +1,5 @@
-"""Runs of the native engine behind DeepSpeed's interface. The training script is that of `trainers`
-with another import.
+"""Runs the native engine behind DeepSpeed's interface. The training script is the one in
+`trainers`, with another import.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Asks the installed DeepSpeed what it makes of a config. The question is plain data, the answer
-values by the dialect's paths.
+"""Asks the installed DeepSpeed for the values that it reads from a config. The question is plain
+data, and the answer has values by the paths of our schema.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ SINGLE = {
     "bf16.enabled": "bfloat16_enabled",
     "bf16.immediate_grad_update": "bfloat16_immediate_grad_update",
 }
-"""Attributes of DeepSpeedConfig by path. Those for fp16 and bf16 belong to releases before 0.17.1,
-which have no object for them.
+"""Names of the attributes in which releases before 0.17.1 store settings of fp16 and bf16, by path.
+Later releases have an object for each of the two.
 """
 SCALING = {
     "fp16.loss_scale_window": "scale_window",
@@ -86,7 +86,7 @@ SCALING = {
     "fp16.hysteresis": "delayed_shift",
     "fp16.consecutive_hysteresis": "consecutive_hysteresis",
 }
-"""Arguments of the loss scaler by path, in releases before 0.17.1."""
+"""Names of the loss scaler's arguments in releases before 0.17.1, by path."""
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
 FREE = (
     "arg_mappings",
@@ -95,19 +95,19 @@ FREE = (
     "quantized_initialization",
     "post_init_quant",
 )
-"""Names of values that are mappings, so that they are not taken for sections."""
+"""Names of keys whose value is a mapping. Such a mapping is not a section."""
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
-"""Values that the engine overrides when it builds the optimizer, while the config object keeps them
-as given.
+"""Settings that the engine overrides when it builds the optimizer. The config object still has the
+given values.
 """
 
 
 def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The question to ask DeepSpeed about a config, and the values that DeepSpeedConfig should then
-    hold.
+    """Return the question to ask DeepSpeed about a config, and the values that DeepSpeedConfig
+    should have for it.
     """
     counted = ranks(config.effective, config.version, config.world_size)
     question = {
@@ -124,8 +124,8 @@ def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-    """Values in the installed DeepSpeedConfig, by path. Raises `ConfigError` with the reason if it
-    refuses the config.
+    """Return the values in the installed release's DeepSpeedConfig, by path. Raises `ConfigError`
+    with DeepSpeed's reason if it refuses the config.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _accelerator(question["accelerator"]):
@@ -134,7 +134,7 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _accelerator(name: str) -> Iterator[None]:
-    """Context in which DeepSpeed takes its accelerator for one named `name`."""
+    """Context in which DeepSpeed assumes an accelerator with the name `name`."""
     from deepspeed.accelerator import get_accelerator
 
     with patch.object(type(get_accelerator()), "device_name", lambda self, index=None: name):
@@ -142,13 +142,13 @@ def _accelerator(name: str) -> Iterator[None]:
 
 
 def installed() -> str:
-    """The installed release. Raises `VersionError` if DeepSpeed is not installed."""
+    """Return the installed release. Raises `VersionError` if DeepSpeed is not installed."""
     return live.installed()
 
 
 def held(config: Any) -> dict[str, Any]:
-    """Values in a real DeepSpeedConfig, of any release that we cover, by path. Values that it does
-    not store are left out.
+    """Return the values in a real DeepSpeedConfig of any release in our tables, by path. Values
+    that the object does not store are left out.
     """
     names = dict(zip(TOP, TOP, strict=True)) | SINGLE
     found = {
@@ -169,14 +169,14 @@ def held(config: Any) -> dict[str, Any]:
 
 
 class _Nothing:
-    """Stands for an object that the release does not have."""
+    """Empty object in place of an object that the release does not have."""
 
     def __init__(self) -> None: ...
 
 
 def _scaling(config: Any) -> dict[str, Any]:
-    """Loss scaling in releases before 0.17.1. They keep it only if fp16 is on, and the dynamic part
-    only if one of its keys was given.
+    """Return the loss-scaling settings in releases before 0.17.1. The config object stores them
+    only if fp16 is on, and the settings of a dynamic scale only if the config has one of them.
     """
     if not getattr(config, "fp16_enabled", False):
         return {}

@@ -1,4 +1,4 @@
-"""DeepSpeed's own learning-rate schedulers, exact in every step: the first two updates use the rate
+"""DeepSpeed's own learning-rate schedulers, exact in every step. The first two updates use the rate
 at which warmup begins.
 """
 
@@ -13,8 +13,8 @@ import torch
 from bridge.errors import ConfigError
 
 Rate = Callable[[int, float], float]
-"""The learning rate of a group by the number of the last step (-1: none yet) and by the group's
-first rate.
+"""Function that returns the learning rate of a group from the number of the last step (-1 before
+the first) and the group's initial rate.
 """
 
 
@@ -37,13 +37,13 @@ class Scheduler:
         self._set()
 
     def get_lr(self) -> list[float]:
-        """The learning rate of each group."""
+        """Return the learning rate of each group."""
         return [self.rate(self.last_batch_iteration, base) for base in self.bases]
 
     get_last_lr = get_lr
 
     def state_dict(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -56,7 +56,8 @@ class Scheduler:
 
 
 def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    """The scheduler that the config's section `scheduler` names, one of DeepSpeed's or of torch's.
+    """Return the scheduler that the config's section `scheduler` describes, one of DeepSpeed's or
+    of torch's.
 
     Source: DeepSpeed 0.19.8, runtime/engine.py (`_scheduler_from_config`) and
     runtime/lr_schedules.py.
@@ -77,8 +78,8 @@ def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optim
 
 
 def _warmup(steps: int, kind: str) -> Callable[[int], float]:
-    """A function of the step: the completed share of warmup, from 0 to 1. Warmup takes at least two
-    steps, because otherwise its logarithm would divide by zero.
+    """Return a function that maps a step to the completed share of warmup, from 0 to 1. Warmup has
+    at least two steps, because a logarithmic warmup of one step would divide by zero.
     """
     steps = max(2, steps)
 
@@ -97,8 +98,8 @@ def warmup_lr(
     warmup_num_steps: int = 1000,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupLR: rises from a low rate to a high one (by default each group's own), then stays
-    there.
+    """Return the rates of WarmupLR: from a low rate up to a high rate (by default each group's
+    own), and then constant.
     """
     share = _warmup(warmup_num_steps, warmup_type)
 
@@ -116,7 +117,9 @@ def warmup_decay_lr(
     warmup_num_steps: int = 1000,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupDecayLR: rises as WarmupLR does, and then decays linearly to the low rate."""
+    """Return the rates of WarmupDecayLR: up to a high rate as in WarmupLR, and then linearly down
+    to the low rate.
+    """
     warmup = max(2, warmup_num_steps)
     share = _warmup(warmup, warmup_type)
 
@@ -137,8 +140,8 @@ def warmup_cosine_lr(
     cos_min_ratio: float = 0.0001,
     warmup_type: str = "log",
 ) -> Rate:
-    """WarmupCosineLR: rises from a low share of each group's rate to the whole, then decays along a
-    cosine. The first update has rate 0.
+    """Return the rates of WarmupCosineLR: from a low share of each group's rate up to the full
+    rate, and then down along a cosine. The first update has rate 0.
     """
     warmup = max(2, warmup_num_steps)
     share = _warmup(warmup, warmup_type)
@@ -159,7 +162,9 @@ def lr_range_test(
     lr_range_test_step_rate: float = 1.0,
     lr_range_test_staircase: bool = False,
 ) -> Rate:
-    """LRRangeTest: rises from a low rate without end, linearly or in stairs."""
+    """Return the rates of LRRangeTest: from a low rate upwards without end, continuously or in
+    steps.
+    """
 
     def rate(step: int, base: float) -> float:
         # Each `step_size` steps add `step_rate` times the low rate; stairs add it at once.

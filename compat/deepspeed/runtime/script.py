@@ -1,5 +1,5 @@
-"""Runs of the script that `convert --script` writes, with its own model, groups, schedule and
-steps, under the real DeepSpeed.
+"""Runs the script that `convert --script` writes under the real DeepSpeed. The script keeps its own
+model, parameter groups, schedule and steps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
-    """The run of a script. Raises `BridgeError` if DeepSpeed or the model's code refuses it."""
+    """Return a trainer that runs the script. Raises `BridgeError` if DeepSpeed or the model's code
+    refuses it.
+    """
     try:
         return ScriptTrainer(written, config, workload)
     except BridgeError:
@@ -42,10 +44,10 @@ def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> Scrip
 
 
 class ScriptTrainer(DeepSpeedTrainer):
-    """Runs a script as written, with the written config of its model, the initial weights of the
-    native model and the workload's samples.
+    """Runs a script as written, with the model config that was written with it. The initial weights
+    are those of the native model, and the samples are those of the workload.
 
-    DeepSpeed's file is the written one too, with the changes that DeepSpeed needs on a CPU
+    DeepSpeed's config is the written one too, with the changes that DeepSpeed needs on a CPU
     (`trainers.settings`).
     """
 
@@ -90,7 +92,7 @@ class ScriptTrainer(DeepSpeedTrainer):
         return module
 
     def _whole_name(self, name: str) -> str:
-        """The name of a parameter in the model without pipeline stages."""
+        """Return the name of a parameter in the model without pipeline stages."""
         return _unstaged(name, self.family) if self.stages > 1 else name
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
@@ -110,8 +112,8 @@ class ScriptTrainer(DeepSpeedTrainer):
 
     @override
     def run(self, batches: list[Batch]) -> float:
-        """Run one step of the script. The script reads samples by their numbers; if some samples
-        are padded, it gets the batches themselves.
+        """Run one step of the script. The script reads samples by their numbers. If some samples
+        are padded, it gets complete batches instead.
         """
         rank, ranks = self.data
         rows: dict[int, Tensor] = {}
@@ -129,7 +131,7 @@ class ScriptTrainer(DeepSpeedTrainer):
 
     @override
     def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Under the native names."""
+        """Return whole parameters under their native names, joined from the parts of all ranks."""
         held = {name: [part[name] for part in parts if name in part] for name in self.shapes}
         return _parted(
             self.made,
@@ -143,7 +145,9 @@ class ScriptTrainer(DeepSpeedTrainer):
 
 
 def _module(text: str, folder: Path) -> ModuleType:
-    """The script as a module, named so that its `if __name__ == "__main__"` does not run."""
+    """Return the script as a module. The module's name keeps the block under `if __name__ ==
+    "__main__"` from running.
+    """
     module, path = ModuleType("written"), folder / "train.py"
     path.write_text(text)
     module.__file__ = str(path)
@@ -152,7 +156,7 @@ def _module(text: str, folder: Path) -> ModuleType:
 
 
 def _unstaged(name: str, family: str) -> str:
-    """The name that a parameter has in the whole model. `name` is its name in a pipeline, such as
+    """Return the name of a parameter in the whole model. `name` is its name in a pipeline, such as
     `3.layer.mlp.up_proj.weight`.
     """
     at, _, rest = name.removeprefix("tied_modules.").partition(".")
@@ -178,30 +182,35 @@ STAGED = {
         },
     )
 }
-"""By family: the number of pipeline layers before the first block, and the names of blocks and of
-other layers in the whole model.
+"""For each family: the number of pipeline layers before the first block, the name of the list of
+blocks in the whole model, and the names of the other layers.
 """
 
 
 def _made_of(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs]:
-    """The native parameters of which each parameter of a transformers model is made."""
+    """Return, for each parameter of a transformers model, the native parameters from which it is
+    made.
+    """
     for naming in names.known().values():
         table = naming.family(shapes) if naming.stack == "huggingface" else None
         if table is not None:
             return names.read(naming, table, shapes, facts)
     raise BridgeError(
-        "deepspeed: the names in the script's model follow no naming that stagebridge knows"
+        "deepspeed: the parameter names in the script's model follow no naming that"
+        " stagebridge knows"
     )
 
 
 def _filled(theirs: Theirs, ours: Mapping[str, Tensor]) -> Tensor:
-    """The parameter `theirs`, made from native parameters."""
+    """Return the value of the transformers parameter `theirs`, made from native parameters."""
     rows = torch.cat([ours[block.name][block.first : block.last] for block in theirs.blocks])
     return rows.T if theirs.turned else rows.reshape(theirs.shape)
 
 
 def _parted(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The native parameters, taken from those of the script's model. The inverse of `_filled`."""
+    """Return the native parameters, cut from the parameters of the script's model. This is the
+    inverse of `_filled`.
+    """
     found: dict[str, list[Tensor]] = {}
     for theirs in made:
         tensor = whole[theirs.name].T if theirs.turned else whole[theirs.name]
@@ -213,12 +222,12 @@ def _parted(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 STACKED = 3
-"""Number of dimensions of a tensor that holds all experts."""
+"""Number of dimensions of a tensor that contains the weights of all experts."""
 
 
 def _put_together(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The whole parameter, put together from the ranks' `parts`. Each rank has either all of it or
-    a slice along one dimension.
+    """Return a whole parameter, joined from the `parts` of the ranks. Each rank has either the
+    whole parameter or a slice along one dimension.
     """
     split = next((at for at, size in enumerate(shape) if parts[0].shape[at] != size), None)
     if split is None:

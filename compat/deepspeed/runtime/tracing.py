@@ -18,13 +18,13 @@ from bridge.trace.source import Held, Kind
 
 
 def takes(target: Any) -> bool:
-    """Whether `target` is what `deepspeed.initialize` returns."""
+    """Return whether `target` is an engine that `deepspeed.initialize` returned."""
     return hasattr(target, "is_gradient_accumulation_boundary")
 
 
 def source_of(engine: Any, optimizer: Any, accumulation: int | None) -> DeepSpeedSource:
-    """The source that `bridge.trace.attach` makes of an engine. The engine itself knows its
-    optimizer and its number of microbatches.
+    """Return the source of traces for an engine. `optimizer` and `accumulation` are not used,
+    because the engine itself has both.
     """
     return DeepSpeedSource(engine)
 
@@ -32,8 +32,8 @@ def source_of(engine: Any, optimizer: Any, accumulation: int | None) -> DeepSpee
 class DeepSpeedSource(ModuleSource):
     """A source of traces from a `deepspeed.DeepSpeedEngine`.
 
-    Weights are the fp32 ones that the optimizer updates. Under ZeRO, DeepSpeed's own
-    `deepspeed.utils.safe_get_full_*` joins their parts; all ranks must take part in that.
+    Weights are the fp32 weights that the optimizer updates. Under ZeRO they are joined from all
+    ranks by DeepSpeed's own `deepspeed.utils.safe_get_full_*`, so all ranks must take part.
     """
 
     strict = True
@@ -46,21 +46,19 @@ class DeepSpeedSource(ModuleSource):
     @property
     @override
     def plain(self) -> bool:
-        """False, because DeepSpeed moves gradients into its own buffers."""
+        """Return False, because DeepSpeed moves gradients into its own buffers."""
         return False
 
     @property
     @override
     def at_hand(self) -> bool:
-        """Whether this rank has whole tensors without communication. Under ZeRO it does not:
-        DeepSpeed joins them from the parts of all ranks.
+        """Return whether this rank has whole tensors without communication. False under ZeRO, where
+        DeepSpeed joins tensors from the parts of all ranks.
         """
         return not self.engine.zero_optimization()
 
     def watch(self) -> None:
-        """Wrap `engine.step`. Under ZeRO, its beginning is the only time at which gradients are
-        whole.
-        """
+        """Wrap `engine.step`. Under ZeRO, gradients are whole only at the beginning of a step."""
         step = self.engine.step
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -77,8 +75,10 @@ class DeepSpeedSource(ModuleSource):
 
     @override
     def factors(self) -> Mapping[Unit, float]:
-        """Factors that make traced numbers comparable: DeepSpeed divides the loss by the number of
-        microbatches, multiplies it by its loss scale, and clips gradients within its step.
+        """Return the factors that make traced numbers comparable with other stacks.
+
+        DeepSpeed divides the loss by the number of microbatches, multiplies it by the loss scale,
+        and clips gradients within the step.
         """
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
         found = {unit: factor / float(scale) for unit, factor in super().factors().items()}
@@ -91,8 +91,10 @@ class DeepSpeedSource(ModuleSource):
         return found
 
     def _own_norm(self) -> float | None:
-        """The norm by which DeepSpeed will clip, computed here if DeepSpeed does not report it:
-        without ZeRO, where gradients are whole already.
+        """Return the norm by which DeepSpeed will clip.
+
+        Without ZeRO DeepSpeed does not report it in time, so it is computed from the gradients,
+        which are whole. Return None under ZeRO or without clipping.
         """
         if self.engine.zero_optimization() or not self.engine.gradient_clipping():
             return None
@@ -115,8 +117,8 @@ class DeepSpeedSource(ModuleSource):
             yield from super().tensors(kind)
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
-        """A tensor for the trace. One that was just joined from the parts of all ranks has no
-        replicas that could differ.
+        """Return a tensor for the trace. A tensor that was just joined from the parts of all ranks
+        has no replicas, so none can differ.
         """
         found = super().held(name, kind, part, tensor)
         apart = self.engine.zero_optimization() and kind not in ("replica", "buffer")
@@ -146,8 +148,8 @@ class DeepSpeedSource(ModuleSource):
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _link(self, parameter: nn.Parameter) -> None:
-        """Link the optimizer's state to `parameter`. DeepSpeed does so only for the first group
-        after its step, when other groups have no state yet.
+        """Link the optimizer's state to `parameter`. DeepSpeed itself does so only for the first
+        group after its step, when other groups have no state yet.
         """
         mapping = getattr(parameter, "_hp_mapping", None)
         partitions = getattr(self.engine.optimizer, "single_partition_of_fp32_groups", None)

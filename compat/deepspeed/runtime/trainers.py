@@ -1,5 +1,5 @@
-"""Runs of the real DeepSpeed, with the training script that users of DeepSpeed write, around a
-native GPT.
+"""Trains a native GPT under the real DeepSpeed, with a training script as users of DeepSpeed write
+it.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ QUIET = (
     ),
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print", "log_level"),
 )
-"""Keys and sections of a config for logs and profiles, which are left out of a run here."""
+"""Keys and sections for logs and profiles, which are removed from a config before a run."""
 
 
 def join() -> int:
-    """Join DeepSpeed's process group, alone or with the ranks that the launcher started. Returns
-    the number of ranks.
+    """Join DeepSpeed's process group, which has one rank or all ranks that the launcher started.
+    Return the number of ranks.
     """
     here = comm.joined()
     found = detect()
@@ -79,10 +79,12 @@ def join() -> int:
 
 
 def loaded() -> Any:
-    """The module `deepspeed`, prepared for a run. On CPU it does not compile its shared-memory
-    collectives, which only inference uses, and it accepts fp16 on any CPU, because torch has at
-    least slow products there. Its Muon module is imported here, without compilation, because
-    DeepSpeed imports it to check the optimizer's type.
+    """Return the module `deepspeed`, prepared for a run.
+
+    On CPU, DeepSpeed then does not compile its shared-memory collectives, which only inference
+    uses, and accepts fp16 on any CPU, because torch has at least slow products there. DeepSpeed's
+    Muon module is imported without compilation, because DeepSpeed itself imports this module to
+    check the optimizer's type.
     """
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -99,8 +101,8 @@ def loaded() -> Any:
 
 
 def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
-    """The run of `config`, with the plain or the pipeline engine, as the code part says. Raises
-    `BridgeError` if DeepSpeed refuses the config.
+    """Return a trainer for `config`, with DeepSpeed's plain engine or its pipeline engine, as the
+    code part requires. Raises `BridgeError` if DeepSpeed refuses the config.
     """
     piped = (config.effective.get("code.pipeline_stages") or 1) > 1
     try:
@@ -114,9 +116,11 @@ def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
 
 
 def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
-    """The config that `deepspeed.initialize` gets: without logs, and with a micro batch if no batch
-    size is set. On CPU it uses torch's Adam, which has the arithmetic of DeepSpeed's kernels but
-    always corrects the bias.
+    """Return the config to pass to `deepspeed.initialize`: without logs, and with a micro batch
+    size if `config` sets no batch size.
+
+    On CPU it uses torch's Adam, which computes the same as DeepSpeed's kernels but always corrects
+    the bias.
     """
     data = undealt({key: value for key, value in config.ds_config.items() if key not in QUIET})
     # DeepSpeed needs one of them, and derives the other.
@@ -142,9 +146,10 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
 
 
 def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without `round_robin_gradients`. The key changes no numbers, but with it
-    DeepSpeed's utilities look for masters in wrong places (zero/stage_1_and_2.py:
-    _link_all_hp_params).
+    """Return the config without `round_robin_gradients`.
+
+    This key changes no numbers, but with it DeepSpeed's utilities look for masters at wrong
+    positions (zero/stage_1_and_2.py: _link_all_hp_params).
     """
     zero = data.get("zero_optimization")
     if not isinstance(zero, Mapping) or not zero.get("round_robin_gradients"):
@@ -158,15 +163,15 @@ def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """The optimizer that the script builds if the file names none."""
+    """Return the optimizer that the script builds if the config has none."""
     return torch.optim.AdamW(
         parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")}
     )
 
 
 def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
-    """The argument `model_parameters` of the script: a flat list, two groups if biases and norms do
-    not decay, or the groups of a file.
+    """Return the argument `model_parameters` of the script: a flat list, two groups if biases and
+    norms do not decay, or the groups of a file.
     """
     if workload.groups:
         return built(workload.groups, dict(model.named_parameters()), FILE)
@@ -181,8 +186,8 @@ def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list
 
 
 def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any] | None:
-    """The argument `lr_scheduler` of the script: a function of the optimizer; None if the code part
-    has no schedule.
+    """Return the argument `lr_scheduler` of the script: a function that makes a scheduler from the
+    optimizer. Return None if the code part has no schedule.
     """
     if not steers(config.given):
         return None
@@ -194,13 +199,13 @@ def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any
 
 
 def exact(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of a model's buffers as built, such as the angles of rotary positions."""
+    """Return copies of a model's buffers before training, such as the angles of rotary positions."""
     return {name: held.clone() for name, held in model.named_buffers()}
 
 
 def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Set a model's buffers to exact values again, because DeepSpeed rounds buffers together with
-    the weights.
+    """Set a model's buffers to their exact values again, because DeepSpeed rounds buffers together
+    with the weights.
     """
     for name, held in model.named_buffers():
         if name in kept:
@@ -230,7 +235,7 @@ class DeepSpeedTrainer:
         self._take_step(*arguments, **named)
 
     def count(self) -> None:
-        """Update the peak size of gradients, in bytes, from those that exist now."""
+        """Update the peak number of bytes of gradients from the gradients that exist at this time."""
         self._gradients = max(self._gradients, _bytes(gradients(self.engine)))
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
@@ -256,22 +261,22 @@ class DeepSpeedTrainer:
     @property
     @abstractmethod
     def data(self) -> tuple[int, int]:
-        """This rank's index among the data ranks, and the number of data ranks."""
+        """Return this rank's index among the data ranks, and the number of data ranks."""
 
     @abstractmethod
     def model(self, workload: Workload) -> nn.Module:
-        """The model that the script passes to `deepspeed.initialize`."""
+        """Return the model that the script passes to `deepspeed.initialize`."""
 
     @abstractmethod
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters by global name."""
+        """Return this rank's parameters by global name."""
 
     @abstractmethod
     def run(self, batches: list[Batch]) -> float:
-        """Run one step. Returns its mean loss over all ranks."""
+        """Run one step. Return the step's mean loss over all ranks."""
 
     def adapt(self, data: dict[str, Any]) -> None:
-        """Add the settings of the config that depend on this model."""
+        """Add the settings that depend on this model to the config."""
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         lr, self._gradients, scale = (
@@ -307,7 +312,7 @@ class DeepSpeedTrainer:
         return self.joined(self._everyones(own))
 
     def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Whole parameters, joined from the parts of all ranks."""
+        """Return whole parameters, joined from the parts of all ranks."""
         return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
 
     def _everyones(self, own: Any) -> list[Any]:
@@ -330,13 +335,13 @@ class DeepSpeedTrainer:
 
 
 class EngineTrainer(DeepSpeedTrainer):
-    """DeepSpeed's plain engine: forward, backward and step for each microbatch. AutoTP splits the
-    model if the config asks for that.
+    """Trains with DeepSpeed's plain engine: forward, backward and step for each microbatch. AutoTP
+    splits the model if the config asks for it.
     """
 
     @property
     def passes(self) -> int:
-        """Number of calls of `backward` for each call of `step`."""
+        """Return the number of calls of `backward` for each call of `step`."""
         return PASSES if self.config.effective.get("code.manual_accumulation") else 1
 
     @property
@@ -346,7 +351,7 @@ class EngineTrainer(DeepSpeedTrainer):
 
     @property
     def tensor(self) -> int:
-        """Number of ranks over which AutoTP splits the model."""
+        """Return the number of ranks over which AutoTP splits the model."""
         sizes = (
             self.config.effective.get(path) or 1
             for path in ("code.tensor_parallel", "tensor_parallel.autotp_size")
@@ -382,8 +387,8 @@ class EngineTrainer(DeepSpeedTrainer):
         return iter(self.engine.module.named_parameters())
 
     def adapt(self, data: dict[str, Any]) -> None:
-        """Add the rules by which AutoTP splits this model. A model of Hugging Face would bring its
-        own.
+        """Add the rules by which AutoTP splits this model. Models of Hugging Face have such rules
+        of their own.
         """
         if self.tensor > 1:
             names, section = (
@@ -434,7 +439,7 @@ def _whole(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
 
 
 class PipelineTrainer(DeepSpeedTrainer):
-    """DeepSpeed's pipeline engine over a `PipelineModule` of the same layers."""
+    """Trains with DeepSpeed's pipeline engine over a `PipelineModule` of the model's layers."""
 
     @property
     @override
@@ -477,8 +482,8 @@ class PipelineTrainer(DeepSpeedTrainer):
 
 
 def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
-    """The layers for a PipelineModule, and the global name of each. If embedding and head share
-    their weights, both are a tied layer.
+    """Return the global name of each layer of a PipelineModule, and the layers. If embedding and
+    head share their weights, both become the same tied layer.
     """
     names, layers = [name for name, _ in model.named_children()], list(model)
     if not model.architecture.tied:
@@ -497,7 +502,9 @@ def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
 
 
 def _logits(head: Any, embedding: Any, stream: Tensor) -> Tensor:
-    """The logits of normalized hidden states, with the embedding's weights as the output matrix."""
+    """Return the logits of normalized hidden states, with the embedding's weights as the output
+    matrix.
+    """
     logits = F.linear(stream * getattr(head, "scale", 1.0), embedding.tokens.weight)
     bound = getattr(head, "softcap", None)
     return logits if bound is None else bound * torch.tanh(logits / bound)
@@ -507,7 +514,7 @@ def _logits(head: Any, embedding: Any, stream: Tensor) -> Tensor:
 
 
 def masters(engine: Any) -> dict[int, Tensor]:
-    """The fp32 masters that half-precision optimizers without ZeRO keep, by the id of the
+    """Return the fp32 masters of half-precision optimizers without ZeRO, by the `id` of the
     parameter.
     """
     optimizer = None if engine.zero_optimization() else engine.optimizer
@@ -520,8 +527,8 @@ def masters(engine: Any) -> dict[int, Tensor]:
 
 
 def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
-    """The whole master of a parameter, or the parameter itself if it has no master. All data ranks
-    must take part.
+    """Return the whole master of a parameter, or the parameter itself if it has no master. All data
+    ranks must take part.
     """
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -530,14 +537,16 @@ def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
 
 
 def stored(engine: Any) -> Iterator[Tensor]:
-    """Weights as this rank stores them between uses: whole, or this rank's part at stage 3."""
+    """Yield the weights that this rank stores between uses: whole weights, or this rank's parts at
+    stage 3.
+    """
     for weight in engine.module.parameters():
         yield weight.ds_tensor if hasattr(weight, "ds_tensor") else weight.data
 
 
 def gradients(engine: Any) -> Iterator[Tensor]:
-    """Gradients that this rank stores: whole ones in their parameters, or those in ZeRO's own
-    attributes, which have `grad` in their names.
+    """Yield the gradients that this rank stores: the parameters' own gradients, and tensors in
+    those attributes of the ZeRO optimizer that have `grad` in their names.
     """
     yield from (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
     if engine.zero_optimization() or engine.bfloat16_enabled():
@@ -555,15 +564,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def state(engine: Any) -> Iterator[Tensor]:
-    """Moments, and the masters that they belong to, without the step counts."""
+    """Yield the moments and the masters that the optimizer updates, without the step counts."""
     for weight, values in engine.basic_optimizer.state.items():
         yield weight.data
         yield from (value for value in values.values() if isinstance(value, Tensor) and value.dim())
 
 
 def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:
-    """Number of bytes in the storages of `tensors`, each storage once, without storages that
-    `beside` has too.
+    """Return the number of bytes in the storages of `tensors`. Each storage counts once, and
+    storages that `beside` uses too do not count.
     """
     left_out = {tensor.untyped_storage().data_ptr() for tensor in beside}
     found = {

@@ -1,4 +1,4 @@
-"""The order of parameters under `round_robin_gradients`, which deals them out to ranks in turn
+"""The order of parameters under `round_robin_gradients`, which assigns parameters to ranks in turn
 (stage_1_and_2.py: _round_robin_reorder).
 """
 
@@ -9,22 +9,22 @@ from typing import Any
 
 
 def dealt_out(config: Any) -> bool:
-    """Whether a config deals parameters out to ranks in turn. Flat groups are then not in the
-    model's order.
+    """Return whether a config assigns parameters to ranks in turn. The parameters in a flat group
+    are then not in the model's order.
     """
     zero = config.get("zero_optimization") if isinstance(config, Mapping) else None
     return isinstance(zero, Mapping) and zero.get("round_robin_gradients") is True
 
 
 def dealt(names: Sequence[str], ranks: int) -> tuple[str, ...]:
-    """Names of a group in the order of its flat tensor: every `ranks`-th name from the first on,
-    then from the second on, and so on.
+    """Return the names of a group in the order of its flat tensor: names 0, `ranks`, 2 * `ranks`,
+    ..., then names 1, `ranks` + 1, ..., and so on.
     """
     return tuple(names[number] for number in _order(len(names), ranks))
 
 
 def collected(names: Sequence[str], ranks: int) -> tuple[str, ...]:
-    """Names of a flat tensor in the order of the group. The inverse of `dealt`."""
+    """Return the names of a flat tensor in the group's own order. This is the inverse of `dealt`."""
     places = dict(zip(_order(len(names), ranks), names, strict=True))
     return tuple(places[number] for number in range(len(names)))
 

@@ -33,7 +33,9 @@ OTHERS = {
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
-"""Files of checkpoints in parts that this reader cannot join, with their contents for messages."""
+"""Patterns of file names in checkpoints that this reader cannot join, each with the contents of the
+file for messages.
+"""
 
 SCALERS = ("LossScaler", "DynamicLossScaler")
 NAMES = (
@@ -43,8 +45,8 @@ NAMES = (
     "deepspeed.checkpoint.universal_checkpoint SubparamShape",
 )
 KNOWN = recorded(*NAMES)
-"""DeepSpeed's own classes in these files, which are read as records (runtime/zero/stage_1_and_2.py:
-state_dict).
+"""DeepSpeed's own classes in checkpoint files. The reader makes plain records of their objects
+(runtime/zero/stage_1_and_2.py: state_dict).
 """
 
 OWN = (
@@ -76,17 +78,17 @@ OWN = (
     ),
 )
 """Keys that DeepSpeed writes into model states (runtime/engine.py: _common_checkpoint_state). All
-other keys belong to the script.
+other keys are the script's.
 """
 
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one model-parallel rank, by data-parallel rank. Below ZeRO stage 3 there is only
-    one file of model states.
+    """The files of one model-parallel rank: `models` and `optimizers` by data-parallel rank. Below
+    ZeRO stage 3 there is only one file of model states.
 
-    Pipeline stages keep their weights in files of layers; `layers` holds these weights by the names
-    of the stage's parameters.
+    Checkpoints of a pipeline store each layer's weights in a separate file. `layers` has these
+    weights by the stage's parameter names.
     """
 
     folder: Path
@@ -97,7 +99,9 @@ class Files:
 
     @classmethod
     def of(cls, folder: Path) -> tuple[Files, ...]:
-        """The files in `folder`, by model-parallel rank. Raises `SourceError` for missing ranks and for unsupported files."""
+        """Return the files in `folder`, by model-parallel rank. Raises `SourceError` for missing
+        ranks and for unsupported files.
+        """
         models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
         _whole(folder)
         for found, what in ((models, "model states"), (optimizers, "optimizer states")):
@@ -128,7 +132,7 @@ class Files:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """Contents of the first file of model states."""
+        """Contents of the first file of model states in this checkpoint."""
         found = loaded(self.models[0], self.folder, "module")
         return {**found, "module": self.layers} if self.layers else found
 
@@ -143,7 +147,7 @@ class Files:
             for key in ("ds_version", "ds_config"):
                 if held.get(key) != found[0].get(key):
                     raise SourceError(
-                        f"{path}: its {key} differs from that of {self.optimizers[0].name}; the"
+                        f"{path}: {key} differs from {key} in {self.optimizers[0].name}; the"
                         " file belongs to another run"
                     )
         states = tuple(held["optimizer_state_dict"] for held in found)
@@ -170,7 +174,9 @@ def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
 def _staged(
     folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]
 ) -> tuple[Files, ...]:
-    """The pipeline stages in `parts`, each with the weights of its layers."""
+    """Return the files of each pipeline stage in `parts`, with the weights of the stage's layers
+    added.
+    """
     entries: dict[str, Lazy] = {}
     for number, path in sorted(numbered.items()):
         entries |= stages.layer(number, loaded(path, folder))
@@ -184,7 +190,7 @@ def _staged(
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Path]]:
-    """Files by model rank and data rank."""
+    """Return the files of `names` by model rank and data rank."""
     found: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = pattern.fullmatch(path.name)
@@ -208,7 +214,9 @@ def _whole(folder: Path) -> None:
 
 
 def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
-    """Contents of a file. Raises `SourceError` if it lacks the key `needed`, or if the file was renamed."""
+    """Return the contents of a file. Raises `SourceError` if the file lacks the key `needed`, or if
+    somebody renamed the file.
+    """
     found = archive.read(path, root, KNOWN)
     if not isinstance(found, dict) or (needed and needed not in found):
         raise SourceError(
@@ -225,14 +233,16 @@ def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
 
 
 def number(found: Mapping[str, Any], key: str) -> int | None:
-    """A counter of the run; None if the file has no such counter."""
+    """Return a counter of the run, such as `global_steps`; None if the file does not have the
+    counter.
+    """
     value = found.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def where(model: Mapping[str, Any], lr: float | None) -> Where:
-    """Progress of the run. DeepSpeed's global_steps includes skipped steps; the hub counts them
-    separately.
+    """Return the progress of the run. DeepSpeed's `global_steps` includes skipped steps, while the
+    hub counts skipped steps separately.
     """
     steps, skipped = number(model, "global_steps"), number(model, "skipped_steps")
     made = None if steps is None else steps - (skipped or 0)
@@ -240,7 +250,7 @@ def where(model: Mapping[str, Any], lr: float | None) -> Where:
 
 
 def scale_of(found: Mapping[str, Any]) -> Scale | None:
-    """The loss scale, which is an object in files of ZeRO and plain numbers in others
+    """Return the loss scale. In files of ZeRO it is an object, and in other files plain numbers
     (runtime/fp16/loss_scaler.py).
     """
     scaler = found.get("loss_scaler")
@@ -273,8 +283,8 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
 
 
 def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Values that the script saved with the checkpoint, as far as they are plain data, and findings
-    for the others.
+    """Return the values that the script saved with the checkpoint if they are plain data, and a
+    finding for each other value.
     """
     found, left = {}, []
     for key, value in model.items():
@@ -287,7 +297,7 @@ def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def beside(model: Mapping[str, Any]) -> Iterator[Finding]:
-    """Findings for state of DeepSpeed that the hub cannot hold."""
+    """Yield findings for state of DeepSpeed that the hub cannot hold."""
     for key, what in (
         ("data_sampler", "the curriculum's position in the data"),
         ("random_ltd", "the schedule of dropped tokens"),

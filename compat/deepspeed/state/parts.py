@@ -1,4 +1,4 @@
-"""Joins the parts of a model: the stages of a PipelineModule, and the tensor-parallel ranks of AutoTP."""
+"""Joins the parts of a model that pipeline stages or the tensor-parallel ranks of AutoTP saved."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from bridge.state.lazy import Boxed, Lazy, Placed, Shape, Strided
 from compat.deepspeed.state.files import DAMAGED, Files
 
 MAP = "universal_checkpoint_info"
-"""Key of the map with the place of each part of a parameter, which AutoTP writes since DeepSpeed
-0.19 (its `affine_map`).
+"""Key of the map that gives the position of each part in the whole parameter. AutoTP writes this
+map since DeepSpeed 0.19 (its `affine_map`).
 """
 ADVICE = "merge the checkpoint with DeepSpeed's ds_to_universal.py"
 
 
 def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """The whole model, joined from the parts of all model-parallel ranks. Raises `SourceError` if
-    the parts do not fit together.
+    """Return the whole model, joined from the parts of all model-parallel ranks. Raises
+    `SourceError` if the parts do not fit together.
     """
     _of_one_run(parts, hubs)
     stages, ranks = _sizes(parts)
@@ -35,7 +35,7 @@ def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
-    """Number of pipeline stages and number of tensor-parallel ranks."""
+    """Return the number of pipeline stages and the number of tensor-parallel ranks."""
     said = parts[0].model.get("checkpoint_parallel_dimensions") or {}
     stages, ranks = (
         said.get("pp_degree", len(parts) if parts[0].layers else 1),
@@ -59,7 +59,7 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
     for files, hub in zip(parts, hubs, strict=True):
         for key in ("where", "schedule", "scale", "config", "client"):
             if getattr(hub, key) != getattr(hubs[0], key):
-                said = f"{key} differs from that of {parts[0].models[0].name}"
+                said = f"{key} differs from the file {parts[0].models[0].name}"
                 raise SourceError(
                     f"{files.models[0]}: its {said}; the file belongs to another run or another"
                     " step"
@@ -76,7 +76,9 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
 
 
 def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """The layers of all stages. A parameter in several stages is tied."""
+    """Return the model with the layers of all pipeline stages. A parameter that is on several
+    stages is a tied one.
+    """
     parameters: dict[str, Parameter] = {}
     for files, hub in zip(parts, hubs, strict=True):
         for name, held in hub.parameters.items():
@@ -106,16 +108,17 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """The model with each parameter joined from its parts on the tensor-parallel ranks.
+    """Return the model in which each parameter is joined from its parts on the tensor-parallel
+    ranks.
 
-    AutoTP counts its ranks as data-parallel ranks, so the number of samples is divided by the
-    number of tensor-parallel ranks.
+    AutoTP counts tensor-parallel ranks as data-parallel ranks, so the number of samples is divided
+    by the number of tensor-parallel ranks.
     """
     map = _map(parts[0])
     for files, hub in zip(parts, hubs, strict=True):
         if list(hub.parameters) != list(hubs[0].parameters):
             raise SourceError(
-                f"{files.models[0]}: its parameters differ from those of"
+                f"{files.models[0]}: the parameters differ from the parameters in"
                 f" {parts[0].models[0].name}; {DAMAGED}"
             )
     parameters = {name: _whole(name, map, hubs, parts[0]) for name in hubs[0].parameters}
@@ -125,13 +128,16 @@ def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _map(files: Files) -> Mapping[str, Any]:
-    """The map with the places of the parts of each parameter, by name. In the file each name is a
-    regular expression.
+    """Return the map with the positions of the parts of each parameter, by parameter name. In the
+    file each name is a regular expression.
     """
     info = files.model.get(MAP) or {}
     found = (info.get("affine_map") or {}).get("params")
     if not found or info.get("autotp_unsupported_parameter_patterns"):
-        said = "it lacks the map of the parts' places, which AutoTP writes since DeepSpeed 0.19"
+        said = (
+            "the file lacks the map of the parts' positions, which AutoTP writes since"
+            " DeepSpeed 0.19"
+        )
         raise SourceError(f"{files.models[0]}: {said}; {ADVICE}")
     return {
         re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$")): row
@@ -142,7 +148,7 @@ def _map(files: Files) -> Mapping[str, Any]:
 def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files) -> Parameter:
     if name not in map:
         raise SourceError(
-            f"{files.models[0]}: its map of the parts' places lacks {shown(name)}; {ADVICE}"
+            f"{files.models[0]}: the map of the parts' positions lacks {shown(name)}; {ADVICE}"
         )
     row, held = map[name], [hub.parameters[name] for hub in hubs]
     first = held[0]
@@ -164,8 +170,8 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files)
 
 
 def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: Files) -> Lazy:
-    """A tensor joined from its pieces. A piece that several ranks have is taken from the first of
-    them.
+    """Return a tensor that is joined from its parts on all ranks. If several ranks have the same
+    part, the first of these ranks is read.
     """
     shape = tuple(row["logical_shape"])
     found: list[Placed] = []
@@ -189,7 +195,7 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
 
 
 def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box:
-    """The box of a piece in the whole tensor."""
+    """Return the box that a part fills in the whole tensor."""
     offset, strides = piece["source"]
     # Other strides would mean a transposed or strided part.
     if tuple(strides) != steps(shape) or offset < 0:
@@ -203,7 +209,9 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box
 
 
 def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
-    """A piece of a rank's own tensor. Raises `ValueError` if it is not a rectangular block."""
+    """Return the part `piece` of a rank's tensor. Raises `ValueError` if the part is not a
+    rectangular block of the tensor.
+    """
     (offset, strides), sizes = piece["dest"], tuple(piece["shape"])
     offsets = tuple(
         offset // step % size for step, size in zip(steps(held.shape), held.shape, strict=True)
@@ -219,12 +227,12 @@ def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
 
 
 def steps(shape: Shape) -> Shape:
-    """Strides in elements of a row-major tensor."""
+    """Return the strides, in elements, of a row-major tensor."""
     return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def _fills(shape: Shape, places: Sequence[Box]) -> bool:
-    """Whether boxes lie within a shape, do not overlap, and together cover it."""
+    """Return whether all boxes lie within a shape, do not overlap, and together cover the shape."""
     inside = all(
         offset >= 0 and size > 0 and offset + size <= whole
         for place in places

@@ -18,11 +18,11 @@ DAMAGED = "the checkpoint is damaged"
 def modules(
     entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str
 ) -> list[dict[str, Lazy]]:
-    """The `entries` of each stage, by parameter name. A name is the layer's number with the name in
-    that layer, or `tied_modules.` with the key of the tie.
+    """Return for each stage the tensors in `entries` that belong to it, by parameter name.
 
-    Entries that no stage trains go to the first stage. Raises `SourceError` for a parameter that is
-    in no file.
+    A parameter name is the layer's number followed by the name in this layer, or `tied_modules.`
+    followed by the key of the tie. Entries that no stage trains go to the first stage. Raises
+    `SourceError` for a parameter that is in no file.
     """
     import torch
 
@@ -60,16 +60,16 @@ def modules(
 
 
 def layer(number: int, found: Mapping[str, Any]) -> dict[str, Lazy]:
-    """Tensors of a layer's file, with the layer's number in front of each name."""
+    """Return the tensors of a layer's file. Each name begins with the layer's number."""
     return {f"{number}.{name}": held for name, held in found.items() if isinstance(held, Lazy)}
 
 
 def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of a stage's trained parameters. Raises `SourceError` if the file lacks
-    them, as files without ZeRO do.
+    """Yield names and shapes of a stage's trained parameters. Raises `SourceError` if the file has
+    no shapes, such as a file written without ZeRO.
     """
     if not isinstance(found := model.get("param_shapes"), list):
-        said = "it has no shapes of parameters, so the layers of the stage are not known"
+        said = "the file has no shapes of parameters, so the layers of the stage are not known"
         raise SourceError(
             f"{path}: {said}; save the checkpoint with zero_optimization.stage 1, which gives the"
             " same numbers"

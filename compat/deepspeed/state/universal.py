@@ -28,18 +28,19 @@ from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, held_of
 LATEST = "latest_universal"
 ZERO, OPTIMIZER, FP32, STEP = "zero", "optimizer_state.pt", "fp32", "step"
 MODELS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""File names of model states: below ZeRO stage 3, and at stage 3."""
+"""File names of model states: first the name below ZeRO stage 3, then the name at stage 3."""
 
 
 GROUPS = 64
-"""Number of rows of settings to write if the source has no groups. DeepSpeed loads only as many
-optimizer groups as there are rows; further groups would keep their initial masters
-(runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
+"""Number of optimizer groups to write if the source has no groups.
+
+DeepSpeed loads only as many groups as the file has, and further groups would keep their initial
+masters (runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
 """
 
 
 class Universal(Format):
-    """Checkpoints of DeepSpeed's ds_to_universal.py, which DeepSpeed's engine loads on any layout
+    """Checkpoints as DeepSpeed's ds_to_universal.py writes them. DeepSpeed loads them on any layout
     of ranks.
     """
 
@@ -51,8 +52,8 @@ class Universal(Format):
     )
 
     def find(self, folder: Path) -> Path | None:
-        """The checkpoint folder: `folder` itself, or the folder in it that `latest_universal`
-        names.
+        """Return the checkpoint folder: `folder` itself, or the subfolder that the file
+        `latest_universal` names. Return None if there is no checkpoint.
         """
         place = pointed(folder, LATEST)
         return place if place is not None and (place / ZERO / OPTIMIZER).is_file() else None
@@ -79,7 +80,7 @@ class Universal(Format):
         flats = _flats(place, shapes, optimizer)
         rows = optimizer.get("param_groups")
         if not isinstance(rows, list):
-            raise SourceError(f"{place / ZERO / OPTIMIZER}: it lacks param_groups; {DAMAGED}")
+            raise SourceError(f"{place / ZERO / OPTIMIZER}: the file lacks param_groups; {DAMAGED}")
         # Our own writing pads the rows (see GROUPS): those without parameters are no groups.
         unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
         groups = tuple(
@@ -107,8 +108,8 @@ class Universal(Format):
                 _of_one_run(place, loaded(place / name, place, "module"))
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """A folder for each parameter, model states for every ZeRO stage, and the settings of the
-        groups in the source.
+        """Return the files to write: a folder for each parameter, model states for every ZeRO
+        stage, and the settings of the source's optimizer groups.
         """
         groups = hub.groups or (Group(tuple(hub.trained), hub.settings),)
         layout = writing.Layout(
@@ -126,8 +127,8 @@ class Universal(Format):
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether these are the rows that were written because the source had no groups. Such rows
-    stand for any groups.
+    """Return whether stagebridge wrote these groups because the source had no groups. They stand
+    for groups of unknown number and contents.
     """
     return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (
         GROUPS - 1
@@ -135,8 +136,8 @@ def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
-    """Shapes by name in the order of the optimizer's groups, even if the ranks that saved them had
-    dealt the parameters out.
+    """Return shapes by name in the order of the optimizer's groups. If the ranks that saved the
+    checkpoint assigned parameters in turn (`round_robin_gradients`), this order is undone.
     """
     ranks = files.model.get("dp_world_size")
     if (
@@ -150,7 +151,7 @@ def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Name
 
 
 def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
-    """Raises `SourceError` if a master does not round to the model's weight. Only checkpoints below
+    """Raise `SourceError` if a master does not round to the model's weight. Only checkpoints below
     ZeRO stage 3 have both.
     """
     for name, weight in (model["module"] or {}).items():
@@ -172,8 +173,8 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
 
 
 def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
-    """Master, moments and step of each parameter. At ZeRO stage 3 there is one step for all
-    parameters.
+    """Return master, moments and step of each parameter. At ZeRO stage 3 all parameters have the
+    same step.
     """
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
     SourceError.raise_if(
@@ -211,7 +212,9 @@ def _step(place: Path, name: str, common: Any) -> float | None:
 
 
 def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Lazy]]:
-    """The tensors in a parameter's folder. Raises `SourceError` if one has the wrong number of elements."""
+    """Yield the tensors in a parameter's folder by kind (`fp32` or a moment). Raises `SourceError`
+    if a tensor has the wrong number of elements.
+    """
     folder = inside(place / ZERO / name, place)
     if "/" in name:
         raise SourceError(f"{folder}: {shown(name)} is not a valid name of a parameter; {DAMAGED}")
@@ -245,8 +248,8 @@ def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
 
 
 def _common(layout: writing.Layout) -> dict[str, Any]:
-    """State that all parameters share. At ZeRO stage 3 DeepSpeed reads the step and the settings
-    from `optimizer_state_dict`.
+    """Return the state that all parameters share. At ZeRO stage 3 DeepSpeed reads the step and the
+    settings from `optimizer_state_dict`.
     """
     rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
     rows += [
@@ -269,8 +272,8 @@ def _common(layout: writing.Layout) -> dict[str, Any]:
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
-    """Findings for state that DeepSpeed does not load (runtime/engine.py: _load_checkpoint skips
-    the state of the module).
+    """Yield findings for state that DeepSpeed does not load (runtime/engine.py: _load_checkpoint
+    skips the state of the module).
     """
     if hub.buffers:
         yield lost(

@@ -1,4 +1,6 @@
-"""Reads checkpoints of ZeRO stages 0 to 3: model states, and each data-parallel rank's part of the optimizer's flat groups."""
+"""Reads checkpoints of ZeRO stages 0 to 3: model states, and the part of the optimizer's flat
+groups that each data-parallel rank saved.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Zero(Format):
     )
 
     def find(self, folder: Path) -> Path | None:
-        """The checkpoint folder: `folder` itself, or the folder in it that `latest` names."""
+        """Return the checkpoint folder: `folder` itself, or the subfolder that the file `latest`
+        names. Return None if there is no checkpoint.
+        """
         place = pointed(folder, LATEST)
         return (
             place
@@ -71,8 +75,8 @@ class Zero(Format):
                 _of_one_run(files)
 
     def read(self, place: Path) -> Hub:
-        """Read the common state from the first file of model states, and the parts of flat groups
-        from each rank's file.
+        """Read the common state from the first file of model states, and each rank's part of the
+        flat groups from the rank's own file.
         """
         found = Files.of(place)
         if not found:
@@ -85,19 +89,19 @@ class Zero(Format):
         return parts.joined(found, hubs) if len(found) > 1 else hubs[0]
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """The files for the wanted ZeRO stage and number of data-parallel ranks."""
+        """Return the files to write for the wanted ZeRO stage and number of data-parallel ranks."""
         return zero_writing.plan(hub, wanted)
 
 
 SAMPLE = 1024
-"""Number of leading elements of each part of a parameter that are compared with the
+"""Number of elements at the start of each parameter's part on a rank that are compared with the
 model's copy.
 """
 
 
 def _of_one_run(files: Files) -> None:
-    """Raises `SourceError` if the masters in a rank's file do not round to the model's weights: the
-    file is then from another run.
+    """Raise `SourceError` if the masters in a rank's file do not round to the model's weights. Such
+    a file is from another run or another step.
     """
     module, shapes = files.model["module"], shapes_of(files)
     paths: dict[Lazy, Path] = {}
@@ -113,7 +117,10 @@ def _of_one_run(files: Files) -> None:
             count = min(len(run), SAMPLE)
             found = cast(run.source, weight.dtype).flat(run.start, run.start + count)
             if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
-                said = f"its masters of {shown(name)} do not round to the weights in {files.models[0].name}"
+                said = (
+                    f"the masters of {shown(name)} in this file do not round to the"
+                    f" weights in {files.models[0].name}"
+                )
                 raise SourceError(
                     f"{paths[run.source]}: {said}; the file belongs to another run or another step"
                 )
@@ -124,8 +131,8 @@ Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
 
 
 def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]) -> Hub:
-    """The hub. Its loss scale is from `optimizer`, its parameters and groups are from `found`, and
-    everything else is from the model states.
+    """Return the hub: the loss scale from `optimizer`, parameters and groups from `found`, and
+    everything else from the model states.
     """
     level, parameters, groups, findings = found
     said, left = client(files.model)
@@ -154,7 +161,7 @@ def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]
 
 
 def _parameters(files: Files) -> Found:
-    """ZeRO stage, parameters, groups and findings."""
+    """Return the ZeRO stage of a checkpoint, its parameters, optimizer groups and findings."""
     if not files.states:
         return _without(files)
     stages = {_stage(state) for state in files.states}
@@ -191,8 +198,10 @@ def _parameters(files: Files) -> Found:
 
 
 def _excluded(files: Files, stage: int) -> Iterator[Finding]:
-    """A finding if the checkpoint was saved without frozen parameters (runtime/engine.py:
-    _save_checkpoint). At ZeRO 1 the files look the same in either case.
+    """Yield a finding if the checkpoint was saved without frozen parameters (runtime/engine.py:
+    _save_checkpoint).
+
+    At ZeRO 1 the files do not show this, so there is no finding.
     """
     if stage > 1 and files.model.get("frozen_param_shapes", {}) is None:
         said = (
@@ -205,7 +214,7 @@ def _excluded(files: Files, stage: int) -> Iterator[Finding]:
 
 
 def _stage(state: Mapping[str, Any]) -> int:
-    """The ZeRO stage. Files of the bf16 optimizer do not name it; they have the layout
+    """Return the ZeRO stage. Files of the bf16 optimizer do not name it; their layout is the layout
     of stage 1.
     """
     found = state.get("zero_stage", 1)
@@ -213,7 +222,7 @@ def _stage(state: Mapping[str, Any]) -> int:
 
 
 def shapes_of(files: Files) -> list[Named]:
-    """Shapes of the parameters in each flat group, in the group's order."""
+    """Return the shapes of the parameters in each flat group, by name and in the group's order."""
     found = files.model.get("param_shapes")
     right = isinstance(found, list) and all(
         isinstance(group, dict) and all(isinstance(shape, tuple) for shape in group.values())
@@ -228,8 +237,8 @@ def shapes_of(files: Files) -> list[Named]:
 
 @dataclass(frozen=True)
 class Flats:
-    """Optimizer state: lazy tensors by parameter and kind (`fp32` or a moment), and the step of
-    each flat group.
+    """Optimizer state: `tensors` has lazy tensors by parameter and kind (`fp32` or a moment), and
+    `steps` the step of each flat group.
     """
 
     tensors: Mapping[str, Mapping[str, Lazy]]
@@ -240,8 +249,8 @@ FP32 = "fp32"
 
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
-    """The state at ZeRO stages 1 and 2: each rank lists the slice that it holds of each parameter
-    (`param_slice_mappings`).
+    """Return the optimizer state at ZeRO stages 1 and 2. Each rank's file lists the slice of each
+    parameter that this rank has (`param_slice_mappings`).
     """
     dealt = dealt_out(files.model.get("ds_config"))
     runs: dict[str, dict[str, list[Run]]] = {}
@@ -275,21 +284,21 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
 
 
 def _in_step(steps: list[float | None], group: int, step: float | None, path: Path) -> None:
-    """Raises `SourceError` unless all ranks are at the same step."""
+    """Raise `SourceError` unless all ranks are at the same step."""
     if len(steps) == group:
         steps.append(step)
     elif steps[group] != step:
         raise SourceError(
-            f"{path}: its moments are from step {step}, but those of the first rank from step"
-            f" {steps[group]}; the file belongs to another run"
+            f"{path}: the moments are from step {step}, but the first rank's moments from"
+            f" step {steps[group]}; the file belongs to another run"
         )
 
 
 def _group(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[Lazy, dict[str, Lazy], float | None]:
-    """Masters, moments and step of a flat group on one rank, from the optimizer's own state
-    (`base_optimizer_state`).
+    """Return masters, moments and step of a flat group on one rank, from the state of the optimizer
+    that ZeRO wraps (`base_optimizer_state`).
     """
     try:
         flat = state["single_partition_of_fp32_groups"][group]
@@ -308,7 +317,7 @@ def _group(
 def _moments(
     held: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
-    """Moments and step of an optimizer. Some optimizers keep the step among their settings."""
+    """Return moments and step of an optimizer. Some optimizers store the step in their settings."""
     moments = {
         kind: value for kind, value in held.items() if kind != "step" and _is_moment(kind, value)
     }
@@ -328,7 +337,8 @@ def _fragments(
         found = [(name, int(held.state["start"]), int(held.state["numel"])) for name, held in rows]
     except (LookupError, TypeError, AttributeError) as error:
         raise SourceError(
-            f"{path}: found no places of the parameters in flat group {group} ({error}); {DAMAGED}"
+            f"{path}: found no positions of the parameters in flat group {group} ({error});"
+            f" {DAMAGED}"
         ) from None
     for name, start, count in found:
         if name not in named or start < 0 or count < 0:
@@ -339,8 +349,8 @@ def _fragments(
 
 
 def _begins(files: Files, group: int) -> list[range]:
-    """The range of elements of a flat group that each rank holds. Padding at the end of the group
-    is not saved.
+    """Return, for each rank, the range of elements of a flat group that its file contains. Padding
+    at the end of the group is not saved.
     """
     sizes = [
         _group(state, group, files.optimizers[rank])[0].count
@@ -353,11 +363,12 @@ def _begins(files: Files, group: int) -> list[range]:
 def _dealt(
     state: Mapping[str, Any], group: int, named: Named, held: range
 ) -> Iterator[tuple[str, int, int]]:
-    """Parameters with elements on this rank: the name, the start of the part in the rank's tensor,
-    and its number of elements.
+    """Yield the parameters with elements on this rank: the name, the offset of the part in the
+    rank's tensor, and the part's number of elements.
 
-    `param_slice_mappings` has the places for parameters that are not dealt out (stage_1_and_2.py:
-    _link_all_hp_params); the flat tensor has the order of `param_shapes`.
+    This function is for parameters that are assigned to ranks in turn. `param_slice_mappings` has
+    offsets only for the model's order (stage_1_and_2.py: _link_all_hp_params), so the offsets
+    follow from the order of `param_shapes`.
     """
     # Aligned parameters have padding behind each of them in the flat tensor; a file may have
     # no list of it.
@@ -371,8 +382,8 @@ def _dealt(
 
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:
-    """Raises `SourceError` unless the ranks hold the parameters in order, which detects swapped
-    files.
+    """Raise `SourceError` unless the ranks hold the parameters in the model's order. This detects
+    swapped files.
     """
     for group, named in enumerate(shapes):
         numbers = {name: number for number, name in enumerate(named)}
@@ -403,8 +414,8 @@ def _joined(
 
 
 def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
-    """The state at ZeRO stage 3: every parameter is split into equal parts, one for each rank, and
-    the last part is padded.
+    """Return the optimizer state at ZeRO stage 3. Every parameter is split into equal parts, one
+    for each rank, and the last part is padded.
     """
     if any(state.get("ds_zero_partition_groups") for state in files.states):
         raise SourceError(
@@ -433,7 +444,7 @@ def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
 def _third(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
-    """Masters and moments by kind, and the step, of a flat group on one rank."""
+    """Return masters and moments of a flat group on one rank, by kind, and the step."""
     try:
         flat, base = state["fp32_flat_groups"][group], state["optimizer_state_dict"]
         settings: Mapping[str, Any] = next(
@@ -464,8 +475,8 @@ def _cut(
 def held_of(
     files: Files, stage: int, shapes: Sequence[Named], flats: Flats
 ) -> dict[str, Parameter]:
-    """Parameters in the model's order: trained ones with masters and moments, frozen ones with only
-    their weight.
+    """Return all parameters in the model's order: trained ones with masters and moments, frozen
+    ones with only the weight.
     """
     module, group_of = (
         files.model["module"],
@@ -495,8 +506,8 @@ def held_of(
 def _trained(
     name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files
 ) -> Parameter:
-    """A trained parameter. ZeRO stage 3 saves no weights in the compute format, so there the weight
-    is the rounded master.
+    """Return a trained parameter. ZeRO stage 3 saves no weights in the compute format, so its
+    weight is the rounded master.
     """
     moments = {kind: lazy for kind, lazy in kinds.items() if kind != FP32}
     master, dtype = kinds[FP32], held.dtype
@@ -512,8 +523,8 @@ def _trained(
 
 
 def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
-    """A frozen parameter, which is whole in the model states below ZeRO stage 3 and split over the
-    ranks at stage 3.
+    """Return a frozen parameter. Below ZeRO stage 3 the model states contain the whole parameter;
+    at stage 3 it is split over the ranks.
     """
     if stage < 3:
         return held
@@ -540,7 +551,9 @@ def _model(files: Files, rank: int) -> Mapping[str, Any]:
 def groups_of(
     rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Named]
 ) -> Iterator[Group]:
-    """The optimizer's groups with their settings. At ZeRO stage 3 a group may consist of several flat groups."""
+    """Return the optimizer's groups with their settings. At ZeRO stage 3 several flat groups may
+    form one group.
+    """
     for number, row in enumerate(rows):
         flats = row["params"] if stage == 3 else [number]
         yield Group(tuple(name for flat in flats for name in shapes[flat]), _settings(row, number))
@@ -557,8 +570,8 @@ def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
 
 
 def _without(files: Files) -> Found:
-    """The state at ZeRO stage 0: the optimizer's state by parameter number, in the order of its
-    groups.
+    """Read a checkpoint of ZeRO stage 0, where the optimizer's state is listed by parameter number,
+    in the order of the optimizer's groups.
     """
     held = files.model.get("optimizer") or {}
     base = held.get("optimizer_state_dict", held)
@@ -584,7 +597,9 @@ def _without(files: Files) -> Found:
 
 
 def _ties(files: Files) -> dict[str, str]:
-    """Tied parameters by alias: those that ZeRO's files list, or else names that share storage."""
+    """Return the name of each tied parameter by its alias, from ZeRO's list of shared parameters.
+    Without this list, names whose tensors share storage are tied.
+    """
     said = files.model.get("shared_params")
     if said is not None:
         return {str(alias): str(name) for alias, name in said.items()}
@@ -604,8 +619,8 @@ def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
 def _left(
     rows: Sequence[Mapping[str, Any]], states: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
-    """Findings for settings and states of an optimizer, named by parameter or group, that are not
-    carried over.
+    """Return a finding for each optimizer setting and each optimizer state that is not carried
+    over.
     """
     odd = [
         finding
@@ -622,12 +637,14 @@ def _left(
 
 
 def _is_moment(kind: str, value: Any) -> bool:
-    """Whether a state is a moment. The step counts as one too, because it is carried over."""
+    """Return whether the optimizer state `kind` is a moment. The step counts as a moment, because
+    it is carried over too.
+    """
     return kind == "step" or (isinstance(value, Lazy) and bool(value.shape))
 
 
 def _flat_states(files: Files, stage: int) -> dict[str, Mapping[str, Any]]:
-    """The optimizer's state of each flat group on the first rank."""
+    """Return the first rank's optimizer state of each flat group."""
     state = files.states[0]
     base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
     found = enumerate(base) if isinstance(base, list) else base["state"].items()
@@ -641,12 +658,13 @@ def _numbered(
     base: Mapping[str, Any],
     held: Mapping[str, Any],
 ) -> dict[str, int]:
-    """Parameter numbers by name. The file has numbers without names, so the order in the model
-    decides if it is unambiguous.
+    """Return the number of each parameter in the optimizer, by parameter name. The file has numbers
+    without names, so they are matched.
 
-    A single group has the model's order. The file does not tell which parameters are frozen; if
-    some are, shapes and rounded masters must allow only one choice of the trained ones. Several
-    groups need a unique match by shape.
+    With a single group, the numbers are in the model's order. If some parameters are frozen, which
+    the file does not record, shapes and rounded masters must leave only one choice of the trained
+    parameters. With several groups, shapes must leave only one match. Raises `SourceError` if the
+    match is not unique.
     """
     own = list(module)
     state = base.get("state", {})
@@ -676,7 +694,7 @@ def _numbered(
     )
     said = f"the optimizer's parameters have numbers but no names, and {frozen if len(own) > len(numbers) else several}"
     raise SourceError(
-        f"{files.models[0]}: {said}; save the checkpoint under ZeRO 1, which has names"
+        f"{files.models[0]}: {said}; save the checkpoint under ZeRO 1, whose files have names"
     )
 
 
@@ -687,8 +705,10 @@ def _chosen(
     shapes: Mapping[int, Any],
     held: Mapping[str, Any],
 ) -> dict[str, int] | None:
-    """Parameter numbers by name for a part of the model's parameters, in the model's order; None
-    unless there is exactly one solution.
+    """Return the number of each trained parameter by name, if some parameters are frozen.
+
+    The numbers are in the model's order. Return None unless exactly one choice of the trained
+    parameters fits.
     """
     masters = dict(
         zip(numbers, _listed_masters(held, [shapes[number] for number in numbers]), strict=False)
@@ -713,8 +733,8 @@ def _chosen(
 def _earliest(
     numbers: Sequence[int], own: Sequence[str], fit: Callable[[int, str], bool]
 ) -> dict[str, int] | None:
-    """For each number the first fitting name after the name of the number before; None if a number
-    has no such name.
+    """Match each number with the first fitting name that follows the previous number's name. Return
+    None if a number has no such name.
     """
     left, found = iter(own), dict[str, int]()
     for number in numbers:
@@ -726,8 +746,8 @@ def _earliest(
 
 
 def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
-    """The masters of a single group, as separate tensors or cut from its flat tensor; empty if
-    there are none.
+    """Return the masters of a single group, which are stored one by one or in a flat tensor; empty
+    if the file has no masters.
     """
     flats = held.get("fp32_groups_flat") or ()
     if not flats or None in shapes:
@@ -750,7 +770,7 @@ def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy
 def _by_shape(
     own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[int, Any]
 ) -> dict[str, int] | None:
-    """Parameter numbers by name, if shapes allow only one match; else None."""
+    """Return parameter numbers by name if shapes leave only one match, else None."""
     by: dict[Any, list[str]] = {}  # with frozen ones, which may be those that have the shape
     for name in own:
         by.setdefault(module[name].shape, []).append(name)
@@ -768,8 +788,8 @@ def _masters(
     names: Mapping[str, int],
     module: Mapping[str, Lazy],
 ) -> Iterator[tuple[str, Lazy]]:
-    """Masters of the fp16 and bf16 optimizers, which have one tensor for each parameter or one flat
-    tensor for each group (runtime/fp16).
+    """Yield the masters of the fp16 and bf16 optimizers. These store one tensor for each parameter
+    or one flat tensor for each group (runtime/fp16).
     """
     by_number = {number: name for name, number in names.items()}
     for row, group in zip(rows, held.get("fp32_groups") or (), strict=False):

@@ -1,4 +1,6 @@
-"""Writes checkpoints of ZeRO stages 1 to 3: model states, and each data-parallel rank's part of the optimizer's flat groups."""
+"""Writes checkpoints of ZeRO stages 1 to 3: model states, and for each data-parallel rank its part
+of the optimizer's flat groups.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from compat.deepspeed.state.dealing import dealt, dealt_out
 from compat.deepspeed.state.files import LATEST
 
 RELEASE = "0.19.8"
-"""The release whose file layout is written."""
+"""The release of DeepSpeed whose file layout is written."""
 ALIGNMENT = 2
-"""Alignment of flat groups, in elements: they are padded so that each rank's part is a multiple of
-it (stage_1_and_2.py: nccl_start_alignment_factor).
+"""Alignment in elements. Flat groups are padded so that each rank's part is a multiple of this
+number (stage_1_and_2.py: nccl_start_alignment_factor).
 """
 SUBGROUP = 10**9
 """Default size of a flat group at ZeRO stage 3, in elements (runtime/zero/config.py: sub_group_size)."""
@@ -34,8 +36,8 @@ SCALERS = "deepspeed.runtime.fp16.loss_scaler"
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout to write: ZeRO stage (`level`), number of data-parallel ranks, format of the weights,
-    and the names in each flat group.
+    """Layout of a checkpoint to write: ZeRO stage (`level`), number of data-parallel ranks, format
+    of the weights, and the parameter names in each flat group.
     """
 
     hub: Hub
@@ -46,12 +48,12 @@ class Layout:
     flats: tuple[tuple[str, ...], ...] = field(default=())
 
     def weight(self, name: str) -> Lazy:
-        """The weight of a parameter in the compute format."""
+        """Return the weight of a parameter in the compute format."""
         held = self.hub.parameters[name]
         return weights_of(held.weight if held.weight.dtype == self.dtype else held.best, self.dtype)
 
     def kinds(self, flat: Sequence[str]) -> dict[str, dict[str, Lazy]]:
-        """Masters and moments of a flat group, by kind and name, in fp32."""
+        """Return masters and moments of a flat group, by kind and name, in fp32."""
         parameters = self.hub.parameters
         found = {"fp32": {name: cast(parameters[name].best, "F32") for name in flat}}
         for kind in parameters[flat[0]].moments if flat else ():
@@ -60,8 +62,8 @@ class Layout:
 
 
 def plan(hub: Hub, wanted: Wanted) -> Written:
-    """The files of a checkpoint for DeepSpeed's engine. Raises `SourceError` if the engine would
-    refuse it or load it wrongly.
+    """Return the files of a checkpoint for DeepSpeed. Raises `SourceError` if DeepSpeed would
+    refuse the checkpoint or load it wrongly.
     """
     if wanted.level == 0:
         raise SourceError(
@@ -86,8 +88,8 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
 
 
 def _groups(hub: Hub) -> tuple[Group, ...]:
-    """The optimizer's groups with their settings. Raises `SourceError` unless each trained
-    parameter is in exactly one of them.
+    """Return the optimizer's groups with their settings. Raises `SourceError` unless each trained
+    parameter is in exactly one group.
     """
     if not hub.groups:
         said = (
@@ -108,7 +110,9 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
 
 
 def _same_moments(hub: Hub) -> None:
-    """Raises `SourceError` unless all trained parameters have the same moments, as flat groups need."""
+    """Raise `SourceError` unless all trained parameters have the same moments, which flat groups
+    require.
+    """
     trained = hub.trained
     for name, held in trained.items():
         if set(held.moments) != set(hub.moments):
@@ -120,8 +124,8 @@ def _same_moments(hub: Hub) -> None:
 
 
 def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
-    """Names in each flat group. At ZeRO stage 3 one optimizer group may need several flat groups
-    (stage3.py: _create_fp16_sub_groups).
+    """Return the names in each flat group. At ZeRO stage 3 one optimizer group may need several
+    flat groups (stage3.py: _create_fp16_sub_groups).
     """
     zero = (layout.hub.config or {}).get("zero_optimization")
     most = zero.get("sub_group_size", SUBGROUP) if isinstance(zero, Mapping) else SUBGROUP
@@ -163,7 +167,7 @@ def _models(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def model_of(layout: Layout, rank: int) -> dict[str, Any]:
-    """Model states of one rank (runtime/engine.py: _common_checkpoint_state)."""
+    """Return the model states of one rank (runtime/engine.py: _common_checkpoint_state)."""
     hub, shapes = (
         layout.hub,
         {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()},
@@ -210,7 +214,7 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
-    """The model's state dict. At ZeRO stage 3 the parameters in it are empty tensors, and only
+    """Return the model's state dict. At ZeRO stage 3 its parameters are empty tensors, and only
     buffers have values.
     """
     empty = Held(_zeros(0, layout.dtype))
@@ -223,7 +227,9 @@ def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
 
 
 def _fragment(layout: Layout, name: str, rank: int) -> Lazy:
-    """A rank's part of a frozen parameter at ZeRO stage 3; the whole parameter below."""
+    """Return a rank's part of a frozen parameter: the whole parameter below ZeRO stage 3, and a
+    slice at stage 3.
+    """
     weight = layout.weight(name)
     return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
 
@@ -250,8 +256,8 @@ def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def _slices(layout: Layout, rank: int) -> dict[str, Any]:
-    """A rank's optimizer states at ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict): masters
-    without padding, moments with padding.
+    """Return a rank's optimizer states at ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict):
+    masters without padding, moments with padding.
     """
     cuts = [_slice(layout, flat, rank) for flat in layout.flats]
     clip = (layout.hub.config or {}).get("gradient_clipping")
@@ -281,8 +287,8 @@ def _slices(layout: Layout, rank: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cut:
-    """A rank's part of a flat group: masters, moments, number of padding elements, and places of
-    its parameters.
+    """A rank's part of a flat group: masters, moments, number of padding elements, and the
+    positions of parameters in the part.
     """
 
     masters: Lazy
@@ -292,7 +298,9 @@ class Cut:
 
 
 def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
-    """A rank's part of concatenated parameters, which are padded and cut into equal parts."""
+    """Return a rank's part of concatenated parameters. The parameters are padded and cut into equal
+    parts.
+    """
     kinds = layout.kinds(flat)
     count = sum(held.count for held in kinds["fp32"].values())
     # -count % n is the padding up to the next multiple of n.
@@ -306,7 +314,7 @@ def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
 
 
 def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
-    """Elements `begin` to `end` of the concatenated tensors."""
+    """Return the elements from `begin` up to, but not including, `end` of the concatenated tensors."""
     runs, at = [], 0
     for tensor in held.values():
         first, last = max(begin, at), min(end, at + tensor.count)
@@ -326,7 +334,7 @@ def _padded(held: Lazy, padding: int) -> Lazy:
 
 
 def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
-    """Places of the parameters within a rank's part (utils/tensor_fragment.py:
+    """Return the positions of the parameters within a rank's part (utils/tensor_fragment.py:
     fragment_address).
     """
     at = 0
@@ -345,7 +353,7 @@ def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[st
 
 
 def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
-    """A rank's optimizer states at ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
+    """Return a rank's optimizer states at ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
     parts = [
         {kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()}
         for flat in layout.flats
@@ -368,7 +376,7 @@ def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
-    """A rank's parts of all parameters, concatenated. The parts of the last rank are padded."""
+    """Return a rank's parts of all parameters, concatenated. The parts of the last rank are padded."""
     runs: list[Run] = []
     dtype = "F32"
     for tensor in held.values():
@@ -383,7 +391,7 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
 
 
 def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Settings of each optimizer group, with the numbers of its flat groups."""
+    """Return the settings of each optimizer group, with the indices of the group's flat groups."""
     at = 0
     for group in layout.groups:
         numbers = []
@@ -401,8 +409,8 @@ def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
 
 
 def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
-    """The step in the moments' state: a number for DeepSpeed's own Adam, a tensor for PyTorch's
-    optimizers.
+    """Return the step as an entry of the optimizer's state: a number for DeepSpeed's own Adam, a
+    tensor for PyTorch's optimizers; empty if the source has no step.
     """
     import torch
 
@@ -415,7 +423,7 @@ def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
 
 
 def own_adam(hub: Hub) -> bool:
-    """Whether DeepSpeed builds its own Adam: the config names Adam or AdamW, and
+    """Return whether DeepSpeed would build its own Adam: the config's type is Adam or AdamW, and
     torch_adam is off.
     """
     said = (hub.config or {}).get("optimizer")
@@ -426,8 +434,8 @@ def own_adam(hub: Hub) -> bool:
 
 
 def scaler(layout: Layout) -> dict[str, Any]:
-    """The loss scale as DeepSpeed's object. If the source has none, fp16 below ZeRO stage 3 starts
-    as in the config; all other runs have a scale of 1.
+    """Return the loss scale as DeepSpeed's object. If the source has no loss scale, fp16 below ZeRO
+    stage 3 starts with the scale in the config, and all other runs have a scale of 1.
     """
     scale = layout.hub.scale
     if scale is None:
@@ -448,7 +456,7 @@ def scaler(layout: Layout) -> dict[str, Any]:
 
 
 def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
-    """State of the dynamic loss scaler (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
+    """Return the state of the dynamic loss scaler (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
     said = (layout.hub.config or {}).get("fp16")
     consecutive = bool(isinstance(said, Mapping) and said.get("consecutive_hysteresis"))
     done, hysteresis = steps_of(layout.hub), scale.hysteresis or 2

@@ -1,4 +1,6 @@
-"""Rules between the section of the model, in any release's layout, and the plan's model."""
+"""Rules that convert the section of the model, in any release's layout, to the plan's model, and
+back.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ BESIDE = (
     "adapters.alpha",
     "adapters.dropout",
 )
-"""Names of plan fields outside `model` that Fast-LLM sets in the section of its model."""
+"""Plan fields outside `model` for which Fast-LLM has a setting in its model section."""
 
 
 def facts(values: Group) -> Mapping[str, Any]:
-    """Plan fields of the model section, with the defaults of the newest layout; empty without a section."""
+    """Return the plan fields that the model section sets, with the defaults of the newest layout
+    for missing settings; empty without a model section.
+    """
     return read(values, None)
 
 
@@ -51,13 +55,13 @@ REASONS = {
         "attention.scale": "Fast-LLM scales attention logits by a power of the head's width",
         "attention.sinks": "Fast-LLM has no attention sinks",
         "rotary": (
-            "Fast-LLM rotates whole heads in pairs of halves, and scales positions only as llama3 "
-            "or yarn"
+            "Fast-LLM rotates all features of a head, pairs the first half with the second, and "
+            "scales positions only as llama3 or yarn"
         ),
         "embedding.positions": "Fast-LLM's positions are rotary, learned or none",
         "embedding.norm": "Fast-LLM has no norm after the embedding",
         "embedding.output_bias": "Fast-LLM's output layer has no bias",
-        "embedding.offset": "Fast-LLM's table of positions has position 0 in row 0",
+        "embedding.offset": "Fast-LLM's table of learned positions has position 0 in row 0",
         "moe.score": "Fast-LLM's router computes the softmax over a token's chosen experts",
         "moe.normalised": (
             "Fast-LLM's router computes the softmax over a token's chosen experts, whose weights "
@@ -72,7 +76,7 @@ REASONS = {
         "init": "Fast-LLM sets the standard deviation of initial weights for each layer",
     }.items()
 }
-"""The reason why a single field of the model may be lost, by field."""
+"""The reason why a field of the plan's model may be lost, by field."""
 
 RULE = convert(
     BASE,

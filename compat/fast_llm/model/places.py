@@ -1,4 +1,6 @@
-"""Paths of the model's settings in each layout, and conversion to the newest layout."""
+"""Paths of the model's settings in each layout of the model section, and their conversion to the
+newest layout.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ MIDDLE = {
     "embeddings.": "embeddings_layer.",
     "head.": "output_layer.",
 }
-"""The path (or prefix) in 0.3.0 of each newest path
-(models/gpt/config.py, layers/language_model/config.py).
+"""For each path (or prefix) of the newest layout, the path in 0.3.0 (models/gpt/config.py,
+layers/language_model/config.py).
 """
 NEWEST = {middle: newest for newest, middle in MIDDLE.items()}
 
@@ -66,23 +68,25 @@ OLDEST: Mapping[str, tuple[str, ...]] = {
     "transformer.init_method_std_mlp_2": ("init.layer_2",),
     "init_method_std_embed": ("init.embed",),
 }
-"""The newest paths of each path (or prefix) before 0.3.0 (layers/transformer/config.py). Paths of a
-block's settings are relative to the block.
+"""For each path (or prefix) before 0.3.0, the paths of the newest layout
+(layers/transformer/config.py). Paths of a block's settings are relative to the block.
 """
 
 INSIDE = ("mixer.", "mlp.", "normalization.", "dropout", "pre_m", "post_m")
-"""Prefixes of paths inside a block."""
+"""Prefixes of paths that are relative to a block."""
 
 
 def layout_of(context: Context) -> Layout:
-    """The layout that the release of `context` reads."""
+    """Return the layout of the model section in the release of `context`."""
     if context.since("0.4.0"):
         return "newest"
     return "middle" if context.since("0.3.0") else "oldest"
 
 
 def found_layout(model: Leaf, context: Context | None) -> Layout:
-    """The layout of `model`, known from keys that only one layout has, else from the release."""
+    """Return the layout of the section `model`. A key that only one layout has determines the
+    layout; without such a key, the release does.
+    """
     if "transformer" in model:
         return "oldest"
     if "embeddings_layer" in model or "output_layer" in model:
@@ -95,7 +99,7 @@ def found_layout(model: Leaf, context: Context | None) -> Layout:
 
 
 def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each leaf below `data` with its dotted path. An empty mapping is a leaf; null is
+    """Yield each leaf below `data` with its dotted path. An empty mapping is a leaf, and null is
     skipped.
     """
     if isinstance(data, Mapping) and (data or not path):
@@ -107,15 +111,14 @@ def flat(data: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass
 class Leaves:
-    """The leaves of a section, with a record of the leaves that were read."""
+    """The leaves of a section. The paths that were read are recorded in `known`."""
 
     values: Leaf
     known: set[str] = field(default_factory=set)
 
     def take(self, path: str, default: Any, fits: Callable[[Any], bool]) -> Any:
-        """The value at `path`; the default if the value is missing or not valid.
-
-        Only a valid value is marked as read.
+        """Return the value at `path`, or the default if the value is missing or not valid. Only a
+        valid value is marked as read.
         """
         value = self.values.get(path)
         if value is None or not fits(value):
@@ -124,13 +127,13 @@ class Leaves:
         return value
 
     def count(self, path: str, default: int | None = None) -> Any:
-        """The value at `path` if it is a whole number of at least 1, else the default."""
+        """Return the value at `path` if it is a whole number of at least 1, else the default."""
         return self.take(path, default, lambda value: type(value) is int and value > 0)
 
     def real(
         self, path: str, default: float | None = None, least: float = 0.0, most: float = inf
     ) -> Any:
-        """The value at `path` if it is a number from `least` to `most`, else the default."""
+        """Return the value at `path` if it is a number from `least` to `most`, else the default."""
         return self.take(
             path,
             default,
@@ -140,15 +143,15 @@ class Leaves:
         )
 
     def share(self, path: str) -> Any:
-        """The value at `path` if it is a number from 0 to 1, else 0."""
+        """Return the value at `path` if it is a number from 0 to 1, else 0."""
         return self.real(path, 0.0, most=1.0)
 
     def flag(self, path: str, default: bool | None) -> Any:
-        """A switch."""
+        """Return the value at `path` if it is a boolean, else the default."""
         return self.take(path, default, lambda value: isinstance(value, bool))
 
     def name(self, path: str, default: str, names: tuple[str, ...]) -> Any:
-        """One of `names`."""
+        """Return the value at `path` if it is one of `names`, else the default."""
         return self.take(
             path, default, lambda value: value in names if isinstance(value, str) else False
         )
@@ -159,13 +162,15 @@ class Leaves:
         return (path for path in odd if path not in neutral or self.values[path] != neutral[path])
 
     def within(self, start: str) -> bool:
-        """Whether there is a leaf at `start` or below it."""
+        """Return whether there is a leaf at `start` or below it."""
         return any(path == start or path.startswith(start + ".") for path in self.values)
 
 
 @dataclass
 class Sections:
-    """A model section by the paths of the newest layout: common leaves, blocks by name, and the order of the blocks."""
+    """A model section with the paths of the newest layout: leaves outside of blocks, the leaves of
+    each block by name, and the order of the blocks.
+    """
 
     layout: Layout
     common: Leaves
@@ -173,7 +178,7 @@ class Sections:
     order: tuple[str, ...]
 
     def unsaid(self, neutral: Leaf) -> list[str]:
-        """Paths of all leaves that were not read and differ from their `neutral` value."""
+        """Return the paths of all leaves that were not read and differ from their `neutral` value."""
         left = list(self.common.left(neutral))
         for name, block in self.blocks.items():
             start = f"{BLOCKS}{name}." if name else BLOCK
@@ -182,7 +187,7 @@ class Sections:
 
 
 def sections(model: Leaf, context: Context | None) -> Sections:
-    """Split the section `model` into common leaves and blocks."""
+    """Split the section `model` into leaves outside of blocks and leaves of blocks."""
     layout = found_layout(model, context)
     leaves = dict(_newest(model, layout))
     pattern = leaves.get("decoder.type") == "pattern"
@@ -200,9 +205,8 @@ def sections(model: Leaf, context: Context | None) -> Sections:
 
 
 def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
-    """The name of a leaf's block, and the path inside the block.
-
-    The path is None for a leaf outside all blocks.
+    """Return the name of the block that a leaf belongs to, and the path inside the block. The path
+    is None for a leaf outside of all blocks.
     """
     if layout == "oldest":
         return "", path if path.startswith(INSIDE) else None
@@ -213,7 +217,9 @@ def _inside(path: str, layout: Layout, pattern: bool) -> tuple[str, str | None]:
 
 
 def _order(common: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the blocks in one period of the pattern; empty if the pattern is not valid."""
+    """Return the names of the blocks in one period of the pattern; empty if the pattern is not
+    valid.
+    """
     common.name("decoder.type", "fixed", ("pattern",))
     pattern = common.take(
         "decoder.pattern", (), lambda value: isinstance(value, list | tuple) and bool(value)
@@ -242,7 +248,9 @@ def _from_oldest(path: str) -> tuple[str, ...]:
 
 
 def _moved(path: str, places: Mapping[str, str]) -> str:
-    """The path in another layout. `places` maps paths, or prefixes up to a dot, to that layout."""
+    """Return the path in another layout. `places` maps paths, or prefixes that end with a dot, to
+    this layout.
+    """
     for before, after in places.items():
         if path == before or (before.endswith(".") and path.startswith(before)):
             return after + path.removeprefix(before)
@@ -250,7 +258,9 @@ def _moved(path: str, places: Mapping[str, str]) -> str:
 
 
 def placed(leaves: Leaf, layout: Layout) -> dict[str, Any]:
-    """Convert paths of the newest layout to `layout`; drop leaves that have no path there."""
+    """Convert paths of the newest layout to `layout`. Leaves that do not exist in `layout` are
+    dropped.
+    """
     if layout == "newest":
         return dict(leaves)
     if layout == "middle":
@@ -263,7 +273,7 @@ BEFORE = {place: oldest for oldest, places in OLDEST.items() for place in places
 
 
 def _to_oldest(path: str) -> str:
-    """The path that a newest path had before 0.3.0; empty if it had none."""
+    """Return the path before 0.3.0 of a path in the newest layout; empty if there was none."""
     if path in BEFORE:
         return BEFORE[path]
     start = next((place for place in BEFORE if place.endswith(".") and path.startswith(place)), "")

@@ -1,4 +1,5 @@
-"""Reads plan fields from the section of the model, with Fast-LLM's defaults, which are part of it.
+"""Reads plan fields from the model section. Fast-LLM's defaults for missing settings count as set,
+because they are part of the model's meaning.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ MASTER = "model.distributed.optimization_dtype"
 SCALE = "optimizer.default_learning_rate_scale"
 NORMS = {"layer_norm": "layer", "rms_norm": "rms"}
 ACTIVATIONS = {"gelu": "gelu_tanh", "silu": "silu", "relu": "relu", "squared_relu": "squared_relu"}
-"""Fast-LLM's gelu is the approximation by tanh (functional/config.py, _set_activation_fn_map)."""
+"""The plan's name for each of Fast-LLM's activations. Fast-LLM's gelu is the approximation by tanh
+(functional/config.py, _set_activation_fn_map).
+"""
 ROTARY = {"default": "none", "llama3": "llama3", "yarn": "yarn"}
 LACKED = frozenset(
     f"model.{name}"
@@ -38,21 +41,19 @@ LACKED = frozenset(
         "moe.capacity",
     )
 )
-"""Names of plan fields for features that Fast-LLM's model lacks; they stay open without the
-feature.
-"""
+"""Plan fields for features that Fast-LLM's model does not have. Reading leaves these fields open."""
 
 Facts = dict[str, Any]
 
 
 def read(values: Group, context: Context | None) -> Facts:
-    """The plan fields that Fast-LLM's `values` set."""
+    """Return the plan fields that Fast-LLM's `values` set."""
     model = values.get(BASE)
     return _read(sections(model, context), values)[0] if isinstance(model, Mapping) else {}
 
 
 NEUTRAL = {"mlp.router_input_scale": 1.0, "mlp.jitter_eps": 0.0, "head.cross_entropy_splits": 1}
-"""The value without effect of each setting that has no plan field."""
+"""Settings that no plan field stands for, each with the value that has no effect."""
 CHEAP = (
     "implementation",
     "use_flash_attention",
@@ -65,21 +66,21 @@ CHEAP = (
 
 
 def weigh(values: Group) -> Effect:
-    """The effect of losing the settings without a plan field."""
+    """Return the effect on the run if the settings that no plan field stands for are lost."""
     left = unsaid(values)
     cheap = left and all(path.rpartition(".")[2].startswith(CHEAP) for path in left)
     return Effect.ROUNDING if cheap else Effect.NUMBERS
 
 
 def told(values: Group) -> str:
-    """A sentence about the settings without a plan field."""
+    """Return a sentence that names the settings that no plan field stands for."""
     left = unsaid(values)
     more = f" and {len(left) - 5} more" if len(left) > 5 else ""
     return f"no Plan field stands for {', '.join(left[:5])}{more}"
 
 
 def unsaid(values: Group) -> list[str]:
-    """Paths of settings that no plan field stands for, or that contradict each other."""
+    """Return the paths of settings that no plan field stands for, or that contradict each other."""
     model = values.get(BASE)
     if not isinstance(model, Mapping):
         return []
@@ -107,7 +108,9 @@ def _read(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
 
 
 def _defaults(parts: Sections, facts: Facts) -> dict[str, Any]:
-    """Defaults of a block in a layout. Before 0.3.0, its widths followed the hidden width."""
+    """Return the defaults of a block's widths in the layout of `parts`. Before 0.3.0, they depended
+    on the hidden size.
+    """
     hidden = facts["model.hidden"]
     if parts.layout != "oldest":
         return {"head_size": 128, "ffn": 4096}
@@ -151,9 +154,8 @@ def _common(parts: Sections, values: Group, odd: list[str]) -> Facts:
 
 
 def _factors(at: Leaves, values: Group) -> Facts:
-    """Learning-rate factors of embedding and output layer, relative to the default factor.
-
-    In Fast-LLM they replace the default factor (optimizer.py).
+    """Return the learning-rate factors of embedding and output layer, divided by the default
+    factor. In Fast-LLM such a factor replaces the default factor (optimizer.py).
     """
     usual = values.get(SCALE)
     usual = 1.0 if usual is None else usual
@@ -199,14 +201,18 @@ Normalization = tuple[str, float, bool]
 
 
 def normalization(at: Leaves, start: str) -> Normalization:
-    """Kind, epsilon and offset of the norm at `start` (layers/common/normalization/config.py)."""
+    """Return kind, epsilon and offset of the norm at `start`
+    (layers/common/normalization/config.py).
+    """
     at.known.add(start)
     kind = NORMS[at.name(f"{start}.type", "layer_norm", tuple(NORMS))]
     return kind, at.real(f"{start}.epsilon", 1e-5), at.flag(f"{start}.zero_centered", False)
 
 
 def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
-    """The place of the norms in a block: before, after, or both (layers/decoder/block.py)."""
+    """Return the position of the norms in a block: before the layer, after it, or both
+    (layers/decoder/block.py).
+    """
     before = {_one(at, f"pre_{layer}_normalization", own, "before") for layer in ("mixer", "mlp")}
     after = {_one(at, f"post_{layer}_normalization", own, "none") for layer in ("mixer", "mlp")}
     # A plan has one place for both layers, so both must answer alike.
@@ -223,10 +229,10 @@ def _place(at: Leaves, own: Normalization, odd: list[str]) -> str:
 
 
 def _one(at: Leaves, start: str, own: Normalization, without: str) -> str:
-    """The kind of the norm at `start`.
+    """Return the kind of the norm at `start`: "before" if it has the settings of the block's own
+    norm, "none" if it is off, else "other".
 
-    "before": like the block's own norm. "none": off. "other": all other settings. `without`: the
-    result if nothing is set at `start`.
+    If the config sets nothing at `start`, return `without`.
     """
     if not at.within(start):
         return without
@@ -263,14 +269,15 @@ def _attention(at: Leaves, defaults: Mapping[str, Any], norm: Facts, odd: list[s
 
 
 def rounded(value: float) -> float:
-    """A computed number, rounded to 12 digits, so that the way back gives the same number."""
+    """Return a computed number, rounded to 12 digits, so that converting it back gives the same
+    number.
+    """
     return float(f"{value:.12g}")
 
 
 def _biases(at: Leaves, odd: list[str]) -> tuple[bool, bool]:
-    """Whether queries, keys and values have biases, and whether the output has.
-
-    Keys and values share one setting (attention.py).
+    """Return whether queries, keys and values have biases, and whether the output projection has
+    one. Keys and values share a setting (attention.py).
     """
     usual = at.flag("mixer.add_linear_biases", True)
     query, key, _, dense = (
@@ -319,9 +326,8 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
 
 
 def _stretched(at: Leaves, kind: str | None) -> Facts:
-    """Rotary scaling, with the defaults of layers/attention/rotary/config.py.
-
-    The bounds of YaRN's ramp are whole numbers (rotary.py).
+    """Return the rotary scaling, with the defaults of layers/attention/rotary/config.py. The bounds
+    of YaRN's ramp are whole numbers (rotary.py).
     """
 
     def of(name: str, default: float | None) -> Any:
@@ -362,7 +368,7 @@ def _mlp(at: Leaves, defaults: Mapping[str, Any], odd: list[str]) -> Facts:
 
 
 def _experts(at: Leaves, width: int | None) -> Facts:
-    """The plan fields of experts. Fast-LLM's `experts` includes the shared experts
+    """Return the plan fields of experts. Fast-LLM's number of experts includes the shared experts
     (layers/decoder/mlp/config.py, unshared_experts).
     """
     shared = at.take("mlp.shared_experts", 0, lambda value: type(value) is int and value >= 0)
@@ -392,13 +398,12 @@ def _experts(at: Leaves, width: int | None) -> Facts:
 # All blocks
 
 OWN = ("window", "rotary", "base", "ffn", "recompute")
-"""Names of a block's facts that may differ between blocks."""
+"""Keys of a block's facts that may differ between the blocks of a model."""
 
 
 def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: list[str]) -> Facts:
-    """Plan fields of all blocks together.
-
-    If blocks differ in a way that a plan cannot hold, the first block is used.
+    """Return the plan fields of all blocks together. If blocks differ in a way that a plan cannot
+    hold, the values of the first block are used.
     """
     names = _expanded(parts, facts["model.layers"])
     used = [blocks[name] for name in dict.fromkeys(names)]
@@ -420,7 +425,7 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
 
 
 def _expanded(parts: Sections, layers: int | None) -> list[str]:
-    """The name of each block, in the order of the model."""
+    """Return the name of each block, in the order of the model."""
     if not parts.order:
         return []
     if parts.order == ("",):
@@ -430,18 +435,17 @@ def _expanded(parts: Sections, layers: int | None) -> list[str]:
 
 
 MOST = 10_000
-"""Largest number of blocks whose order is computed; a huge `num_blocks` is no real model."""
+"""Largest number of blocks whose order is computed. A larger `num_blocks` is not a real model."""
 
 
 def _told(pattern: list[bool]) -> tuple[bool, ...] | None:
-    """The pattern; None if all blocks are alike."""
+    """Return the pattern; None if it has the same value for all blocks."""
     return tuple(pattern) if len(set(pattern)) > 1 else None
 
 
 def _only(values: list[Any], what: str, odd: list[str]) -> Any:
-    """The only value among `values` besides None.
-
-    If there are several, it is the first, and `what` is noted in `odd`.
+    """Return the only value among `values` that is not None. If there are several, return the first
+    and add `what` to `odd`.
     """
     known = [value for value in dict.fromkeys(values) if value is not None]
     if len(known) > 1:
@@ -476,8 +480,8 @@ def _widths(layers: list[Facts], odd: list[str]) -> Facts:
 
 
 def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
-    """Plan fields for recomputation of whole feed-forward layers
-    (functional/config.py, MLPRecomputeLevel).
+    """Return the plan fields for recomputation of whole feed-forward layers (functional/config.py,
+    MLPRecomputeLevel).
     """
     full = [block for block in layers if block.get("recompute")]
     if full and len(full) < len(layers):
@@ -493,7 +497,8 @@ def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
 def _positions(parts: Sections, facts: Facts) -> None:
     """Set the kind of positions.
 
-    Learned positions are off by default. Before 0.3.0 they were on unless positions were rotary.
+    Learned positions are off by default. Before 0.3.0 they were on by default, unless positions
+    were rotary.
     """
     at, rotary = parts.common, facts.pop("rotary", False)
     learned = at.flag(
@@ -512,9 +517,8 @@ def _positions(parts: Sections, facts: Facts) -> None:
 
 
 def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
-    """Check the norm before the output layer.
-
-    Since 0.3.0 it has its own settings, but a plan has the same norm everywhere.
+    """Check that the norm before the output layer has the settings of the blocks' norms. Fast-LLM
+    has separate settings for it since 0.3.0, but a plan has the same norm everywhere.
     """
     if parts.layout == "oldest":
         return
@@ -525,11 +529,13 @@ def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
 
 PLAIN = ("mixer.query_layer.weight", "mixer.key_layer.weight", "mlp.layer_1.weight")
 OUT = ("mixer.dense_layer.weight", "mlp.layer_2.weight")
-"""Names of a block's weights: input projections, and projections back into the residual stream."""
+"""Names of a block's weights: first the input projections, then the projections back into the
+residual stream.
+"""
 
 
 def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
-    """Set the standard deviation of initial weights; its default is hidden^-0.5
+    """Set the standard deviation of initial weights. Its default is hidden^-0.5
     (layers/attention/attention.py, decoder/mlp/mlp.py).
     """
     hidden, layers = facts.get("model.hidden"), facts.get("model.layers")
@@ -553,9 +559,9 @@ def _initial(parts: Sections, facts: Facts, odd: list[str]) -> None:
 
 
 def _oldest_initial(at: Leaves, usual: float, layers: int, odd: list[str]) -> tuple[float, float]:
-    """The standard deviations of initial weights before 0.3.0 (layers/transformer/config.py).
-
-    Projections back into the residual stream had a smaller default.
+    """Return the standard deviations of initial weights before 0.3.0
+    (layers/transformer/config.py): of input projections, and of projections back into the residual
+    stream, which had a smaller default.
     """
     std = at.real("init.std", usual)
     same = [at.real(f"init.{name}", std) for name in ("qkv", "layer_1", "embed")]
@@ -582,8 +588,8 @@ def _deviations(parts: Sections, facts: Facts, usual: float, odd: list[str]) -> 
 
 
 def _deviation(at: Leaves, place: str, usual: float) -> float | None:
-    """Standard deviation of the initial weight at `place`; None if it is not a plain normal
-    distribution.
+    """Return the standard deviation of the initial weight at `place`; None if its distribution is
+    not a plain normal one.
     """
     start = f"{place}.initialization"
     if not at.within(start):

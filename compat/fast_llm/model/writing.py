@@ -20,7 +20,9 @@ from compat.fast_llm.signatures import problems
 Leaves = dict[str, Any]
 KINDS = {theirs: ours for ours, theirs in NORMS.items()}
 THEIRS = {ours: theirs for theirs, ours in ACTIVATIONS.items()} | {"gelu": "gelu"}
-"""Fast-LLM has no exact gelu; its tanh approximation is the nearest."""
+"""Fast-LLM's name for each activation of a plan. Fast-LLM has no exact gelu, so its tanh
+approximation takes its place.
+"""
 
 COMMON = {
     "model.layers": "decoder.num_blocks",
@@ -60,11 +62,11 @@ OURS = tuple(
     for path in paths()
     if path.startswith("model.") and path != "model.sequence" and path not in LACKED
 )
-"""Names of the plan's model fields for features that Fast-LLM's model has."""
+"""Plan fields of the model for features that Fast-LLM's model has."""
 
 
 class Kind(NamedTuple):
-    """Features in which the blocks of one model may differ."""
+    """Features of a block that may differ between the blocks of a model."""
 
     windowed: bool
     experts: bool
@@ -72,7 +74,7 @@ class Kind(NamedTuple):
 
 
 def write(values: Group, context: Context) -> Group:
-    """The section of the model for a plan; empty if the plan does not set the model."""
+    """Return the section of the model for a plan; empty if the plan does not set the model."""
     if not any(values.get(path) is not None for path in OURS):
         return {}
     layout = layout_of(context)
@@ -123,10 +125,10 @@ def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
 
 
 def _outside(values: Group) -> Leaves:
-    """The settings of the model's section that a plan has outside `model`.
+    """Return settings of the model section that come from plan fields outside `model`.
 
-    Fast-LLM predicts further tokens with plain blocks, without the embedding of the next token, and adds their losses in full.
-    No other stack does that, so a plan with further tokens sets nothing here.
+    A plan that predicts further tokens sets nothing here: Fast-LLM uses plain blocks for them,
+    without the embedding of the next token, and adds the full losses, unlike any other stack.
     """
     residual, compute, usual = (
         values.get(path) for path in ("precision.residual", "precision.compute", SCALE)
@@ -162,7 +164,9 @@ def _adapters(values: Group) -> Leaves:
 
 
 def _kinds(values: Group) -> list[Kind]:
-    """The features of each block; empty if all blocks are alike, or if their number is open."""
+    """Return the features of each block; empty if all blocks are alike or if their number is not
+    known.
+    """
     patterns = [
         values.get(f"model.{name}")
         for name in ("attention.windowed", "moe.layers", "rotary.layers")
@@ -194,7 +198,7 @@ NAMES = (("full", "windowed"), ("dense", "experts"), ("unrotated", "rotary"))
 
 
 def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
-    """The settings of blocks by name, and one period of the pattern
+    """Return the settings of blocks by block name, and one period of the pattern
     (layers/block/config.py, PatternBlockSequenceConfig).
     """
     varied = [axis for axis in range(3) if len({kind[axis] for kind in kinds}) > 1]
@@ -224,7 +228,7 @@ def _pattern(values: Group, context: Context, kinds: list[Kind]) -> Leaves:
 
 
 def _round(order: list[str]) -> list[str]:
-    """The shortest prefix whose repetition gives `order`."""
+    """Return the shortest prefix of `order` that gives `order` when it is repeated."""
     return next(
         order[:size]
         for size in range(1, len(order) + 1)
@@ -260,9 +264,8 @@ def _mixer(values: Group, context: Context, kind: Kind) -> Leaves:
 
 
 def _power(size: int | None, scale: float | None) -> float | None:
-    """The power p with size ** -p == scale.
-
-    None for the default of 0.5, or if p would be negative.
+    """Return the exponent p for which size ** -p == scale. Return None if p is the default of 0.5,
+    or if it would be negative.
     """
     if scale is None or not size or size == 1 or math.isclose(scale, size**-0.5, rel_tol=1e-9):
         return None
@@ -271,7 +274,9 @@ def _power(size: int | None, scale: float | None) -> float | None:
 
 
 def _biases(values: Group) -> Leaves:
-    """The setting of biases: one switch if all are alike, else a switch for each layer."""
+    """Return the settings of biases: one switch if all projections are alike, else a switch for
+    each projection.
+    """
     qkv, output = (values.get(f"model.attention.{name}_bias") for name in ("qkv", "output"))
     if qkv is None or output is None or qkv == output:
         return {"add_linear_biases": output if qkv is None else qkv}
@@ -310,8 +315,8 @@ def _mlp(values: Group, kind: Kind) -> Leaves:
 
 
 def _experts(values: Group, layout: Layout) -> Leaves:
-    """The settings of experts. Fast-LLM's shared experts are as wide as routed ones and are
-    included in `experts`.
+    """Return the settings of experts. Fast-LLM's shared experts are as wide as routed experts, and
+    its number of experts includes them.
     """
     width = values.get("model.moe.ffn") or values.get("model.ffn")
     wide, balance = values.get("model.moe.shared_ffn") or 0, values.get("model.moe.balance")
@@ -337,7 +342,9 @@ def _norm(values: Group) -> Leaves:
 
 
 def _places(values: Group) -> Leaves:
-    """The settings of norms after each layer, and of missing norms before it."""
+    """Return the settings of norms after each layer. Norms before each layer are switched off if
+    the plan does not have them.
+    """
     place, leaves = values.get("model.norm.place"), Leaves()
     for layer in ("mixer", "mlp"):
         if place == "after":
@@ -353,7 +360,7 @@ def _places(values: Group) -> Leaves:
 
 
 def _initial(values: Group, layout: Layout) -> Leaves:
-    """Standard deviations of initial weights that differ from Fast-LLM's defaults."""
+    """Return the standard deviations of initial weights that differ from Fast-LLM's defaults."""
     std, hidden, layers = (
         values.get("model.init.std"),
         values.get("model.hidden"),

@@ -1,4 +1,6 @@
-"""Facts about each Fast-LLM release: its keys, their defaults, and checks that changed."""
+"""Facts about each Fast-LLM release: its keys, the defaults of the keys, and checks that changed
+between releases.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,15 @@ _TABLE = table(__name__, "keys.json")
 
 RELEASES = Releases("fast_llm", tuple(row["version"] for row in _TABLE["releases"]))
 KNOWN: tuple[str, ...] = RELEASES.known
-"""Covered releases, oldest first.
-
-The last is the main branch of 2026-07-20, which still has the version 0.4.0.
+"""Releases in the tables, oldest first. The last is the main branch of 2026-07-20, which still has
+the version number 0.4.0.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The history of a key that releases [since, until) have.
-
-    Earlier releases have the key `before` in its place, later releases `instead`.
+    """The history of a key. Releases from `since` up to, but not including, `until` have it.
+    Earlier releases have the key `before` instead, and later releases the key `instead`.
     """
 
     key: str
@@ -38,7 +38,7 @@ class Key:
     instead: str = ""
 
     def known(self, version: str) -> bool:
-        """Whether release `version` has the key."""
+        """Return whether release `version` has the key."""
         return RELEASES.within(version, self.since, self.until)
 
 
@@ -50,12 +50,12 @@ KEYS: Mapping[str, Key] = MappingProxyType(
 
 
 RESHAPED = ("training.evaluators", "schedule.micro_batch_splits")
-"""Names of keys whose values differ in form from those of the key that they replace."""
+"""Keys whose values have another form than the values of the key that they replace."""
 
 
 @cache
 def moves() -> tuple[Move, ...]:
-    """Renamed keys whose values stayed the same, oldest first."""
+    """Return the moves of keys that were renamed and whose values stayed the same, oldest first."""
     came = [key for key in KEYS.values() if key.before in KEYS and key.key not in RESHAPED]
     return tuple(
         renamed(key.before, key.key, key.since)
@@ -65,7 +65,7 @@ def moves() -> tuple[Move, ...]:
 
 @dataclass(frozen=True)
 class Release(AnyRelease):
-    """One release: its keys, their defaults, and checks that not all releases make."""
+    """One release: its keys, the defaults of the keys, and the checks that only some releases make."""
 
     among: ClassVar[Releases] = RELEASES
 
@@ -76,7 +76,7 @@ class Release(AnyRelease):
 
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
-        """Defaults by path; keys without a default are left out."""
+        """Defaults of the release by path. Keys without a default are left out."""
         known = {
             path: field.default for path, field in fields(FastLLM).items() if path in self.keys
         }
@@ -84,24 +84,25 @@ class Release(AnyRelease):
 
     @property
     def overwrites_buffers(self) -> bool:
-        """Whether a ZeRO level overwrites given numbers of buffers.
-
-        Since 0.3.0, Fast-LLM refuses the two settings together (pull request 211).
+        """Whether a ZeRO level replaces numbers of buffers in the config. Since 0.3.0, Fast-LLM
+        refuses a config that has both (pull request 211).
         """
         return not self.since("0.3.0")
 
     @property
     def counts_nodes(self) -> bool:
-        """Whether world_size must be a multiple of local_world_size."""
+        """Whether the release requires world_size to be a multiple of local_world_size."""
         return not self.since(KNOWN[-1])
 
     @property
     def has_batch(self) -> bool:
-        """Whether the batch has a section of its own; since 0.4.0 its settings are in `schedule` and `data`."""
+        """Whether the batch has a section of its own. Since 0.4.0 its settings are in `schedule`
+        and `data`.
+        """
         return not self.since("0.4.0")
 
 
 @cache
 def release(version: str) -> Release:
-    """The facts of a release. Raises `VersionError` if it is not covered."""
+    """Return the facts of release `version`. Raises `VersionError` for an unknown release."""
     return Release(version)

@@ -1,1 +1,1 @@
-"""What runs transformers' own code."""
+"""Modules that run transformers' own code."""

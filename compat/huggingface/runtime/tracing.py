@@ -1,4 +1,6 @@
-"""The Trainer of transformers as a source of traces: a callback that attaches once everything is prepared."""
+"""Traces the Trainer of transformers: a callback that attaches the tracer when model and optimizer
+are prepared.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ class TraceCallback(TrainerCallback):
     """Callback that traces and checks a training: `Trainer(..., callbacks=[TraceCallback()])`.
 
     It logs the tensors that `debug` selects to the folder `run` (default: `trace` in the Trainer's
-    output folder), and checks the invariants of training. At the end, `found` has the findings.
-    `options` are those of `bridge.trace.attach`. Raises `BridgeError` with DeepSpeed, because the
-    Trainer does not pass on its engine.
+    output folder), and checks the invariants of training. At the end of the run, `found` contains
+    the findings. `options` are passed to `bridge.trace.attach`. Raises `BridgeError` with
+    DeepSpeed, because the Trainer does not give access to DeepSpeed's engine.
     """
 
     def __init__(

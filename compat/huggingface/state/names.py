@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 EXPERT = "block{layer}.mlp.experts.{expert}"
 BUFFERS = r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)"
-"""Pattern of names of buffers that some releases save and that the model computes itself."""
+"""Pattern for the names of buffers that some releases save although the model computes them."""
 
 HEADS = rows(
     {
@@ -84,7 +84,7 @@ TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 
 def _decoder(family: str, *layer: tuple[Row, ...]) -> Table:
-    """The table of a family that differs from Llama only in its feed-forward layers."""
+    """Return the table of a family that differs from Llama only in its feed-forward layers."""
     return Table(
         family,
         WORDS,
@@ -102,8 +102,8 @@ EXPERTS_RUNNING = _decoder("decoder with experts in one tensor", DENSE, ROUTER, 
 
 
 def _gpt2(top: str) -> Table:
-    """GPT-2's table, for names that begin with `top`; the layers are transformers' `Conv1D`, whose
-    weights are transposed.
+    """Return GPT-2's table, for names that begin with `top`. GPT-2's linear layers are
+    transformers' `Conv1D`, whose weights are transposed.
     """
     inside = f"{top}h.{{layer}}."
     heads = tuple(f"block{{layer}}.attention.{part}.{{kind}}" for part in ("query", "key", "value"))
@@ -128,54 +128,64 @@ def _gpt2(top: str) -> Table:
 
 
 GPT2, BARE_GPT2 = _gpt2("transformer."), _gpt2("")
-"""GPT-2 with an output layer, and without one, as in the first published files."""
+"""Tables for GPT-2 with an output layer, and for GPT-2 without one, as in the first published
+files.
+"""
 
 MODELS = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
-"""Values of `model_type` for which these tables hold. Other families share the names, but not always the meaning of weights."""
+"""Values of `model_type` to which these tables apply. Other families may use the same names for
+weights with another meaning.
+"""
 
 
 class Saved(Naming):
-    """The names in files that transformers saves, which are also the names of published models."""
+    """Parameter names in files that transformers saves, and in published models."""
 
     name = "huggingface"
     title = "Hugging Face"
     stack = "huggingface"
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """The `model_type`, and a refusal unless it is one of `MODELS`."""
+        """Return the `model_type`, and a refusal unless it is one of `MODELS`."""
         family = str(config.given.get("model_type"))
         known = family in MODELS
         return family, () if known else (
-            f"model_type: found {family!r}; maps of names are known for {', '.join(MODELS)}",
+            f"model_type: found {family!r}; maps of parameter names are known for {', '.join(MODELS)}",
         )
 
     def tables(self) -> Sequence[Table]:
-        """The tables of every family, those with experts last."""
+        """Return the tables of all families. The tables of families with experts come last."""
         return (GPT2, BARE_GPT2, LLAMA, MIXTRAL_SAVED, EXPERTS_SAVED)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The table to write these parameters with."""
+        """Return the table of names with which parameters of these shapes are written."""
         return _family(shapes, facts, experts_of(facts, shapes))
 
 
 class Runtime(Naming):
-    """Names in a running model of transformers 5, which stacks its experts in one tensor; DeepSpeed and FSDP see these."""
+    """Parameter names in a running model of transformers 5, which stacks the experts of a layer in
+    one tensor. DeepSpeed and FSDP work with these names.
+    """
 
     name = "transformers"
     title = "transformers 5 in memory"
     stack = "huggingface"
 
     def tables(self) -> Sequence[Table]:
-        """The only table whose names in a running model differ from those in saved files."""
+        """Return the only table in which the names in a running model differ from the names in
+        saved files.
+        """
         return (EXPERTS_RUNNING,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The table to write these parameters with."""
+        """Return the table of names with which parameters of these shapes are written."""
         return _family(shapes, facts, EXPERTS_RUNNING)
 
 
 def experts_of(facts: Model, shapes: Shapes) -> Table:
-    """The table of a model with experts: Mixtral's, unless the config or other parameters show a Qwen model."""
+    """Return the table of a model with experts: the table of Mixtral, unless the config or other
+    parameters show a Qwen model.
+    """
     qwen = any(
         name.endswith(("query_norm.weight", "shared_gate.weight", "query.bias")) for name in shapes
     )

@@ -73,7 +73,7 @@ __all__ = ["OPEN", "TABLE", "effective", "smallest_world_size"]
 
 @cache
 def steps(version: str) -> tuple[Step, ...]:
-    """The statements that the release has, in order."""
+    """Return the statements that the release has, in order."""
     return select(TABLE, version)
 
 
@@ -83,11 +83,11 @@ def effective(
     world_size: int,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The arguments (dest -> value, dtypes by name) that the release derives from `given`.
+    """Return the arguments (dest -> value, dtypes by name) that the release derives from `given`.
 
-    If `environment` is given, the variables that the release checks are checked too.
-    Values that a partial config may leave open (`OPEN`) stay None, and steps that need them are skipped.
-    Raises `ConfigError` with every problem found.
+    If `environment` is given, the variables that the release checks are checked too. Values that a
+    partial config may leave open (`OPEN`) stay None, and steps that need them are skipped. Raises
+    `ConfigError` with every problem found.
     """
     defaults = releases.defaults(version)
     launched = {name: world_size for name in LAUNCHED if name in defaults}
@@ -104,7 +104,8 @@ def effective(
 
 
 def smallest_world_size(given: Mapping[str, Any], version: str) -> int:
-    """The smallest number of ranks that tensor x pipeline x context and the expert grid divide.
+    """Return the smallest number of ranks that is a multiple of tensor x pipeline x context, and of
+    the size of the expert grid.
 
     Raises `ConfigError` for sizes that allow no number of ranks.
     """

@@ -91,7 +91,7 @@ DATA_STEPS: tuple[Step, ...] = (
 
 
 def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> Step:
-    """A check that the evaluation batch divides among the data-parallel ranks."""
+    """Return a check that the evaluation batch divides among the data-parallel ranks."""
     return check(
         "validate_args: evaluation batch",
         lambda a: (

@@ -48,7 +48,8 @@ _muon = under(OPTIMIZER, lambda a: "muon" in a.optimizer, "0.16.0", "0.18.0")
 
 
 def _gloo(flag: str, since: str, until: str) -> tuple[Step, ...]:
-    """Checks of runs without gloo process groups; `flag` is the argument that creates these groups.
+    """Return the checks of runs without gloo process groups; `flag` is the argument that creates
+    these groups.
     """
     return (
         # The older format gathers the sharded state of the optimizer in host memory, by gloo.
@@ -113,7 +114,7 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
 
 
 def _graphed(a: Namespace) -> set[str]:
-    """Names of the modules in CUDA graphs."""
+    """Return the names of the modules in CUDA graphs."""
     return {named(module) for module in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
 
 

@@ -34,7 +34,7 @@ FIM_TOKENS = (
 
 
 def _unwrap(*names: str) -> Change:
-    """A change that replaces each list of one element by the element."""
+    """Return a change that replaces each list of one element by the element."""
 
     def change(a: Namespace) -> None:
         for name in names:

@@ -17,11 +17,15 @@ SCOPES = {
 }
 """Scopes of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
 MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
-"""Former module names, and the scopes that may be set with each (None: not set)."""
+"""Former module names. Each may only be combined with one of the given values of
+`inference_cuda_graph_scope`, where None means that it is not set.
+"""
 
 
 def given(a: Namespace) -> list[str]:
-    """Names of the modules: of a list, of a text with commas, or of one member of the enumeration."""
+    """Return the names of the modules in `cuda_graph_modules`, which may be a list, a text with
+    commas, or one member of the enumeration.
+    """
     modules: Any = a.cuda_graph_modules
     if isinstance(modules, str):
         modules = modules.split(",") if modules else ()

@@ -34,7 +34,7 @@ def _predictions(a: Namespace) -> list[str]:
 
 
 def _unknown(kinds: str) -> Predicate:
-    """A predicate that is true if the pattern has letters other than `kinds`."""
+    """Return a predicate that is true if the pattern has letters other than `kinds`."""
 
     def fails(a: Namespace) -> bool:
         repeats = "".join(_predictions(a))
@@ -44,7 +44,8 @@ def _unknown(kinds: str) -> Predicate:
 
 
 def _repeats(a: Namespace) -> None:
-    """Append the separate pattern of prediction layers to the main one, once for each such layer.
+    """Append the separate pattern of prediction layers to the main pattern, once for each
+    prediction layer.
     """
     # mtp_hybrid_override_pattern is deprecated; upstream keeps it to load old checkpoints.
     repeat = a.mtp_hybrid_override_pattern
@@ -58,7 +59,9 @@ def _segments(a: Namespace) -> int:
 
 
 def _virtual(a: Namespace) -> int | None:
-    """The number of virtual stages on each pipeline rank; None if there is only one."""
+    """Return the number of virtual stages on each pipeline rank; None if each rank has a single
+    stage.
+    """
     # A pattern without | is one segment. Megatron spreads it over the ranks when it builds the
     # model, without virtual stages.
     stages = _segments(a) // a.transformer_pipeline_model_parallel_size
@@ -66,9 +69,10 @@ def _virtual(a: Namespace) -> int | None:
 
 
 def _beside(name: str, piped: bool = False) -> Step:
-    """A check that refuses `name`, which sets stages, together with a pattern.
+    """Return a check that refuses the argument `name`, which sets stages, together with a layer
+    pattern.
 
-    If `piped`, only a pattern with a `|` rules it out.
+    If `piped` is true, the check only refuses `name` together with a pattern that contains `|`.
     """
 
     def fails(a: Namespace) -> bool:

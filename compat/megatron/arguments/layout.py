@@ -19,7 +19,9 @@ SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 @lru_cache
 def stages(text: str) -> tuple[str, ...]:
-    """The letters of each stage of a layout string. Raises `ConfigError` for unknown letters."""
+    """Return the letters of each stage of a layout string. Raises `ConfigError` for unknown
+    letters.
+    """
     unrolled = _checked(text).replace(",", "")
     for pattern in REPEATS:
         unrolled = _checked(pattern.sub(_unroll, unrolled))
@@ -52,9 +54,8 @@ def _too_long(text: str) -> ConfigError:
 
 
 def written(layout: str | list[list[str]]) -> tuple[str, ...]:
-    """The letters of each stage of a layout, which is a string or lists of layer names.
-
-    An unknown name becomes `?`.
+    """Return the letters of each stage of a layout, which is a layout string or lists of layer
+    names. The letter of an unknown name is `?`.
     """
     if isinstance(layout, str):
         return stages(layout)
@@ -66,7 +67,7 @@ def written(layout: str | list[list[str]]) -> tuple[str, ...]:
 def problems(
     parts: tuple[str, ...], ranks: int, layers: int | None, predictions: int | None, release: str
 ) -> Iterator[str]:
-    """The problems of a layout's stages on `ranks` pipeline ranks, each as a message
+    """Yield a message for each problem of a layout on `ranks` pipeline ranks
     (validate_layer_layout).
 
     If `layers` is None, the number of decoder layers is not checked.

@@ -13,12 +13,12 @@ _rl = under(RL, on("perform_rl_step"))
 
 
 def _generated(a: Namespace) -> int:
-    """The number of samples that one generation phase provides."""
+    """Return the number of samples that one generation phase provides."""
     return int(a.grpo_prompts_per_step * a.grpo_group_size * a.grpo_iterations)
 
 
 def _not_divided(name: str, since: str, until: str) -> Step:
-    """A check that each interval `name` ends together with a generation phase.
+    """Return a check that each interval `name` ends together with a generation phase.
 
     Samples of an unfinished phase are not saved.
     """
@@ -35,7 +35,9 @@ def _not_divided(name: str, since: str, until: str) -> Step:
 
 
 def samples(since: str, until: str = "") -> tuple[Step, ...]:
-    """Checks of the samples of one generation phase. Since 0.17 they come after the batch steps."""
+    """Return checks that the samples of one generation phase fit the global batch size. Since 0.17
+    these checks come after the batch steps.
+    """
     return (
         _rl(
             lambda a: not a.global_batch_size or _generated(a) % a.global_batch_size,
@@ -86,8 +88,8 @@ def _counts(a: Namespace) -> int:
 def _lag(a: Namespace) -> None:
     """Set the number of batches by which generation runs ahead of training.
 
-    It follows from the number of requests in flight, if that is given; else it is 0. If it stays
-    None, the engine tunes it.
+    The number follows from the largest number of requests in flight, if that is set. Otherwise it
+    is 0, or None with partial rollouts; None means that the engine tunes it.
     """
     batch = a.grpo_prompts_per_step * a.grpo_group_size
     if not a.perform_rl_step:

@@ -42,7 +42,8 @@ LATER_DTYPES = (
 
 
 def dtypes(*names: str) -> Change:
-    """A change that turns short names of dtypes (bf16) into torch's names (torch.bfloat16)."""
+    """Return a change that turns short names of dtypes (bf16) into torch's names (torch.bfloat16).
+    """
 
     def change(a: Namespace) -> None:
         for name in names:
@@ -62,7 +63,7 @@ _step = under(STEP, on("overlap_param_gather_with_optimizer_step"))
 
 
 def _gather(without: Predicate, allowed: str, since: str, until: str) -> Step:
-    """A check that parameters are sharded if overlap_param_gather is set."""
+    """Return a check that parameters are sharded if overlap_param_gather is set."""
     return check(
         GATHER,
         lambda a: a.overlap_param_gather and not without(a),

@@ -24,13 +24,15 @@ OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "wor
 
 
 def decoder_size(a: Namespace) -> int:
-    """Number of ranks of one replica of the decoder: tensor x pipeline x context x weight shards.
+    """Return the number of ranks of one replica of the decoder: tensor x pipeline x context x
+    weight shards.
     """
     return int(prod(getattr(a, name) for name in SIZES) * (a.gtp_weight_remat_size or 1))
 
 
 def encoder_size(a: Namespace) -> int:
-    """Number of ranks of one replica of a separate encoder; 0 without an encoder, and since 0.14.
+    """Return the number of ranks of one replica of a separate encoder, or 0 if there is none.
+    Releases since 0.14 have no separate encoder.
     """
     tensor = a.encoder_tensor_model_parallel_size or 0
     pipeline = a.encoder_pipeline_model_parallel_size or 0
@@ -38,19 +40,22 @@ def encoder_size(a: Namespace) -> int:
 
 
 def model_size(a: Namespace) -> int:
-    """Number of ranks of one replica of the whole model."""
+    """Return the number of ranks of one replica of the whole model."""
     return encoder_size(a) + decoder_size(a)
 
 
 def expert_size(a: Namespace) -> int:
-    """Number of ranks of the expert grid: expert tensor x expert x pipeline x weight shards."""
+    """Return the number of ranks of the expert grid: expert tensor x expert x pipeline x weight
+    shards.
+    """
     tensor = a.expert_tensor_parallel_size or a.tensor_model_parallel_size
     experts = (a.expert_model_parallel_size or 1) * a.pipeline_model_parallel_size
     return int(tensor * experts * (a.expert_gtp_weight_remat_size or 1))
 
 
 def least(a: Namespace) -> int:
-    """The smallest number of ranks that is a multiple of the model's grid and of the experts' grid.
+    """Return the smallest number of ranks that is a multiple of the model's grid and of the
+    experts' grid.
     """
     # initialize_model_parallel makes the groups of both grids over all ranks. A separate encoder
     # has no grid of experts.
@@ -70,10 +75,12 @@ _expert_tensor = inherit("expert_tensor_parallel_size", "tensor_model_parallel_s
 
 
 def shards(a: Namespace, wanted: str, size: str, extra: str) -> None:
-    """Make the value of `wanted` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does.
+    """Make `wanted` equal `size` x `extra`, as resolve_tensor_parallel_weight_shards does. All
+    three are names of arguments.
 
-    `wanted` names the number of parts that a weight is cut into, `size` the tensor ranks, and `extra` the further parts that
-    each tensor rank's part is cut into. If `wanted` is given, it takes precedence over `extra`.
+    `wanted` is the number of shards of a weight, `size` the number of tensor ranks, and `extra` the
+    number of shards into which the weight on each tensor rank is split. If `wanted` is given,
+    `extra` is computed from it.
     """
     if getattr(a, wanted) is None:
         setattr(a, wanted, getattr(a, size) * (getattr(a, extra) or 1))

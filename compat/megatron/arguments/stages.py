@@ -15,9 +15,8 @@ UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers
 
 
 def _layers(a: Namespace) -> int | None:
-    """The number of layers to distribute over stages; None if it is not known.
-
-    Embedding and loss are included if they count as layers.
+    """Return the number of layers to distribute over stages; None if it is not known. Embedding and
+    loss are included if settings count them as layers.
     """
     # decoder_num_layers is for T5, which has no num_layers (validate_args falls back to it in the
     # same way).

@@ -23,7 +23,8 @@ OPEN = frozenset(
         "world_size",
     )
 )
-"""Names of values that a partial config may leave open. Steps that need an open one are skipped."""
+"""Names of values that a partial config may leave open. Steps that need an open value are skipped.
+"""
 
 
 class Namespace:
@@ -83,7 +84,7 @@ def check(
     last: bool = False,
     name: str = "",
 ) -> Check:
-    """A row that refuses values for which `fails` is true.
+    """Return a row that refuses values for which `fails` is true.
 
     `problem` is a format string over the values: the argument, a colon, and the message. After a
     row with `last` has refused, no further row is tried. `name` keeps the id of a row whose words
@@ -96,9 +97,10 @@ def check(
 def under(
     place: str, condition: Predicate, first: str = "", last: str = ""
 ) -> Callable[..., Check]:
-    """A function that makes checks of `place` which apply only if `condition` holds.
+    """Return a function that makes checks of the upstream function `place`. These checks only apply
+    if `condition` holds.
 
-    By default, they apply in releases [first, last).
+    If a check has no releases of its own, it applies in releases [first, last).
     """
 
     def made(
@@ -125,21 +127,23 @@ def under(
 def derive(
     place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
 ) -> Derivation:
-    """A row whose `change` sets values from others. It may raise `ConfigError`."""
+    """Return a step whose `change` computes values from others. `change` may raise `ConfigError`.
+    """
     return Derivation(place, change, since, until, needs)
 
 
 def inspect(
     place: str, finds: Callable[[Namespace], Iterable[str]], *, since: str = ""
 ) -> Derivation:
-    """A row that can refuse several values at once: `finds` yields one message for each."""
+    """Return a check that can refuse several values at once. `finds` yields one message for each.
+    """
     return Derivation(
         place, lambda values: ConfigError.raise_if(finds(values)), since, refuses=True
     )
 
 
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
-    """The steps of `table` that the release has, in order."""
+    """Return the steps of `table` that the release has, in order."""
     return RELEASES.having(version, table)
 
 
@@ -168,22 +172,22 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
 
 
 def named(value: Any) -> str:
-    """The name of an enumeration's member, without the name of the enumeration before it."""
+    """Return the name of an enumeration's member, without the name of the enumeration before it."""
     return str(value).rpartition(".")[2]
 
 
 def given(*names: str) -> Callable[[Namespace], bool]:
-    """A predicate that is true if any of `names` has a value."""
+    """Return a predicate that is true if any of `names` has a value."""
     return lambda values: any(getattr(values, name) is not None for name in names)
 
 
 def absent(name: str) -> Callable[[Namespace], bool]:
-    """A predicate that is true if `name` has no value."""
+    """Return a predicate that is true if `name` has no value."""
     return lambda values: getattr(values, name) is None
 
 
 def drop(*names: str) -> Change:
-    """A change that removes `names`."""
+    """Return a change that removes `names`."""
 
     def change(values: Namespace) -> None:
         for name in names:
@@ -193,14 +197,14 @@ def drop(*names: str) -> Change:
 
 
 def assign(**fixed: Any) -> Change:
-    """A change that sets names to fixed values."""
+    """Return a change that sets names to fixed values."""
     return lambda values: values.__dict__.update(fixed)
 
 
 def computed(
     name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None
 ) -> Change:
-    """A change that computes `name` from the other values, if `condition` holds."""
+    """Return a change that computes `name` from the other values, if `condition` holds."""
 
     def change(values: Namespace) -> None:
         if condition is None or condition(values):
@@ -210,12 +214,12 @@ def computed(
 
 
 def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
-    """A change that computes `name` from the other values, if `name` has no value."""
+    """Return a change that computes `name` from the other values, if `name` has no value."""
     return computed(name, value, absent(name))
 
 
 def when(condition: Predicate, **fixed: Any) -> Change:
-    """A change that sets names to fixed values if `condition` holds."""
+    """Return a change that sets names to fixed values if `condition` holds."""
 
     def change(values: Namespace) -> None:
         if condition(values):
@@ -225,10 +229,10 @@ def when(condition: Predicate, **fixed: Any) -> Change:
 
 
 def follow(name: str, source: str) -> Change:
-    """A change that gives `name` the value of `source` if `source` has one."""
+    """Return a change that gives `name` the value of `source` if `source` has one."""
     return computed(name, lambda values: getattr(values, source), given(source))
 
 
 def inherit(name: str, source: str) -> Change:
-    """A change that gives `name` the value of `source` if `name` has no value."""
+    """Return a change that gives `name` the value of `source` if `name` has no value."""
     return fallback(name, lambda values: getattr(values, source))

@@ -30,7 +30,7 @@ MIXED = "validate_args: mixed precision"
 
 
 def params_dtype(a: Namespace) -> str:
-    """The name of the parameters' dtype in torch."""
+    """Return the name of the parameters' dtype in torch."""
     if a.bf16:
         return "torch.bfloat16"
     return "torch.float16" if a.fp16 else "torch.float32"
@@ -46,7 +46,9 @@ def _wide_gradients(a: Namespace) -> None:
 
 
 def _needless(name: str) -> Step:
-    """A step that switches `name` off if gradients are in fp32, because their sums then are too."""
+    """Return a step that switches `name` off if gradients are accumulated in fp32. Their sums are
+    then in fp32 without `name`.
+    """
     return derive(
         PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN
     )
@@ -162,9 +164,8 @@ PRECISION_STEPS: tuple[Step, ...] = (
 
 
 def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
-    """Checks of training whose length is given in `unit`: no other length may be given in `other`.
-
-    Both are `iters` or `samples`.
+    """Return checks for training whose length is given in `unit`, which is `iters` or `samples`.
+    They refuse any length that is given in `other`, the other unit.
     """
 
     def kept(name: str) -> str:
@@ -189,7 +190,9 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
 def _counted(
     unit: str, place: str, fails: Predicate, problem: str, until: str = ""
 ) -> tuple[Step, Step]:
-    """A check of training whose length is given in `unit`; since 0.17, --skip-train disables it."""
+    """Return a check for training whose length is given in `unit`. Since 0.17, --skip-train
+    disables the check.
+    """
 
     def before(a: Namespace) -> object:
         return getattr(a, f"train_{unit}") and fails(a)
@@ -203,14 +206,15 @@ def _counted(
 
 
 def feed_forward_width(a: Namespace) -> int:
-    """The default width of the feed-forward layer."""
+    """Return the default width of the feed-forward layer."""
     # SwiGLU has three matrices instead of two, so its width is 2/3 of the usual one, rounded down
     # to a multiple of 64.
     return int((4 * a.hidden_size * 2 / 3) / 64) * 64 if a.swiglu else int(4 * a.hidden_size)
 
 
 def _twins(name: str, encoder: str) -> Change:
-    """A change that gives `name` and `encoder` the same value; a value of `name` takes precedence.
+    """Return a change that gives the arguments `name` and `encoder` the same value. If both are
+    set, the value of `name` is used.
     """
 
     def change(a: Namespace) -> None:

@@ -96,7 +96,9 @@ TABLES: Mapping[str, tuple[Step, ...]] = {
 
 @cache
 def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
-    """The statements of a class in a release, in order; without checks if `checked` is false."""
+    """Return the statements of a class in a release, in order. If `checked` is false, statements
+    that only check are left out.
+    """
     return tuple(
         step
         for step in select(TABLES[cls], version)
@@ -107,7 +109,9 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
 def _built(
     values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any
 ) -> dict[str, Any]:
-    """The fields after `__post_init__`. Steps may also read the values `beside` them."""
+    """Return the fields of the class after `__post_init__`. Steps can also read the values in
+    `beside`, which are no fields.
+    """
     # Some statements differ by release inside one condition, so they read it like a field.
     namespace = Namespace(values, beside, {"release": version})
     run(steps(version, cls, checked), namespace)
@@ -115,13 +119,11 @@ def _built(
 
 
 def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the TransformerConfig that effective `args` lead to.
-
+    """Return the fields of the TransformerConfig that Megatron builds from the effective `args`.
     With latent attention, the class is MLATransformerConfig.
 
-    The activation function is
-    given by name, other callables are None.
-    Raises `ConfigError` with every refusal of the class.
+    The activation function is given by name, other callables are None. Raises `ConfigError` with
+    every refusal of the class.
     """
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
     run(BEFORE, Namespace(args))
@@ -130,7 +132,8 @@ def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the ModelParallelConfig that effective `args` lead to; callables are None.
+    """Return the fields of the ModelParallelConfig that Megatron builds from the effective `args`.
+    Callables are None.
 
     Raises `ConfigError` with every refusal of this class and of TransformerConfig, which inherits
     from it.
@@ -140,11 +143,12 @@ def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the DistributedDataParallelConfig that training builds from effective `args`.
+    """Return the fields of the DistributedDataParallelConfig that training builds from effective
+    `args`.
 
-    `bucket_size` is in elements. None means a single bucket; if `ddp_num_buckets` is set, it means
-    that the size is not known here.
-    Raises `ConfigError` with every refusal of the class.
+    `bucket_size` is a number of elements. None means a single bucket. If `ddp_num_buckets` is set,
+    None means that the size is not known here. Raises `ConfigError` with every refusal of the
+    class.
     """
     values = fed(args, version, DDP, DDP_FEEDS)
     # For torch's FSDP, get_model builds the class from this one argument alone.
@@ -160,8 +164,7 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 
 
 def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Fields of the OptimizerConfig that effective `args` lead to.
-
+    """Return the fields of the OptimizerConfig that Megatron builds from the effective `args`.
     Raises `ConfigError` with every refusal of the class.
     """
     return _built(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
@@ -170,10 +173,10 @@ def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
 def from_fields(
     given: Mapping[str, Any], version: str, cls: str, check: bool = True
 ) -> dict[str, Any]:
-    """Fields of a config object that is built from `given` by field name.
+    """Return the fields of a config object that is built from `given`, the values by field name.
 
-    Model sizes that were not given keep their default, and steps that need them are skipped. Raises
-    `ConfigError` with every refusal of the class, unless `check` is false.
+    Model sizes that were not given have their defaults, and steps that need them are skipped.
+    Raises `ConfigError` with every refusal of the class, unless `check` is false.
     """
     own = defaults(version, cls)
     # None instead of the class's default of 0 marks a size as not known, so that steps which need

@@ -43,7 +43,9 @@ def _kinds(c: Namespace) -> list[Any]:
 
 
 def _unbalanced(allowed: tuple[str, ...], since: str, until: str) -> Step:
-    """A check that the router's load balancing may be combined with a capacity factor."""
+    """Return a check that refuses a capacity factor together with kinds of load balancing that do
+    not support it.
+    """
     return check(
         ROUTER,
         lambda c: c.moe_expert_capacity_factor is not None and set(_kinds(c)) - set(allowed),
@@ -245,7 +247,9 @@ EXPERT_STEPS: tuple[Step, ...] = (
 
 
 def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
-    """A check that shared experts can overlap the dispatcher's exchange of tokens."""
+    """Return a check that refuses overlapped shared experts with dispatchers that do not support
+    the overlap.
+    """
     return check(
         DISPATCH,
         lambda c: (
@@ -455,7 +459,7 @@ def _by_devices(c: Namespace) -> None:
 
 
 def _expert_bias(scores: tuple[str, ...], since: str, until: str) -> Step:
-    """A check that the score function may be combined with a balancing bias."""
+    """Return a check that refuses a balancing bias with score functions that do not support it."""
     return check(
         ROUTER,
         lambda c: c.moe_router_enable_expert_bias and c.moe_router_score_function not in scores,

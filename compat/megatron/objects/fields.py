@@ -17,7 +17,7 @@ PARENTS = {TRANSFORMER: PARALLEL, LATENT: TRANSFORMER}
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A field that does not get its value from the argument of its name, in releases [since,
+    """A field that does not get its value from the argument of the same name, in releases [since,
     until).
     """
 
@@ -28,7 +28,7 @@ class Feed:
 
 
 def argument(name: str) -> Callable[[Namespace], Any]:
-    """A function that returns the value of the argument `name`."""
+    """Return a function that returns the value of the argument `name`."""
     return lambda a: getattr(a, name)
 
 
@@ -154,7 +154,7 @@ Since 0.18, get_megatron_ddp_config sets them.
 
 @cache
 def defaults(version: str, cls: str) -> Mapping[str, Any]:
-    """Defaults of all fields of a class, inherited ones first."""
+    """Return the defaults of all fields of a class. Inherited fields come first."""
     # A table of a release has the fields that a class declares itself; an overridden one keeps the
     # place of the parent's.
     parent = PARENTS.get(cls)
@@ -167,13 +167,15 @@ def defaults(version: str, cls: str) -> Mapping[str, Any]:
 
 @cache
 def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
-    """The rows of `table` for fields that the class has in that release."""
+    """Return the rows of `table` whose fields the class has in the release."""
     names = defaults(version, cls)
     return tuple(row for row in releases.RELEASES.having(version, table) if row.field in names)
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
-    """Fields of `cls` from the arguments of the same names; rows of `table` take precedence."""
+    """Return the fields of `cls`, each from the argument of the same name. A row of `table`
+    replaces this rule for its field.
+    """
     values = {name: args.get(name, default) for name, default in defaults(version, cls).items()}
     for name in OWN_DEFAULT:
         if name in values and values[name] is None:

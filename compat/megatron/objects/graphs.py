@@ -21,7 +21,9 @@ PARTIAL = frozenset(("expert_fc1", "moe_act", "fused_group_mlp"))
 
 
 def _modules(c: Namespace) -> set[str]:
-    """Names of the captured modules: cuda_graph_modules, or cuda_graph_scope before 0.18."""
+    """Return the modules that CUDA graphs capture, from cuda_graph_modules, or from
+    cuda_graph_scope before 0.18.
+    """
     modules: Any = (
         c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
     )
@@ -37,7 +39,7 @@ SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"
 
 
 def _listed(c: Namespace) -> list[str]:
-    """Names of the scopes in the order in which they were given."""
+    """Return the names of the scopes in the order in which they were given."""
     given: Any = c.cuda_graph_scope
     return [named(scope) for scope in (given.split(",") if isinstance(given, str) else given or ())]
 
@@ -97,7 +99,7 @@ def _shared_experts(c: Namespace) -> bool:
 
 
 def _renamed_scope(c: Namespace) -> None:
-    """Take the modules from cuda_graph_scope, their former name."""
+    """Copy the modules from cuda_graph_scope, the former name of cuda_graph_modules."""
     if c.cuda_graph_scope is not None:
         c.cuda_graph_modules, c.cuda_graph_scope = c.cuda_graph_scope, None
 

@@ -61,7 +61,7 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         "defer_embedding_wgrad_compute",
         "gradient_accumulation_fusion",
         CLASS,
-        "keep the fusion, or drop it",
+        "keep the fusion, or drop --defer-embedding-wgrad-compute",
     ),
     check(
         CLASS,

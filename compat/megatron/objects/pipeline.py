@@ -14,7 +14,7 @@ DEFECT = "; a defect of this release ends the run there (ZeroDivisionError)"
 
 
 def _accounts(c: Namespace) -> int:
-    """The number of layers that embedding and loss count as: 0, 1 or 2."""
+    """Return how many layers embedding and loss count as: 0, 1 or 2."""
     ends = (c.account_for_embedding_in_pipeline_split, c.account_for_loss_in_pipeline_split)
     return len([end for end in ends if end])
 
@@ -26,7 +26,9 @@ def _uneven(c: Namespace) -> bool:
 
 
 def _middle(c: Namespace) -> tuple[int, int]:
-    """The numbers of layers and of ranks without the stages whose number of layers is given."""
+    """Return the number of layers and the number of ranks, both without the first and the last
+    stage if these have a given number of layers.
+    """
     ends = [getattr(c, name) for name in (FIRST, LAST) if getattr(c, name) is not None]
     return c.num_layers - sum(ends), c.pipeline_model_parallel_size - len(ends)
 
@@ -66,7 +68,9 @@ def _laid_out(c: Namespace) -> None:
 
 
 def _end(name: str, where: str) -> tuple[Step, ...]:
-    """Checks of the number of layers of one stage; `where` is `first stage` or `last stage`."""
+    """Return the checks of the number of layers of one stage; `where` is `first stage` or `last
+    stage`.
+    """
     return (
         check(
             CLASS,
@@ -173,9 +177,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
             _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1])
         ),
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " expected layers for the other stages, or no layers left if there are no other stages "
-        "(pipeline_model_parallel_size"
-        f" {{pipeline_model_parallel_size}})",
+        " pipeline_model_parallel_size {pipeline_model_parallel_size} has stages between them without layers, or"
+        " layers are left without a stage; change one of these numbers",
         since="0.16.0",
     ),
     check(

@@ -16,10 +16,10 @@ STATES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_
 
 
 def _bucket(d: Namespace) -> None:
-    """Set the bucket size.
+    """Set the bucket size to the given size or the default.
 
-    It is None without overlap, which means one bucket, or if the number of buckets is set.
-    Otherwise it is the given size or the default.
+    The size is None without overlap, which means one bucket. It is also None if the number of
+    buckets is set.
     """
     # With a number of buckets, the size follows from the number of parameters, which no config
     # tells.
@@ -64,7 +64,7 @@ DDP_STEPS: tuple[Step, ...] = (
 
 
 def _state_dtype(name: str) -> Step:
-    """A check that `name` is fp32 if the optimizer is not precision-aware."""
+    """Return a check that `name` is fp32 if the optimizer is not precision-aware."""
     return check(
         OPTIMIZER,
         lambda o: not o.use_precision_aware_optimizer and getattr(o, name) != "torch.float32",

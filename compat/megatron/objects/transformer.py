@@ -56,7 +56,7 @@ LINEAR = (
 
 
 def activation(c: Namespace) -> str:
-    """The name of the activation function; gelu if none is set."""
+    """Return the name of the activation function; gelu if none is set."""
     # A live config object holds the function itself, a config of flags its name.
     function: Any = c.activation_func
     return "gelu" if function is None else named(getattr(function, "__name__", function))
@@ -74,7 +74,7 @@ _delta = under(DELTA, _is_delta, "0.16.0")
 
 
 def _missing(name: str) -> Step:
-    """A check that the size `name` is set."""
+    """Return a check that refuses a missing size `name`."""
     # gdn2 may be the G of a hybrid pattern, and then it needs no frequency.
     return _delta(
         lambda c: (
@@ -86,7 +86,9 @@ def _missing(name: str) -> Step:
 
 
 def _linear_heads(c: Namespace, ranks: int) -> bool:
-    """Whether the number of value heads is a multiple of key heads, and both of the ranks."""
+    """Whether the number of value heads is a multiple of the number of key heads, and both are
+    multiples of `ranks`.
+    """
     if any(getattr(c, name) is None for name in LINEAR[1:]):
         return True  # the checks of missing sizes refuse it instead
     keys, values = c.linear_num_key_heads, c.linear_num_value_heads
@@ -200,7 +202,7 @@ SIZE_STEPS: tuple[Step, ...] = (
 
 
 def _bf16_layers(name: str) -> Step:
-    """A check that the layers kept in bf16 at one end of the model fit into one stage."""
+    """Return a check that the layers kept in bf16 at one end of the model fit into one stage."""
 
     def fails(c: Namespace) -> bool:
         most = c.num_layers // c.pipeline_model_parallel_size
@@ -638,7 +640,7 @@ def _positive_base(c: Namespace) -> bool:
 
 
 def _width_scale(c: Namespace) -> float:
-    """The factor of attention logits, sqrt(base head width) / head width ^ power."""
+    """Return the factor of attention logits, sqrt(base head width) / head width ^ power."""
     # Upstream's default power of 1 is that of maximal update parametrization; 0.5 is that of usual
     # attention.
     base = 1.0 if c.mup_base_head_dim is None else c.mup_base_head_dim
@@ -719,7 +721,7 @@ SERVED = {
 
 
 def _served(name: str, wanted: Any) -> Step:
-    """A check that transformer_impl inference_optimized has the setting that it requires."""
+    """Return a check for one setting that transformer_impl inference_optimized requires."""
     # With --use-checkpoint-args the checkpoint decides over the model, and upstream checks nothing
     # here.
     return check(
@@ -881,7 +883,7 @@ LAST_STEPS: tuple[Step, ...] = (
         ),
         "batch_invariant_mode: found with flash_attention_version {flash_attention_version},"
         " context_parallel_size {context_parallel_size} and attention_dropout {attention_dropout}; expected"
-        " 3 or 4 for the version, 1 and 0.0",
+        " flash_attention_version 3 or 4, context_parallel_size 1 and attention_dropout 0.0",
         since="0.19.0",
     ),
     *INVARIANT_STEPS,

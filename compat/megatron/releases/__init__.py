@@ -65,16 +65,16 @@ class Field:
 
 @cache
 def flags(version: str) -> Mapping[str, Flag]:
-    """The flags of a release by option string. Raises `VersionError` for an unknown release."""
+    """Return the flags of a release by option string. Raises `VersionError` for an unknown release.
+    """
     rows = (_flag(row) for row in _rows("flags.json", version))
     return MappingProxyType({option: flag for flag in rows for option in flag.options})
 
 
 @cache
 def defaults(version: str) -> MappingProxyType[str, Any]:
-    """Defaults of a release's parser by destination.
-
-    Use its `copy` method, which takes a tenth of the time of `dict(...)`.
+    """Return the defaults of a release's parser by destination. To copy them, call the `copy`
+    method, which takes a tenth of the time of `dict(...)`.
     """
     # --help has no value in the parsed arguments.
     return MappingProxyType(
@@ -84,7 +84,8 @@ def defaults(version: str) -> MappingProxyType[str, Any]:
 
 @cache
 def fields(version: str, class_name: str) -> Mapping[str, Field]:
-    """The fields that a config class of a release declares itself; inherited fields are left out.
+    """Return the fields that a config class of a release declares itself; inherited fields are left
+    out.
     """
     rows = [row for row in _rows("classes.json", version) if row["class"] == class_name]
     if not rows:
@@ -97,7 +98,8 @@ def fields(version: str, class_name: str) -> Mapping[str, Field]:
 
 @cache
 def spans(option: str) -> tuple[tuple[str, str], ...]:
-    """The first and the last release of each period in which a flag exists; empty if it never does.
+    """Return the first and the last release of each period in which a flag exists. Empty if no
+    release has the flag.
     """
     having = {place for place, version in enumerate(KNOWN) if option in flags(version)}
     # A flag may go and come again, so there can be several runs. Each has one start and one end.

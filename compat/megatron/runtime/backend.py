@@ -38,7 +38,9 @@ Megatron's own differ.
 
 @dataclass(frozen=True)
 class MegatronBackend(Backend):
-    """Megatron-Core as an engine. `samples`: see `MegatronTrainer`."""
+    """Megatron-Core as an engine. `samples` is the number of samples per step in the run that wrote
+    the checkpoint, as in `MegatronTrainer`.
+    """
 
     name: ClassVar[str] = "megatron"
     title: ClassVar[str] = "Megatron-Core"
@@ -66,7 +68,9 @@ class MegatronBackend(Backend):
         )
 
     def _known(self) -> str | None:
-        """The installed release; None if the tables lack it, which selects their newest release."""
+        """Return the installed release. None if our tables do not have this release; the tables'
+        newest release is then used.
+        """
         return self.release if self.release in DIALECT.versions else None
 
     @override
@@ -78,14 +82,15 @@ class MegatronBackend(Backend):
 
     @override
     def following(self, config: Config) -> MegatronBackend:
-        """The backend for a run that resumes from a checkpoint of `config`.
-
-        The checkpoint counts samples, so the schedule needs the number of samples per step.
+        """Return the backend for a run that resumes from a checkpoint of `config`. The checkpoint
+        counts samples, so the backend needs the number of samples per step in that run.
         """
         return MegatronBackend(lift(config).batch.global_)
 
     def config(self, run: Config | Plan, workload: Workload) -> MegatronConfig:
-        """The config that runs: the given one, or a plan lowered with the sizes of the workload."""
+        """Return the config that runs: the given config, or a plan lowered to Megatron with the
+        sizes of the workload.
+        """
         world, release = _world(), installed()
         if isinstance(run, Plan):
             names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
@@ -125,7 +130,7 @@ UNDRIVEN: Mapping[str, str] = {
     "use_torch_fsdp2": "this backend does not run torch's FSDP; use the distributed optimizer",
     "fp8": "8-bit products need Transformer Engine; drop it",
 }
-"""Arguments that this backend cannot run if they are set, each with the reason."""
+"""Arguments that this backend cannot run. Each has the reason and an advice."""
 
 
 FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -156,12 +161,15 @@ cannot run others.
 
 
 def _described(workload: Workload) -> dict[str, Any]:
-    """The plan fields of the workload's model; empty if only the model's shape is known."""
+    """Return the plan fields of the workload's model; empty if only the shape of the model is
+    known.
+    """
     return dict(Plan(model=workload.model).values()) if workload.model else {}
 
 
 def _model(run: Config, workload: Workload, release: str, world: int) -> dict[str, Any]:
-    """The flags of the workload's model; empty if `run` describes a model itself."""
+    """Return the flags that describe the workload's model; empty if `run` itself describes a model.
+    """
     if workload.model is None or run.given.get("num_layers") is not None:
         return {}
     whole = lower(Plan.of({**lift(run).values(), **_described(workload)}), DIALECT, release, world)
@@ -225,9 +233,8 @@ def _world() -> int:
 
 
 def completed(plan: Plan, micro: int) -> Plan:
-    """The plan with the native engine's defaults for open fields.
-
-    `micro` is the microbatch size if the plan does not determine it.
+    """Return the plan with the native engine's defaults for open fields. `micro` is the microbatch
+    size if the plan does not determine one.
     """
     batch = {} if plan.batch.global_ and plan.batch.accumulation else {"batch.micro": micro}
     momentum = {"optimizer.momentum": 0.0} if plan.optimizer.name == "sgd" else {}
@@ -235,9 +242,9 @@ def completed(plan: Plan, micro: int) -> Plan:
 
 
 def architecture(config: MegatronConfig) -> Architecture:
-    """The shape of the native GPT that computes the same as the model of these flags.
+    """Return the shape of the native GPT that computes the same as the GPT of these flags.
 
-    Raises `ConfigError` if there is none.
+    Raises `ConfigError` if the native GPT cannot compute the same.
     """
     args = config.args
     ConfigError.raise_if(_others(args, {**UNDRAWN, **NATIVE}))
@@ -252,8 +259,8 @@ def architecture(config: MegatronConfig) -> Architecture:
 
 
 def workload(config: MegatronConfig) -> Workload:
-    """The workload of these flags: the native GPT if it can compute their model, else the model
-    that the lifted plan describes.
+    """Return the workload for these flags. It is the native GPT if the native GPT can compute the
+    model, else the model that the lifted plan describes.
 
     Raises `ConfigError` if neither is possible.
     """
@@ -275,10 +282,11 @@ def _others(args: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[st
 
 
 NATIVE: Mapping[str, Any] = {"num_experts": None, "multi_latent_attention": False}
-"""Values of arguments that the native GPT requires, and a model described by a plan does not."""
+"""Values that some arguments must have if the native GPT is to compute the same as Megatron's GPT.
+"""
 WEIGHTLESS: Mapping[str, Any] = {"model.moe.aux_loss": 0.0, "model.moe.z_loss": 0.0}
-"""Values of plan fields for the model that provides the initial weights: it has no losses of
-experts. Megatron takes their coefficients from its own flags.
+"""Coefficients of the expert losses in the model that provides the initial weights. They are 0
+there, because Megatron takes the coefficients from its own flags.
 """
 UNDRAWN: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 """Values of arguments of dropout. Each engine draws its own random numbers, so runs with dropout

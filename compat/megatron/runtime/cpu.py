@@ -30,9 +30,8 @@ INDEX = _Index(0)
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context that silences Megatron's warnings about missing kernels and its own deprecations.
-
-    Without a GPU nobody can act on them.
+    """Context manager that silences Megatron's deprecation warnings and its warnings about missing
+    kernels, because nobody can act on them without a GPU.
     """
     with (
         warnings.catch_warnings(),
@@ -44,11 +43,11 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def redirected() -> Iterator[None]:
-    """Context in which the CPU answers requests for CUDA: devices, names of tensor types, random
-    states and synchronization.
+    """Context manager in which the CPU answers requests for CUDA: devices, names of tensor types,
+    random states and synchronization.
 
-    Megatron's arithmetic and its messages between ranks stay as they are. Raises `BridgeError` if
-    the machine has CUDA, because Megatron then needs no redirection.
+    Megatron's arithmetic and the messages between ranks do not change. Raises `BridgeError` if the
+    machine has CUDA, because Megatron then needs no redirection.
     """
     if torch.cuda.is_available():
         raise BridgeError(
@@ -142,7 +141,7 @@ class _Redirection(TorchFunctionMode):
 
 
 def _place(value: Any) -> Any:
-    """The value itself, or the CPU if it is a CUDA device."""
+    """Return the CPU for a CUDA device, and any other value unchanged."""
     if value is INDEX:
         return CPU
     if isinstance(value, torch.device):

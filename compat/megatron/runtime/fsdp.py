@@ -18,7 +18,7 @@ from compat.megatron.runtime.states import NOTHING, is_state
 
 
 def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
-    """Wrap the parts of the model as Megatron's training does."""
+    """Wrap the model chunks as Megatron's training does."""
     from megatron.core.distributed import FullyShardedDataParallel
 
     device = {} if torch.cuda.is_available() else {"device": CPU}
@@ -67,23 +67,24 @@ class Shards:
         return list(getattr(self.optimizer, "chained_optimizers", [self.optimizer]))
 
     def owned(self, weight: nn.Parameter) -> slice:
-        """The range of a parameter's elements whose optimizer state this rank keeps."""
+        """Return the range of a parameter's elements whose optimizer state this rank keeps."""
         group, number = self._places[weight]
         start, end = self._masters(group).locate_item_in_global_item(number)
         return slice(start, end) if end > start else NOTHING
 
     def gradient(self, weight: nn.Parameter) -> Tensor:
-        """The reduced gradient of the elements that this rank owns."""
+        """Return the reduced gradient of the elements that this rank owns."""
         group, number = self._places[weight]
         return _shard(group.main_grad_buffer, number)
 
     def master(self, weight: nn.Parameter) -> Tensor:
-        """The elements of this rank in the precision that the optimizer updates."""
+        """Return the elements that this rank owns, in the precision that the optimizer updates."""
         group, number = self._places[weight]
         return _shard(self._masters(group), number).detach()
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
-        """The other optimizer state of these elements by name, without scalars such as step counts.
+        """Return the optimizer state for the elements that this rank owns, by name. Scalars such as
+        step counts are left out.
         """
         states = (part.optimizer.state.get(self._kept[weight], {}) for part in self._optimizers)
         found: Mapping[str, Any] = next(filter(None, states), {})
@@ -95,13 +96,14 @@ class Shards:
         }
 
     def kept(self) -> Iterator[Tensor]:
-        """All masters and moments."""
+        """Yield all masters and moments."""
         for weight in self._places:
             yield self.master(weight)
             yield from self.moments(weight).values()
 
     def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """A tensor of the parameter's shape: `kept` at the elements of this rank, zeros elsewhere.
+        """Return a tensor with the shape of the parameter. It has `kept` at the elements that this
+        rank owns, and zeros elsewhere.
         """
         found = torch.zeros(weight.shape, dtype=kept.dtype, device=kept.device)
         found.view(-1)[self.owned(weight)] = kept
@@ -124,7 +126,8 @@ class Shards:
 
     @staticmethod
     def _masters(group: Any) -> Any:
-        """The buffer that the optimizer updates; without masters it is the buffer of the weights.
+        """Return the buffer that the optimizer updates. Without master weights it is the buffer of
+        the weights.
         """
         return group.main_weight_buffer or group.model_weight_buffer
 
@@ -145,9 +148,8 @@ def _finished(
 
 @contextmanager
 def _one_by_one(group: Any, device: Any = None, async_ops: bool = False) -> Iterator[_Done]:
-    """Context that runs collectives one after the other.
-
-    NCCL would send them together, which gloo cannot do.
+    """Context manager that runs collectives one after the other. NCCL would send them together,
+    which gloo cannot do.
     """
     with patch.object(
         dist, "all_gather_into_tensor", partial(_finished, dist.all_gather_into_tensor)
@@ -156,9 +158,8 @@ def _one_by_one(group: Any, device: Any = None, async_ops: bool = False) -> Iter
 
 
 def _scaled(gradient: Tensor, factor: float | None, ddp: Any) -> Any:
-    """Scale the gradient, and return the sum as the operation of its reduction.
-
-    NCCL has one operation for both, gloo has none.
+    """Scale the gradient, and return sum as the operation of the reduction. NCCL has one operation
+    that scales and sums, gloo has none.
     """
     if factor is not None:
         gradient.mul_(factor)
@@ -172,12 +173,14 @@ class _Stream:
         """Return at once."""
 
     def record_event(self, event: Any = None) -> _Done:
-        """An event that has already happened."""
+        """Return an event that counts as finished at once."""
         return _Done()
 
 
 def redirected() -> AbstractContextManager[Any]:
-    """Context in which gloo runs Megatron-FSDP's collectives one by one, without CUDA's streams."""
+    """Context manager in which gloo runs Megatron-FSDP's collectives one by one, without CUDA's
+    streams.
+    """
     from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
 
     stack, here = ExitStack(), _Stream()

@@ -69,9 +69,8 @@ EXPERTS: Mapping[str, Any] = {
 
 
 def described_config(config: MegatronConfig) -> Any:
-    """The real TransformerConfig of a launch that describes its model.
-
-    Only dropout and kernels differ from the launch.
+    """Build the TransformerConfig of a launch whose flags describe the model. Only dropout and
+    kernels differ from the launch.
     """
     args = {**config.args.flat(), "hidden_dropout": 0.0, "attention_dropout": 0.0}
     whole = objects.transformer(args, config.version)
@@ -92,7 +91,7 @@ model differs without it."""
 
 
 def transformer_config(config: MegatronConfig, shape: Architecture) -> Any:
-    """The real TransformerConfig with the run settings of `config` and a model of the given shape.
+    """Build a TransformerConfig with the run settings of `config` and a model of the given shape.
     """
     whole = objects.transformer({**config.args.flat(), **_sizes(shape)}, config.version)
     run = {name: whole[name] for name in (*config.model_parallel, *RUN)}
@@ -100,16 +99,16 @@ def transformer_config(config: MegatronConfig, shape: Architecture) -> Any:
 
 
 def ddp_config(config: MegatronConfig) -> Any:
-    """The real DistributedDataParallelConfig."""
+    """Build the DistributedDataParallelConfig."""
     return built(DDP, config.ddp)
 
 
 def optimizer_config(config: MegatronConfig) -> Any:
-    """The real OptimizerConfig.
+    """Build the OptimizerConfig.
 
-    The precision-aware optimizer needs Transformer Engine. Without it, torch's optimizer takes its
-    place if all state is fp32, because both then compute the same. Without a GPU, offload is
-    switched off, because the state is in the host's memory anyway.
+    Megatron's precision-aware optimizer needs Transformer Engine. Without Transformer Engine,
+    torch's optimizer is used if all state is fp32, because both then compute the same. Without a
+    GPU, offload is switched off, because the state is in the host's memory anyway.
     """
     settings = config.optimizer.flat()
     formats = {str(settings[name]) for name in STATES if name in settings}
@@ -169,7 +168,7 @@ class Norm(nn.Module):
 
 
 def block_spec(config: Any, place: int | None) -> Any:
-    """Megatron's local spec of this rank's layers, with `Norm` for its norms."""
+    """Return Megatron's local spec for the layers of this rank, with `Norm` for all norms."""
     return _normed(
         get_gpt_decoder_block_spec(
             config, False, normalization=config.normalization, vp_stage=place
@@ -178,7 +177,7 @@ def block_spec(config: Any, place: int | None) -> Any:
 
 
 def _normed(spec: Any) -> Any:
-    """The spec with `Norm` in place of Megatron's wrapper of torch's norms."""
+    """Return the spec with `Norm` instead of Megatron's wrapper of torch's norms."""
     if spec is WrappedTorchNorm:
         return Norm
     if isinstance(spec, list):
@@ -191,14 +190,14 @@ def _normed(spec: Any) -> Any:
 
 
 def parts(config: Any, shape: Architecture, positions: Mapping[str, Any]) -> list[nn.Module]:
-    """This rank's parts of the model, one for each virtual stage."""
+    """Build the model chunks of this rank, one for each virtual stage."""
     virtual: int | None = config.virtual_pipeline_model_parallel_size
     places = [None] if virtual is None else list(range(virtual))
     return [_part(config, shape, place, positions) for place in places]
 
 
 def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
-    """Parts of the model as training wraps them."""
+    """Wrap the model chunks as Megatron's training does."""
     return [
         DistributedDataParallel(config, ddp, part, disable_bucketing=index > 0)
         for index, part in enumerate(parts)
@@ -206,7 +205,7 @@ def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
 
 
 def positions(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of GPTModel for positions, which are not in its config."""
+    """Return the arguments of GPTModel about positions. They are no fields of its config."""
     return {
         "rotary_percent": args["rotary_percent"],
         "rotary_base": args["rotary_base"],
@@ -239,12 +238,14 @@ def _part(
 
 
 def padded(shape: Architecture, ranks: int) -> int:
-    """The size of the vocabulary, rounded up to a multiple of the number of tensor ranks."""
+    """Return the size of the vocabulary, rounded up to a multiple of the number of tensor ranks."""
     return -(-shape.vocab // ranks) * ranks
 
 
 def _unpadded(vocab: int) -> Any:
-    """A hook that masks the logits of padding, so that the loss is that of the real vocabulary."""
+    """Return a hook that masks the logits of padded vocabulary entries, so that the padding does
+    not change the loss.
+    """
 
     def hook(module: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
         logits, rest = output
@@ -259,7 +260,7 @@ def _unpadded(vocab: int) -> Any:
 
 
 def bare(chunk: Any) -> Any:
-    """The GPT itself, without the wrappers of training."""
+    """Return the GPT without the wrappers that training adds."""
     return bare(chunk.module) if hasattr(chunk, "module") else chunk
 
 

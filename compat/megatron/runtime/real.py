@@ -44,7 +44,7 @@ ACTIVATION = "activation_func"
 NAMES = (f".{ACTIVATION}", ".attention_backend")
 """Suffixes of fields with a function or a member of an enumeration, which are compared by name."""
 LOOSER = False
-"""Whether the asked classes check less than a run does. They do not."""
+"""False: the config classes that are asked check everything that a run checks."""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 """Names of sizes that the class of a model requires, and a config may leave open."""
 
@@ -53,10 +53,11 @@ Parts = dict[str, Group]
 
 
 def posed(config: Config) -> tuple[Parts, Group]:
-    """Fields to build each class with, and the expected values afterwards by `Class.field`.
+    """Return the fields with which each class is built, and the expected values afterwards by
+    `Class.field`.
 
-    Model sizes that a config leaves open are filled in. If no sizes fit, only
-    `ModelParallelConfig` is built.
+    Model sizes that a config leaves open are filled in. If no sizes fit, only `ModelParallelConfig`
+    is built.
     """
     whole = _completed(config)
     asking = _of_flags if config.entry == "flags" else _of_object
@@ -115,9 +116,10 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
 
 
 def raw(source: Any, config: Any) -> Parts | None:
-    """Fields to build a class with, from flags that we refuse because the class would.
+    """Return the fields with which Megatron should refuse to build a class, from flags that we
+    refuse for the same reason.
 
-    None if we refuse them for another reason.
+    None if we refuse the flags for another reason.
     """
     version = config.version
     try:
@@ -156,7 +158,7 @@ def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
 
 
 def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
-    """The fields that differ from the class's own defaults."""
+    """Return the fields that differ from the defaults of the class."""
     own = defaults(version, cls)
     return {
         name: value
@@ -166,16 +168,15 @@ def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
 
 
 def answer(question: Mapping[str, Any]) -> Group:
-    """Values of the installed classes' fields by `Class.field`.
-
-    Raises `ConfigError` with the reason of the first class that refuses.
+    """Return the values of the fields of the installed classes, by `Class.field`. Raises
+    `ConfigError` with the reason of the first class that refuses the values.
     """
     with _on_a_cluster():
         return _joined({cls: held(built(cls, fields)) for cls, fields in question.items()})
 
 
 def installed() -> str:
-    """The installed release; raises `VersionError` if there is none."""
+    """Return the installed release; raises `VersionError` if there is none."""
     version = live.installed_version()
     if version is None:
         raise VersionError("megatron-core: not installed; pip install megatron-core")
@@ -202,14 +203,17 @@ NEWEST = "99.0"
 def _adam(
     master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
 ) -> None:
-    """The arguments that OptimizerConfig looks for in Transformer Engine's Adam."""
+    """Accept the arguments that OptimizerConfig looks for in the signature of Transformer Engine's
+    Adam.
+    """
 
 
 @contextmanager
 def _on_a_cluster() -> Iterator[None]:
-    """Context in which checks find a recent Transformer Engine, and this process is rank 0.
+    """Context manager in which checks find a recent Transformer Engine, and in which this process
+    is rank 0.
 
-    The stand-ins suffice, because no config class runs a kernel.
+    Stand-ins for functions suffice, because no config class runs a kernel.
     """
     from packaging.version import Version
 
@@ -242,7 +246,7 @@ def _on_a_cluster() -> Iterator[None]:
 
 
 def built(name: str, fields: Mapping[str, Any]) -> Any:
-    """A real config object of the installed release, made of plain `fields`.
+    """Return a real config object of the installed release, made of plain `fields`.
 
     Raises `ConfigError` with the reason if the class refuses them.
     """
@@ -259,7 +263,7 @@ def built(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _live(field: Any, value: Any) -> Any:
-    """The object that a class expects for a name: a dtype, an enumeration's member or an
+    """Return the object that a class expects for a name: a dtype, an enumeration's member or an
     activation.
     """
     import torch
@@ -272,8 +276,8 @@ def _live(field: Any, value: Any) -> Any:
 
 
 def _function(name: str) -> Any:
-    """The activation function of that name: Megatron's, whose module differs by release, or
-    torch's.
+    """Return the activation function `name`. It is Megatron's own function, whose module differs by
+    release, or torch's function.
     """
     from torch.nn import functional
 
@@ -285,10 +289,10 @@ def _function(name: str) -> Any:
 
 
 def _stand_in(name: str) -> Any:
-    """A function of that name that cannot be called.
+    """Return a function of the given name that cannot be called.
 
     It stands for functions that older releases define inside a function of arguments.py. Configs
-    only keep it.
+    only store such a function.
     """
 
     def stand_in(x: Any) -> Any:
@@ -299,7 +303,8 @@ def _stand_in(name: str) -> Any:
 
 
 def held(built: Any) -> Group:
-    """Plain fields of a real config object; dtypes, enumeration members and the activation by name.
+    """Return the fields of a real config object as plain values. Dtypes, members of enumerations
+    and the activation are given by name.
     """
     found = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
     return {

@@ -54,10 +54,11 @@ def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, A
 
 @contextmanager
 def _stepping(optimizer: Any) -> Iterator[None]:
-    """Context in which Megatron's distributed optimizer can load into torch's Adam.
+    """Context manager in which Megatron's distributed optimizer can load into torch's Adam.
 
-    Torch's Adam has a step count for each parameter, Transformer Engine's has one for all, and
-    Megatron prepares only the latter for loading. Step counts are not loaded as state of elements.
+    Torch's Adam has a step count for each parameter, but Transformer Engine's Adam has one for all.
+    Megatron prepares only the latter for loading. Inside this context, step counts are not loaded
+    as state of elements.
     """
     if find_spec("transformer_engine") is not None:
         yield

@@ -35,7 +35,7 @@ class States:
         return bool(self.part.config.use_distributed_optimizer)
 
     def owned(self, weight: nn.Parameter) -> slice:
-        """The range of a parameter's elements whose optimizer state this rank keeps."""
+        """Return the range of a parameter's elements whose optimizer state this rank keeps."""
         if not self.sharded:
             return slice(0, weight.numel())
         if weight not in self.part.model_param_gbuf_map:
@@ -44,17 +44,18 @@ class States:
         return slice(found.start, found.end)
 
     def gradient(self, weight: nn.Parameter) -> Tensor:
-        """The reduced gradient of the elements that this rank owns."""
+        """Return the reduced gradient of the elements that this rank owns."""
         gradient: Tensor = weight.main_grad  # type: ignore[attr-defined]
         return gradient.view(-1)[self.owned(weight)]
 
     def master(self, weight: nn.Parameter) -> Tensor:
-        """The elements of this rank in the precision that the optimizer updates."""
+        """Return the elements that this rank owns, in the precision that the optimizer updates."""
         found: Tensor = self._states(weight)["param"]
         return found.detach().view(-1)
 
     def moments(self, weight: nn.Parameter) -> Mapping[str, Tensor]:
-        """The other optimizer state of these elements by name, without scalars such as step counts.
+        """Return the optimizer state for the elements that this rank owns, by name. Master weights
+        and scalars such as step counts are left out.
         """
         return {
             name: value.view(-1)
@@ -79,7 +80,7 @@ class States:
         return [name for name, value in next(states, {}).items() if is_state(value)]
 
     def kept(self) -> Iterator[Tensor]:
-        """All masters and moments."""
+        """Yield all masters and moments."""
         for group in self.optimizer.param_groups:
             yield from group["params"]
         for part in self.optimizer.chained_optimizers:
@@ -96,7 +97,8 @@ class States:
         yield from (buffer.grad_data for chunk in self.chunks for buffer in chunk.buffers)
 
     def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """A tensor of the parameter's shape: `kept` at the elements of this rank, zeros elsewhere.
+        """Return a tensor with the shape of the parameter. It has `kept` at the elements that this
+        rank owns, and zeros elsewhere.
         """
         found = torch.zeros(weight.shape, dtype=kept.dtype, device=weight.device)
         found.view(-1)[self.owned(weight)] = kept

@@ -40,7 +40,8 @@ def takes(target: Any) -> bool:
 
 
 def source_of(chunks: Any, optimizer: Any, accumulation: int | None) -> MegatronSource:
-    """The source of traces of `chunks`, a model chunk or a list with one for each virtual stage.
+    """Return the source of traces of `chunks`, a model chunk or a list with one for each virtual
+    stage.
 
     Raises `BridgeError` if the optimizer or the number of microbatches is not given.
     """
@@ -106,7 +107,7 @@ HIDDEN = "hidden_states"
 
 
 class Nothing:
-    """The handle of a hook on a layer of another rank."""
+    """Stands in for a hook's handle if another rank has the layer: there is no hook to remove."""
 
     def remove(self) -> None:
         """Do nothing."""
@@ -170,7 +171,9 @@ class MegatronSource:
         return hook
 
     def _watch(self) -> None:
-        """Report the moments of a step: gradients are reduced when the optimizer's step begins."""
+        """Notify observers when gradients are reduced, weights are updated and a step has ended.
+        Megatron reduces gradients before the optimizer's step begins.
+        """
         step = self.optimizer.step
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -253,7 +256,7 @@ class MegatronSource:
         return Now(self._step, place * ranks.size + ranks.index, self.accumulation * ranks.size)
 
     def factors(self) -> Mapping[Unit, float]:
-        """Factors by which recorded tensors differ from those of an unscaled loss.
+        """Return the factors by which recorded tensors differ from tensors of an unscaled loss.
 
         Gradients of activations contain the loss scale. Gradients of parameters are read after
         clipping, which Megatron does within its step.
@@ -269,8 +272,10 @@ class MegatronSource:
         }
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Logits are split by the vocabulary; with sequence parallelism, other activations by
-        tokens.
+        """Return the position of a recorded activation in the whole tensor.
+
+        Logits are split by vocabulary. Other activations are split by tokens if sequence
+        parallelism is on.
         """
         shape, (index, ranks) = tuple(tensor.shape), (self.share.index, self.share.ranks)
         if ranks == 1:
@@ -318,8 +323,8 @@ class MegatronSource:
                 )
 
     def _of(self, weight: nn.Parameter, kind: Kind) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of that kind for a parameter, in its shape, each with a suffix of its
-        name.
+        """Yield the whole tensors of one kind (weight, replica, gradient or moment) for a
+        parameter. Each comes with a suffix for the parameter's name.
         """
         states = self.states
         if kind == "replica":
@@ -337,7 +342,9 @@ class MegatronSource:
             )
 
     def _whole(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
-        """A parameter's whole tensor from `kept`; parts of several data ranks are gathered."""
+        """Return a whole tensor of a parameter from `kept`, the elements on this rank. Elements on
+        other data ranks are gathered.
+        """
         if not self.states.sharded:
             return kept.detach().view(weight.shape)
         found = self.states.filled(weight, kept.detach())
@@ -358,7 +365,8 @@ class MegatronSource:
         )
 
     def batch(self) -> Iterator[Held]:
-        """Yield the tensors of the microbatch, which is the same on all tensor ranks."""
+        """Yield the tensors of the current microbatch. All tensor ranks have the same microbatch.
+        """
         for index, tensor in enumerate(self._batch):
             yield Held(
                 "", "input", str(index), tensor, Placement.full(tuple(tensor.shape), ("tensor",))
@@ -392,7 +400,8 @@ class MegatronSource:
 
 
 def comm() -> Comm:
-    """Groups of the mesh in Megatron's order of ranks, which may have data before pipeline or not.
+    """Return the communication groups of the mesh. Data ranks come before or after pipeline ranks,
+    as in Megatron's own groups.
     """
     sizes = {
         "tensor": parallel_state.get_tensor_model_parallel_world_size(),
@@ -408,7 +417,7 @@ def comm() -> Comm:
 
 
 def _shape(part: Any) -> Architecture:
-    """The shape of the native GPT that corresponds to a GPT of Megatron."""
+    """Return the shape of the native GPT that corresponds to a GPT of Megatron."""
     config = part.config
     return Architecture(
         layers=config.num_layers,

@@ -121,9 +121,8 @@ class MegatronTrainer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context for calls of Megatron: without CUDA its requests are redirected to the CPU.
-
-        Megatron's refusals are raised as `ConfigError`.
+        """Context manager for calls of Megatron. Without CUDA, requests for CUDA are redirected to
+        the CPU. Megatron's refusals are raised as `ConfigError`.
         """
         with ExitStack() as stack:
             if not torch.cuda.is_available():
@@ -199,7 +198,9 @@ class MegatronTrainer:
         )
 
     def _loss(self, targets: Tensor, losses: Tensor) -> tuple[Any, ...]:
-        """The loss in the form of Megatron's own loss function: a sum with a count, or a mean."""
+        """Return the loss in the form of Megatron's own loss function: a sum with a count, or a
+        mean.
+        """
         counts = targets != IGNORED
         total, count = (losses.float() * counts).sum(), counts.sum()
         if self.settings.calculate_per_token_loss:
@@ -208,7 +209,7 @@ class MegatronTrainer:
         return mean, (mean.detach().clone(), torch.ones_like(count))
 
     def _mean(self, losses: list[tuple[Tensor, Tensor]]) -> float:
-        """The weighted mean of the losses of all microbatches and data ranks."""
+        """Return the weighted mean of the losses of all microbatches and data ranks."""
         total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
         # Tensor ranks compute the same loss, so only the first of them adds it.
         if self.share.index == 0:
@@ -223,15 +224,16 @@ class MegatronTrainer:
             yield weight, tuple(pieces(name, self.shape, self.share))
 
     def _first(self) -> Mapping[str, Tensor] | None:
-        """The initial weights by native name; None if they come from the resumed checkpoint."""
+        """Return the initial weights by native name; None if they come from the resumed checkpoint.
+        """
         if self.workload.first is not None or self.workload.folder is not None:
             return self.workload.first
         return dict(native(self.workload).named_parameters())
 
     @torch.no_grad()
     def _load(self, wholes: Mapping[str, Tensor] | None) -> Mapping[nn.Parameter, Tensor]:
-        """Copy `wholes` into the weights; return the unrounded values, which the masters start
-        from.
+        """Copy `wholes` into the weights, and return the values before rounding, which become the
+        master weights.
         """
         found: dict[nn.Parameter, Tensor] = {}
         for weight, parts in self.named() if wholes is not None else ():
@@ -261,7 +263,7 @@ class MegatronTrainer:
         return int(found["iteration"])
 
     def weights(self) -> Mapping[str, Tensor]:
-        """All weights by native name, on every rank."""
+        """Return all weights by native name, on every rank."""
         whole = torch.zeros(sum(map(prod, self._shapes.values())))
         flat = torch.split(whole, [prod(shape) for shape in self._shapes.values()])
         found = {
@@ -314,7 +316,8 @@ class MegatronTrainer:
 
 
 def _unseen(mask: Tensor) -> Tensor:
-    """A mask (samples, 1, tokens, tokens) that is true where a token does not attend to another.
+    """Return a mask (samples, 1, tokens, tokens) that is true where a token does not attend to
+    another.
 
     The given mask (samples, tokens) is 0 at padding. Each token attends to itself at least, so that
     the softmax is defined at padding.
@@ -326,8 +329,8 @@ def _unseen(mask: Tensor) -> Tensor:
 
 
 def _join(place: Environment) -> bool:
-    """Join the process group. Returns whether a group of one rank was created, which Megatron
-    needs.
+    """Join the process group, and return whether a group of one rank had to be created. Megatron
+    needs a group.
     """
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if torch.cuda.is_available():
@@ -355,8 +358,8 @@ def _groups(plan: Plan, args: Mapping[str, Any]) -> None:
 
 
 def _overlaps(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the config fields with callbacks that overlap collectives, and the chunk's method for
-    each (training.py: train).
+    """Yield each config field that takes a callback for overlapping collectives, with the chunk's
+    method that serves as the callback (training.py: train).
     """
     if args.get("overlap_grad_reduce"):
         yield "no_sync_func", "no_sync"
@@ -367,7 +370,9 @@ def _overlaps(args: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _learning_rate(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The scheduler's arguments in optimizer steps (training.py: get_optimizer_param_scheduler)."""
+    """Return the scheduler's arguments in optimizer steps (training.py:
+    get_optimizer_param_scheduler).
+    """
     total = (
         args.get("lr_decay_iters")
         or args.get("train_iters")
@@ -409,7 +414,9 @@ def _iterations(args: Mapping[str, Any], name: str) -> float | None:
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Total bytes of the tensors' storages; a shared storage is counted once."""
+    """Return the number of bytes in the storages of the tensors. A storage that several tensors
+    share is counted once.
+    """
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
     }

@@ -25,10 +25,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Piece:
-    """This rank's part of a native parameter, inside a parameter of Megatron's.
+    """The location of this rank's part of a native parameter in a Megatron parameter.
 
-    `pick` returns the part as a view of Megatron's tensor. The native parameter has the shape
-    `whole`, and the part begins at `start` along `dim` (None: all tensor ranks have replicas).
+    `pick` returns the part as a view of Megatron's tensor. `whole` is the shape of the full native
+    parameter; the part begins at index `start` of dimension `dim`. If `dim` is None, every tensor
+    rank holds the full parameter.
     """
 
     name: str
@@ -38,7 +39,9 @@ class Piece:
     pick: Callable[[Tensor], Tensor]
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This rank's part of `tensor` (parameter, gradient or state), in its native shape."""
+        """Return this rank's part of `tensor` (a parameter, gradient or state), in the native
+        shape.
+        """
         return self.pick(tensor).reshape(-1, *tensor.shape[1:])
 
     def load(self, tensor: Tensor, whole: Tensor) -> None:
@@ -47,11 +50,13 @@ class Piece:
         view.copy_(self.within(whole, self.of(tensor).shape).reshape(view.shape))
 
     def within(self, whole: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """This rank's part of a whole native tensor; the part has the given shape."""
+        """Return this rank's part of the whole native tensor `whole`. `shape` is the shape of the
+        part.
+        """
         return whole if self.dim is None else whole.narrow(self.dim, self.start, shape[self.dim])
 
     def placement(self, shape: tuple[int, ...], replicas: tuple[str, ...] = ()) -> Placement:
-        """The offsets of a part of that shape in the whole tensor."""
+        """Return the position in the whole tensor of a part with the given shape."""
         offsets = tuple(self.start * (dim == self.dim) for dim in range(len(self.whole)))
         return Placement.box(
             self.whole,
@@ -62,7 +67,8 @@ class Piece:
 
 
 def wholes(shape: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes of the native model's parameters by name; names of experts contain the expert's index.
+    """Return the shapes of the native model's parameters by name. Names of expert parameters
+    contain the index of the expert.
     """
     parts = [part for layer in shape.indices for part in shape.parts(layer)]
     found: dict[str, tuple[int, ...]] = {}
@@ -96,8 +102,9 @@ Found = tuple[str, int | None, Callable[[Tensor], Tensor]]
 
 VOCABULARY = ("embedding.tokens.weight", "head.logits.weight")
 SPLIT = {"linear_proj.weight": 1, "linear_fc2.weight": 1, "linear_qkv": 0, "linear_fc1": 0}
-"""The dimension that tensor ranks split, by a part of the parameter's name in a layer. All other
-parameters of a layer are replicated."""
+"""The dimension in which a parameter is split over tensor ranks. The key is a part of the
+parameter's name in its layer. All other parameters of a layer are replicated.
+"""
 
 
 def _within(name: str, shape: Architecture, share: Share) -> Iterator[Found]:
@@ -157,7 +164,9 @@ def _heads(shape: Architecture, share: Share) -> Iterator[tuple[str, Callable[[T
 
 
 def _native(module: str) -> str:
-    """The native name of a feed-forward layer: a block's own, an expert, or the shared experts."""
+    """Return the native name of a feed-forward layer: the dense layer of a block, an expert, or the
+    shared experts.
+    """
     return (
         module.rpartition(".")[0]
         .replace("experts.local_experts", "experts")
@@ -178,12 +187,12 @@ def _halves(shape: Architecture, name: str) -> Iterator[tuple[str, Callable[[Ten
 
 
 def _rows(shape: Architecture, share: Share) -> int:
-    """Number of rows of the padded vocabulary on each tensor rank."""
+    """Return the number of rows of the padded vocabulary on each tensor rank."""
     return -(-shape.vocab // share.ranks)
 
 
 def _known(shape: Architecture, share: Share) -> Callable[[Tensor], Tensor]:
-    """A function that picks the rows of this rank that are not padding."""
+    """Return a function that picks the rows of this rank that are not padding."""
     kept = max(0, min(_rows(shape, share), shape.vocab - share.index * _rows(shape, share)))
     return lambda tensor: tensor[:kept]
 

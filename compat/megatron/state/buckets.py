@@ -1,6 +1,5 @@
-"""Finds each parameter's place in the buckets of the distributed optimizer (`dp_reshardable`).
-
-The places are verified by comparison with the weights.
+"""Finds the offset of each parameter in the buckets of the distributed optimizer
+(`dp_reshardable`). The offsets are verified: weights must equal the masters at these offsets.
 """
 
 from __future__ import annotations
@@ -38,7 +37,9 @@ ADVICE = "save it with --dist-ckpt-optim-fully-reshardable"
 MASTER = "param"
 
 Buckets = dict[int, dict[int, dict[str, Lazy]]]
-"""Tensors by index of the group of data ranks, index of the bucket, and kind."""
+"""Tensors of the buckets: `buckets[group][bucket][kind]`, with the index of the group of data
+ranks, the index of the bucket, and the kind of tensor.
+"""
 
 
 def unpacked(
@@ -48,11 +49,12 @@ def unpacked(
     values: Mapping[str, Any],
     args: Mapping[str, Any],
 ) -> dict[str, dict[str, Lazy]]:
-    """The optimizer's tensors of each parameter by kind. Raises `SourceError` unless the masters match the weights.
+    """Return the optimizer's tensors of each parameter, by kind. Raises `SourceError` unless the
+    masters match the weights.
 
-    The file has the number of elements of each bucket, but not its parameters. Parameters are
-    stored from the last to the first, with aligned starts, in the order of one of two kinds of
-    layers. In the right order, all rounded masters equal the weights.
+    The file has the number of elements of each bucket, but not the names of its parameters.
+    Parameters are stored from the last to the first, at aligned offsets, in the order of modules in
+    one of two layer specs. In the right order, all rounded masters equal the weights.
     """
     shapes = {name: held.shape for name, held in weights.items()}
     # decoder.layers.7.mlp...: the third part of a name is the number of the layer.
@@ -93,7 +95,8 @@ def _buckets(place: Path, tensors: Mapping[str, Lazy]) -> Buckets:
 
 
 def _sizes(values: Mapping[str, Any]) -> dict[int, list[int]]:
-    """The number of elements of each bucket without padding, by group."""
+    """Return the number of elements of each bucket without padding, for each group of data ranks.
+    """
     found = {}
     for key, value in values.items():
         if match := UNPADDED.fullmatch(key):
@@ -111,9 +114,8 @@ def _laid(
     sizes: Mapping[int, Sequence[int]],
     order: Sequence[str],
 ) -> dict[str, dict[str, Lazy]] | None:
-    """The optimizer's tensors of each parameter if the model's modules are in `order`.
-
-    None if the sizes do not fit.
+    """Return the optimizer's tensors of each parameter if the model's modules are in `order`. None
+    if the sizes of the buckets do not fit this order.
     """
     parts: dict[str, dict[str, list[Placed]]] = {}
     for group, held in buckets.items():
@@ -147,9 +149,8 @@ def _laid(
 def _places(
     names: Sequence[tuple[str, int]], sizes: Sequence[int]
 ) -> list[tuple[str, int, int, int]] | None:
-    """Name, bucket, start and end of each parameter, in reverse order.
-
-    None if the parameters do not fill the buckets exactly.
+    """Return the name, bucket, start and end of each parameter, in reverse order. None if the
+    parameters do not fill the buckets exactly.
     """
     found, bucket, at = [], 0, 0
     for name, count in reversed(names):

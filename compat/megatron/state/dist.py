@@ -90,7 +90,9 @@ class TorchDist(Format):
     names = "megatron"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the iteration that Megatron-LM's tracker names in it."""
+        """Return the folder of the checkpoint: `folder` itself, or the iteration in it that
+        Megatron-LM's tracker names.
+        """
         place = iteration(folder)
         return place if (place / METADATA).is_file() and (place / dcp.COMMON).is_file() else None
 
@@ -103,7 +105,7 @@ class TorchDist(Format):
         )
         if backend != "torch_dist":
             raise SourceError(
-                f"{place / METADATA}: found {shown(backend)} as sharded_backend; expected torch_dist; save it with"
+                f"{place / METADATA}: found {shown(backend)} as sharded_backend; expected torch_dist; save the run with"
                 " --ckpt-format torch_dist"
             )
         common = archive.read(place / dcp.COMMON, place, KNOWN)
@@ -116,8 +118,8 @@ class TorchDist(Format):
         return _hub(self.name, place, common, entries)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Verify the checksums of the file of sums, or, without this file, those inside each
-        archive.
+        """Verify checksums: those in the checkpoint's file of checksums, or, without this file,
+        those inside each archive.
         """
         super().verify(place, used)
         if not (place / SUMS).is_file():
@@ -132,7 +134,8 @@ class TorchDist(Format):
 
 
 def iteration(folder: Path) -> Path:
-    """The folder that the tracker file names; `folder` itself if there is no tracker.
+    """Return the folder of the iteration that the tracker file names, or `folder` itself if there
+    is no tracker.
 
     Raises `SourceError` if the tracker has other text.
     """
@@ -166,7 +169,7 @@ def _sharding(common: Mapping[str, Any], place: Path) -> None:
                 f"{place / dcp.COMMON}: found the layout {found} of the distributed optimizer, "
                 "which cannot be read"
             )
-            raise SourceError(f"{said}; save it with --dist-ckpt-optim-fully-reshardable")
+            raise SourceError(f"{said}; save the run with --dist-ckpt-optim-fully-reshardable")
 
 
 def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[str, Any]) -> Hub:
@@ -254,9 +257,9 @@ def _rounded(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
 
 
 def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
-    """Weights by name, and the optimizer's tensors of each by kind.
+    """Return the weights by name, and for each weight the optimizer's tensors by kind.
 
-    Stacked layers and experts are split.
+    Tensors that stack layers or experts are split.
     """
     weights: dict[str, Lazy] = {}
     kinds: dict[str, dict[str, Lazy]] = {}
@@ -276,7 +279,9 @@ def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dic
 
 
 def apart(name: str, held: Lazy) -> Iterator[tuple[str, Lazy]]:
-    """Yield the parts of a tensor that stacks layers or experts; yield any other tensor itself."""
+    """Yield each layer or expert of a tensor that stacks layers or experts, with its name. Any
+    other tensor is yielded unchanged.
+    """
     if match := STACKED.fullmatch(name):
         for layer, part in enumerate(_parts(held)):
             yield from apart(f"decoder.layers.{layer}.{match[1]}", part)
@@ -311,9 +316,9 @@ def _parameter(
 def _optimizers(
     common: Mapping[str, Any], values: Mapping[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield the state of each optimizer; several optimizers are chained.
+    """Yield the state of each optimizer. A chained optimizer has several.
 
-    `dp_reshardable` stores the states among the values of the ranks.
+    The format `dp_reshardable` keeps them in the values of each rank, not in `common`.
     """
     found = common.get("optimizer")
     for held in (
@@ -416,7 +421,7 @@ class Layout:
         return self.level == 1 or self.dtype != "F32"
 
     def optimizer(self) -> dict[str, Any]:
-        """The optimizer's state besides tensors (optimizer.py, distrib_optimizer.py)."""
+        """Return the optimizer's state that is no tensor (optimizer.py, distrib_optimizer.py)."""
         steps = {held.step for held in self.hub.trained.values() if held.moments}
         if len(steps) > 1:
             said = f"found moments of several steps ({shown(sorted(map(str, steps)))})"
@@ -437,14 +442,16 @@ class Layout:
 
 
 def torch_number(value: float) -> Any:
-    """The number as a tensor."""
+    """Return the number as a tensor."""
     import torch
 
     return torch.tensor(float(value))
 
 
 def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
-    """Yield weights, masters, moments and extra states; each layer is a box of a stacked tensor."""
+    """Yield all weights, masters, moments and extra states to write. The tensors of a layer are
+    slices of tensors that stack all layers.
+    """
     hub, dtype = layout.hub, layout.dtype
     master = "param" if layout.level else "fp32_param"
     layers, numbered = _layers(hub)
@@ -470,9 +477,8 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
 
 
 def _layers(hub: Hub) -> tuple[int, bool]:
-    """The number of layers, and whether the layers differ.
-
-    Megatron does not stack layers that differ (transformer_block.py).
+    """Return the number of layers, and whether the layers have different tensors. Megatron does not
+    stack such layers (transformer_block.py).
     """
     found: dict[int, set[str]] = {}
     for name in hub.parameters:
@@ -493,7 +499,9 @@ def _layers(hub: Hub) -> tuple[int, bool]:
 def _place(
     name: str, hub: Hub, layers: int, numbered: bool
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """The key of a tensor, the sizes of the stacking dimensions, and the indices in them."""
+    """Return the key under which a tensor is saved, the sizes of the dimensions that stack layers
+    and experts, and the tensor's indices in these dimensions.
+    """
     match = OWN.fullmatch(name)
     if match is None:
         return name, (), ()
@@ -527,7 +535,7 @@ def _place(
 
 
 def _experts(hub: Hub, layer: int) -> int:
-    """The number of experts of a layer."""
+    """Return the number of experts of a layer."""
     count = 0
     for name in hub.parameters:
         match = OWN.fullmatch(name)

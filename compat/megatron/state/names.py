@@ -37,9 +37,8 @@ def _ours(names: Sequence[str], inside: str = "block{layer}.") -> tuple[str, ...
 
 
 def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[Row, ...]:
-    """Rows for the first matrix of a feed-forward layer.
-
-    It is the stacked gate and up projections, or only the up projection.
+    """Return table rows for the first matrix of a feed-forward layer. It is a stack of gate and up
+    projection, or only the up projection.
     """
     both = tuple(f"{inside}.{part}.{kind}" for part in ("gate", "up"))
     # Whether the layer is gated is a fact about the model, and only one of the two rows is used.
@@ -108,22 +107,25 @@ class Engine(Naming):
     stack = "megatron"
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """Facts of no family, and a refusal for each argument that changes the meaning of weights.
-        """
+        """Return no family, and a refusal for each argument that changes the meaning of weights."""
         # A config of another stack has no such attribute.
         args = getattr(config, "args", None)
         return None, () if args is None else refusals(args)
 
     def carried(self, hub: Hub) -> Model | None:
-        """Facts about the model from Megatron's arguments, which other formats carry in the script's own state."""
+        """Return facts about the model from Megatron's arguments. Checkpoints in other formats
+        carry these arguments in the script's own state.
+        """
         return model_of(carried(hub).get("args") or {})
 
     def tables(self) -> Sequence[Table]:
-        """The only table, which has all names."""
+        """Return the only table. It has the names of all kinds of models."""
         return (MIXED,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The table for writing; layers with experts have a separate norm before them."""
+        """Return the table with which names are written. Models with experts have a table of their
+        own, because each of their layers has a separate norm before the experts.
+        """
         return EXPERTS_ENGINE if any(".mlp.router." in name for name in shapes) else ENGINE
 
 
@@ -135,9 +137,11 @@ class Own(Naming):
     stack = "megatron"
 
     def tables(self) -> Sequence[Table]:
-        """The table of the local spec."""
+        """Return the only table, which has the names of the local spec."""
         return (OWN,)
 
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """The table of the local spec, for every model."""
+        """Return the table with which names are written. It is the table of the local spec for
+        every model.
+        """
         return OWN

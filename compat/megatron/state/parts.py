@@ -26,7 +26,7 @@ from compat.megatron.state.run import DAMAGED
 # get_checkpoint_name).
 FOLDER = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?")
 FILE, SHARDED = "model_optim_rng.pt", "distrib_optim.pt"
-ADVICE = "save it with --ckpt-format torch_dist"
+ADVICE = "save the run with --ckpt-format torch_dist"
 EXTRA = "._extra_state"
 
 
@@ -37,7 +37,9 @@ class Parts(Format):
     title = "Megatron-LM mp_rank_*"
 
     def find(self, folder: Path) -> Path | None:
-        """The folder itself, or the iteration in it that the tracker names."""
+        """Return the folder of the checkpoint: `folder` itself, or the iteration in it that
+        Megatron-LM's tracker names.
+        """
         place = iteration(folder)
         return place if place.is_dir() and any(place.glob(f"mp_rank_*/{FILE}")) else None
 
@@ -48,7 +50,7 @@ class Parts(Format):
             archive.verify(path, place, used=used)
 
     def read(self, place: Path) -> Hub:
-        """Weights and the unsharded optimizer, joined over all ranks."""
+        """Read the weights and the unsharded optimizer, joined over all ranks."""
         files = _files(place)
         held = {key: _loaded(path, place) for key, path in files.items()}
         common = held[0, 0]
@@ -84,7 +86,9 @@ class Parts(Format):
 
 
 def _files(place: Path) -> dict[tuple[int, int], Path]:
-    """Files by tensor rank and stage. Raises `SourceError` for a missing file, expert ranks, or a distributed optimizer."""
+    """Return the file of each tensor rank and stage. Raises `SourceError` for a missing file, a
+    file of an expert rank, or a file of the distributed optimizer.
+    """
     found: dict[tuple[int, int], Path] = {}
     for folder in sorted(place.glob("mp_rank_*")):
         match = FOLDER.fullmatch(folder.name)
@@ -127,7 +131,9 @@ def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
 def _parallel(
     place: Path, args: Mapping[str, Any], held: Mapping[tuple[int, int], Mapping[str, Any]]
 ) -> Parallel:
-    """The layout over ranks, from the saved arguments. Raises `SourceError` if the number of files differs."""
+    """Return the layout over ranks, from the saved arguments. Raises `SourceError` if the number of
+    files does not fit this layout.
+    """
     # Each stage numbers its layers from 0, so the layers of the first tensor rank's stages are
     # added up.
     layers = 0
@@ -144,7 +150,7 @@ def _parallel(
 
 
 ENDS = {"embedding.": 0, "decoder.final_layernorm.": -1}
-"""The index of the stage for prefixes of parameters that only one stage has."""
+"""For each prefix of parameters that only one stage has: the index of that stage."""
 
 
 def _in_place(
@@ -194,11 +200,14 @@ def _in_place(
 
 
 SAMPLE = 256
-"""Number of elements at the start of each parameter that are compared to distinguish ranks."""
+"""Number of elements at the start of each matrix that are compared between ranks. Two ranks with
+equal elements are copies of one file.
+"""
 
 
 def _mark(state: Mapping[str, Any]) -> bytes:
-    """The start of each matrix of a rank, which differs between any two ranks."""
+    """Return the first elements of each matrix in a rank's file. They differ between any two ranks.
+    """
     matrices = (
         part
         for _, part in sorted(state["model"].items())
@@ -209,7 +218,9 @@ def _mark(state: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class Rank:
-    """The content of a rank: weights by global name, and the optimizer's tensors of each."""
+    """The content of one rank's file: `weights` by global name, and `kinds` with the optimizer's
+    tensors of each weight.
+    """
 
     index: int
     stage: int
@@ -220,7 +231,7 @@ class Rank:
     def of(
         cls, path: Path, state: Mapping[str, Any], index: int, stage: int, parallel: Parallel
     ) -> Rank:
-        """The content of a rank's file."""
+        """Read the content of a rank's file."""
         first = parallel.of_stage(stage).start
         weights = {
             renumbered(name, lambda layer: first + layer): held
@@ -240,7 +251,9 @@ class Rank:
 def _kept(
     path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy]
 ) -> Iterator[tuple[str, dict[str, Lazy]]]:
-    """Masters and moments by name. The file numbers parameters by group, and in the order of the model within a group."""
+    """Yield masters and moments by name. The file numbers parameters by group; within a group they
+    are in the order of the model.
+    """
     # In mixed precision, torch's own state lies one level down, beside the masters.
     inner = optimizer.get("optimizer", optimizer)
     masters = optimizer.get("fp32_from_fp16_params") or []
@@ -269,7 +282,7 @@ def _kept(
 
 
 def _shapes(ranks: Mapping[tuple[int, int], Rank], parallel: Parallel) -> dict[str, Shape]:
-    """Shapes of whole parameters."""
+    """Return the shapes of whole parameters."""
     found: dict[str, Shape] = {}
     for (index, _), rank in sorted(ranks.items(), key=lambda item: item[0][1]):
         for name, held in rank.weights.items() if index == 0 else ():
@@ -289,7 +302,9 @@ def _whole(
     parallel: Parallel,
     step: float | None,
 ) -> Parameter:
-    """A whole parameter, joined over the tensor ranks of the first stage that has it."""
+    """Return a whole parameter. It is joined over the tensor ranks of the first stage that has the
+    parameter.
+    """
     stage = min(rank.stage for rank in ranks.values() if name in rank.weights)
     split = any(name.endswith(end) for end in SPLIT)
     taken = [ranks[index, stage] for index in range(parallel.tensor if split else 1)]

@@ -73,7 +73,7 @@ UNEVEN = (
     ),
     *("virtual_pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage"),
 )
-"""Names of arguments with which stages differ from equal, consecutive shares of the layers."""
+"""Arguments that make the split into stages uneven or interleaved."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ class Parallel:
 
     @classmethod
     def of(cls, args: Mapping[str, Any], layers: int, where: str) -> Parallel:
-        """The layout of the saved arguments. Raises `SourceError` for unequal stages and for expert parallelism."""
+        """Return the layout that the saved arguments describe. Raises `SourceError` for unequal
+        stages and for expert parallelism.
+        """
         found = [name for name in UNEVEN if args.get(name)]
         found += (
             ["expert_model_parallel_size"]
@@ -108,13 +110,13 @@ class Parallel:
         return cls(tensor, pipeline, layers)
 
     def of_stage(self, stage: int) -> range:
-        """Indices of the layers of a stage."""
+        """Return the indices of the layers of a stage."""
         share = self.layers // self.pipeline
         return range(stage * share, (stage + 1) * share)
 
 
 def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
-    """Names of a stage's parameters in the order of its modules.
+    """Return the names of a stage's parameters in the order of its modules.
 
     With tied embeddings, the last stage has a copy of the word embedding.
     """
@@ -136,21 +138,22 @@ def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]
 
 
 def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
-    """Sort key of a parameter in its layer: by module, weights before biases."""
+    """Return the key by which parameters of a layer are sorted: by module, weights before biases.
+    """
     fits = [number for number, module in enumerate(order) if rest.startswith(module)]
     if not fits:
         raise SourceError(
-            f"{rest}: found a parameter outside the dense layers, whose place in the order is not "
-            "known"
+            f"{rest}: found a parameter that is in no dense layer; its position in the file is not"
+            " known"
         )
     # The longest name that fits: "mlp.linear_fc1" also begins "mlp.linear_fc1.layer_norm_weight".
     return max(fits, key=lambda number: len(order[number])), rest.endswith("bias")
 
 
 def gated(name: str, shapes: Shapes) -> bool:
-    """Whether `name` is the first matrix of a gated feed-forward layer, or its bias.
+    """Whether `name` is the first matrix of a gated feed-forward layer, or the bias of that matrix.
 
-    It then has twice as many rows as the layer's width.
+    A gated matrix has twice as many rows as the feed-forward layer is wide.
     """
     second = shapes.get(name.rpartition("linear_fc1")[0] + "linear_fc2.weight", ())
     return (
@@ -162,7 +165,9 @@ def gated(name: str, shapes: Shapes) -> bool:
 
 
 def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
-    """The boxes of a parameter that a tensor rank holds, in the order in which its own tensor stacks them."""
+    """Yield the slices (boxes) of a parameter that a tensor rank holds, in the order in which the
+    rank's tensor stacks them.
+    """
     shape = shapes[name]
     dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
     parts = 2 if gated(name, shapes) else 1
@@ -182,7 +187,7 @@ def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
 
 
 def local(name: str, shapes: Shapes, ranks: int) -> Shape:
-    """The shape of a tensor rank's part of a parameter."""
+    """Return the shape of the tensor that each tensor rank holds of a parameter."""
     found = list(boxes(name, shapes, 0, ranks))
     # Several boxes are stacked along the first dimension; all ranks have the same shape.
     return (
@@ -193,8 +198,8 @@ def local(name: str, shapes: Shapes, ranks: int) -> Shape:
 
 
 def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:
-    """The boxes of the whole parameter that a tensor rank's part, or its flat elements, consists
-    of.
+    """Yield the slices (boxes) of the whole parameter that `held`, the tensor of one rank, consists
+    of. `held` may be flat.
     """
     at = 0
     for box in boxes(name, shapes, index, ranks):
@@ -204,7 +209,7 @@ def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Ite
 
 
 def renumbered(name: str, number: Callable[[int], int]) -> str:
-    """The name of a parameter with another number of its layer."""
+    """Return the name of a parameter with the number of its layer replaced."""
     if not name.startswith(LAYERS):
         return name
     layer, _, rest = name.removeprefix(LAYERS).partition(".")

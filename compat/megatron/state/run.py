@@ -86,13 +86,15 @@ SCHEDULE: Mapping[str, Any] = {
 
 
 def arguments(common: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The saved arguments by name; empty if there are none."""
+    """Return the saved arguments by name; empty if there are none."""
     found = common.get("args")
     return found.state if isinstance(found, Record) else {}
 
 
 def model_of(args: Mapping[str, Any]) -> Model | None:
-    """Facts about the model from the arguments; None if the number of heads is missing."""
+    """Return facts about the model from the arguments, or None if the arguments have no number of
+    heads.
+    """
     heads = args.get("num_attention_heads")
     if not isinstance(heads, int):
         return None
@@ -122,11 +124,13 @@ def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
 def groups_of(
     rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where: str
 ) -> tuple[Group, ...]:
-    """The optimizer's groups with the names of their parameters, which files do not have.
+    """Return the optimizer's groups with the names of their parameters, which the files do not
+    contain.
 
-    Megatron puts biases and vectors into groups without decay (optimizer/__init__.py: get_standard_config_overrides), and
-    experts, embedding and output layer into groups of their own if their settings differ. `names` has the number of
-    dimensions of each parameter. Raises `SourceError` if two groups are alike, or if a parameter fits none.
+    Megatron puts biases and vectors into groups without weight decay (optimizer/__init__.py:
+    get_standard_config_overrides), and experts, embedding and output layer into separate groups if
+    their settings differ. `names` has the number of dimensions of each parameter. Raises
+    `SourceError` if two groups are alike, or if a parameter fits no group.
     """
     # NeMo saves such a key as pre_wd_mult and so on, and Megatron reads both
     # (optimizer/optimizer.py).
@@ -164,9 +168,9 @@ def groups_of(
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
-    """The state of the loss scale in the hub's convention.
+    """Return the state of the loss scale as checkpoints of the hub count it.
 
-    Megatron doubles the scale in the step that completes the window, the hub one step later.
+    Megatron doubles the scale in the step that completes the window, and the hub one step later.
     """
     held = optimizer.get("grad_scaler")
     if not isinstance(held, Mapping) or "scale" not in held:
@@ -192,9 +196,10 @@ def _number(value: Any) -> float:
 
 
 def step_of(optimizer: Mapping[str, Any]) -> float | None:
-    """The number of updates that the moments have seen; None if two places disagree.
+    """Return the number of updates that the moments have seen; None if the checkpoint contains two
+    different numbers.
 
-    Depending on the optimizer, it is stored in the groups or in the state.
+    Depending on the optimizer, the number is stored in the groups or in the state.
     """
     inner = optimizer.get("optimizer", optimizer)
     state = inner.get("state")
@@ -211,7 +216,9 @@ def step_of(optimizer: Mapping[str, Any]) -> float | None:
 
 
 def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) -> Where:
-    """The progress of the run; Megatron's count of iterations includes skipped steps."""
+    """Return the progress of the run. Megatron counts skipped steps as iterations, so they are
+    subtracted from the iteration.
+    """
     args, iteration = arguments(common), common.get("iteration")
     made = int(step) if step is not None else iteration
     # An iteration whose gradients overflow makes no update.
@@ -223,11 +230,11 @@ def where_of(common: Mapping[str, Any], step: float | None, lr: float | None) ->
 
 
 def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Megatron's arguments, counters and scheduler as the script's own state, and findings on
-    losses.
+    """Return Megatron's arguments, counters and scheduler as the script's own state, and findings
+    on what is lost.
 
-    Other formats carry the script's own state. The scheduler is part of it, because no other stack
-    has the same scheduler. Arguments that are objects are left out.
+    Checkpoints of other formats carry the script's own state. The scheduler is part of it, because
+    no other stack has the same scheduler. Arguments that are objects are left out.
     """
     flops = common.get("num_floating_point_operations_so_far")
     args, _ = plain(
@@ -260,13 +267,17 @@ def generators(there: bool) -> Iterator[Finding]:
 
 
 def carried(hub: Hub) -> Mapping[str, Any]:
-    """The state of a Megatron run that another format carried; empty if there is none."""
+    """Return the state of a Megatron run in a checkpoint of another format. Empty if the checkpoint
+    has none.
+    """
     found = hub.client.get(CLIENT)
     return found if isinstance(found, Mapping) else {}
 
 
 def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """All values that Megatron-LM saves besides tensors (checkpointing.py: generate_state_dict)."""
+    """Return all values that Megatron-LM saves besides tensors (checkpointing.py:
+    generate_state_dict).
+    """
     held = carried(hub)
     # Random states are not written. With this argument, load_checkpoint does not look for them.
     args = {**(held.get("args") or {}), "no_save_rng": True}
@@ -285,13 +296,13 @@ def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def iteration_of(hub: Hub) -> int:
-    """Megatron's iteration: the number of all steps, including skipped steps."""
+    """Return Megatron's count of iterations: steps with an update plus skipped steps."""
     return (hub.where.steps or 0) + (hub.where.skipped or 0)
 
 
 def scheduler_of(hub: Hub) -> dict[str, Any]:
-    """The state of the scheduler: the carried state, advanced to the samples seen, or, if there is
-    none, only the number of samples seen.
+    """Return the state of the scheduler: the state that the source carries, advanced to the samples
+    seen. If the source carries none, it is only the number of samples seen.
 
     Samples of skipped steps do not advance the scheduler (training.py: train_step).
     """
@@ -312,11 +323,11 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
 
 
 def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
-    """Settings of Megatron's groups for this model.
+    """Return the settings of Megatron's optimizer groups for this model.
 
-    Each group gets the settings of the source's group that has most of its parameters. The findings
-    of `unsaid` name the settings of the source's other groups. Raises `SourceError` if the source
-    has no settings at all.
+    Several groups of the source may become one group of Megatron. That group gets the settings of
+    the source's group with most of its parameters; `unsaid` reports the other settings. Raises
+    `SourceError` if the source has no settings at all.
     """
     kinds = _kinds(hub)
     if not kinds:
@@ -340,7 +351,9 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
 
 
 def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
-    """Parameters by the source's group, for each of Megatron's two groups (true: without decay)."""
+    """Return the parameters of each of Megatron's two groups, sorted by the number of their group
+    in the source. The key True is the group without weight decay.
+    """
     kinds: dict[bool, dict[int, list[str]]] = {}
     for number, group in enumerate(hub.groups):
         for name in group.names:
@@ -350,7 +363,9 @@ def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
 
 
 def _most(numbers: Mapping[int, Sequence[str]]) -> int:
-    """The group with the most parameters; the first of them if there are several."""
+    """Return the number of the group with the most parameters. Of several such groups it is the
+    first.
+    """
     return max(numbers, key=lambda number: (len(numbers[number]), -number))
 
 
@@ -377,7 +392,9 @@ RATE = "learning rate"
 
 
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a group that Megatron's optimizer has, with defaults for the others."""
+    """Return the settings of a group that Megatron's optimizer has, with defaults for settings that
+    the group lacks.
+    """
     taken = {
         key: value
         for key, value in given.items()
@@ -389,7 +406,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grad_scaler(hub: Hub) -> dict[str, Any]:
-    """The loss scale in the form of Megatron's scaler (optimizer/grad_scaler.py)."""
+    """Return the loss scale in the form of Megatron's scaler (optimizer/grad_scaler.py)."""
     import torch
 
     scale = hub.scale

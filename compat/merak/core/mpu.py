@@ -1,4 +1,4 @@
-"""Ranks and sizes of process groups, in the module where Merak has them."""
+"""Ranks and sizes of process groups, in the module in which Merak has them."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """One of the functions, loaded when a script first uses it."""
+    """Return one of the functions. The engine is loaded when a script first uses one of them."""
     return entry(__name__, NAMES, name)

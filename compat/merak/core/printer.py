@@ -1,4 +1,4 @@
-"""`AccMetric`, in the module where Merak has it."""
+"""`AccMetric`, in the module in which Merak has it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ NAMES = {"AccMetric": "metrics"}
 
 
 def __getattr__(name: str) -> Any:
-    """The class, loaded when a script first uses it."""
+    """Return the class. The engine is loaded when a script first uses it."""
     return entry(__name__, NAMES, name)

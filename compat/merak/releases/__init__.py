@@ -1,4 +1,6 @@
-"""Facts about each Merak release: its arguments, their defaults in the source, and their documented defaults."""
+"""Facts about each Merak release: its arguments, their defaults in the source, and their defaults
+in the documentation.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,18 @@ RELEASES = Releases(
     ("0.1.0", "1.1.1", "2.0.0", "2.0.1", "2.1.0", "2.2.0", "2.2.1", "2.2.2", "2.2.2+main"),
 )
 KNOWN = RELEASES.known
-"""Tags of the repository, oldest first, and its main branch (commit 1593043 of 2026-02-11), whose setup.py still says 2.2.2."""
+"""Releases, oldest first: the tags of Merak's repository, and its main branch (commit 1593043 of
+2026-02-11), whose setup.py still has version 2.2.2.
+"""
 
 ULYSSES = "2.2.2+main"
-"""First release with `sp` in `init` (commit 856746c of 2025-06-06), where `sequence_parallel` changed its meaning."""
+"""First release in which `init` has the parameter `sp` (commit 856746c of 2025-06-06). It also
+changed the meaning of `sequence_parallel`.
+"""
 REWRITTEN = "2.0.0"
-"""First release with a trainer of its own: until then it was derived from the Hugging Face one, of transformers 4.15.0."""
+"""First release with a trainer of its own. Earlier releases derive their trainer from the Trainer
+of transformers 4.15.0.
+"""
 
 SCRIPT: Mapping[str, str] = {
     **{f"init.{name}": "0.1.0" for name in ("pp", "tp", "dp", "backend")},
@@ -49,7 +57,9 @@ SCRIPT: Mapping[str, str] = {
     },
     "tp_lists.conv_para_list": "2.1.0",
 }
-"""Parameters of `init`, of the trainer and of `set_tp_layer_lists`, with the first release that takes them."""
+"""Parameters of `init`, of the trainer and of `set_tp_layer_lists`, each with the first release
+that has it.
+"""
 
 DOCUMENTED: Mapping[str, Mapping[str, Any]] = {
     "0.1.0": {"args.shard_count": "num_layers * 2"},
@@ -64,12 +74,14 @@ DOCUMENTED: Mapping[str, Mapping[str, Any]] = {
         "args.text_generation": False,
     },
 }
-"""Defaults in `docs/api_doc.md` that differ from the source's, by the first release with them."""
+"""Defaults in `docs/api_doc.md` that differ from the source, by the first release that documents
+them.
+"""
 
 
 @dataclass(frozen=True)
 class Release(AnyRelease):
-    """One release: the default of each schema path that it has."""
+    """One release: its arguments and parameters by schema path, each with its default."""
 
     among: ClassVar[Releases] = RELEASES
     defaults: Mapping[str, Any]
@@ -78,7 +90,9 @@ class Release(AnyRelease):
 
 @cache
 def histories() -> Mapping[str, list[list[Any]]]:
-    """History of each argument: `[release, default]` if its default changes, `[release]` if it is removed."""
+    """Return the history of each argument: a list of `[release, default]` for a new default, and
+    `[release]` for the removal.
+    """
     record = table(__name__, "arguments.json")
     return MappingProxyType(
         {
@@ -91,7 +105,7 @@ def histories() -> Mapping[str, list[list[Any]]]:
 
 @cache
 def release(version: str) -> Release:
-    """The facts of one known release."""
+    """Return the facts of release `version`."""
     arguments: dict[str, Any] = {}
     for path, history in histories().items():
         # The last step up to this release; one without a default means that the argument was
@@ -107,7 +121,7 @@ def release(version: str) -> Release:
 
 @cache
 def lifetime(path: str) -> str:
-    """The releases that have `path`, in words."""
+    """Return the releases that have `path`, as text such as "1.1.1 to 2.2.2"."""
     having = [version for version in KNOWN if path in release(version).defaults]
     if not having:
         return "none"

@@ -1,1 +1,1 @@
-"""Code that needs torch: Merak's own interface, implemented by the native engine."""
+"""Modules that need torch: Merak's own interface, implemented by the native engine."""

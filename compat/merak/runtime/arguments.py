@@ -1,5 +1,5 @@
-"""`MerakArguments`: transformers' TrainingArguments with Merak's further arguments, and the
-defaults of Merak's newest release.
+"""`MerakArguments`: transformers' TrainingArguments plus Merak's own arguments, with the defaults
+of Merak's newest release.
 """
 
 from __future__ import annotations
@@ -19,16 +19,24 @@ DEFAULTS: Mapping[str, Any] = below(
     PREFIX, DIALECT.defaults(DIALECT.versions[-1])
 )
 NUMBERS = ("num_layers", "seq_length", "hidden_size", "num_heads", "shard_count", "zero_stage")
-"""Arguments whose value, if given, is a whole number."""
+"""Arguments that are None by default and whole numbers otherwise."""
+LISTS = ("custom_split_points", "input_names", "activation_checkpoint_ratio", "custom_partition")
+"""Arguments that are None by default and otherwise take several words on a command line."""
 
 
 def _own() -> Iterator[tuple[str, Any, Any]]:
-    """Arguments that Merak has and transformers does not, with their defaults."""
+    """Yield name, type and default of the arguments that Merak has and transformers does not."""
     theirs = {each.name for each in fields(TrainingArguments)}
     for name, value in DEFAULTS.items():
         if name not in theirs:
-            kind = type(value) if value is not None else int if name in NUMBERS else str
-            yield name, kind | None, field(default=value)
+            yield name, _kind(name, value) | None, field(default=value)
+
+
+def _kind(name: str, default: Any) -> Any:
+    """Return the type of an argument's values other than None."""
+    if default is not None:
+        return type(default)
+    return int if name in NUMBERS else list[str] if name in LISTS else str
 
 
 MerakArguments: Any = make_dataclass(
@@ -40,7 +48,7 @@ MerakArguments: Any = make_dataclass(
 
 
 def said(arguments: Any) -> dict[str, Any]:
-    """Values that differ from Merak's defaults, in the form that the dialect reads."""
+    """Return the arguments that differ from Merak's defaults, in the form that the dialect reads."""
     found: dict[str, Any] = {}
     theirs = {each.name: each for each in fields(TrainingArguments)}
     for name, value in DEFAULTS.items():
@@ -61,7 +69,7 @@ def said(arguments: Any) -> dict[str, Any]:
 
 
 def _words(given: Any) -> bool:
-    """Whether an argument is a list of words."""
+    """Return whether an argument is a list of words."""
     return isinstance(given, list | tuple) and all(isinstance(word, str) for word in given)
 
 
@@ -76,4 +84,6 @@ LEFT = (
     "optim",
     "resume_from_checkpoint",
 )
-"""Arguments that do not affect the numbers, and arguments that the trainer itself reads."""
+"""Arguments that do not affect the numbers, and arguments that the trainer reads directly. `said`
+leaves them out.
+"""

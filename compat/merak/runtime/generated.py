@@ -1,8 +1,8 @@
 """`DynamicGenDataset`: random samples with the shapes that a model needs. Source:
 Merak/utils/datasets.py.
 
-Merak draws a sample again on each access. Here a sample depends on its number and on torch's seed,
-so that all ranks of a pipeline get the same one.
+Merak draws a new sample on each access. In this implementation a sample depends only on its index
+and on torch's seed, so that all ranks of a pipeline get the same sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTHS = (
     "embed_dim",
     "max_target_positions",
 )
-"""Keys of a model's config for the length of its sequences. The first one that exists is used."""
+"""Keys of a model's config for the length of a sequence. The first key that the config has is used."""
 WORDS = 1000
 IMAGE = 224
 PIXELS = "vision_only"
@@ -32,7 +32,9 @@ Sample = dict[str, Tensor]
 
 
 class DynamicGenDataset(Dataset[Sample]):
-    """`dataset_size` samples of the given `mode`: text, images, speech, or several of them."""
+    """A data set of `dataset_size` random samples. `mode` chooses their kind: text, images, speech,
+    or several of these.
+    """
 
     def __init__(
         self,
@@ -76,15 +78,15 @@ class DynamicGenDataset(Dataset[Sample]):
         number: int | None = None,
         least: int = 1,
     ) -> Tensor:
-        """Random token ids, one for each position of a sample."""
+        """Return random token ids, one for each position of a sample."""
         return torch.randint(least, most, (number or self.seq_length or 1,), generator=generator)
 
     def pixels(self, generator: torch.Generator) -> Tensor:
-        """An image."""
+        """Return a random image."""
         return torch.randn(3, self.image_size, self.image_size, generator=generator)
 
     def rows(self, generator: torch.Generator, width: int | None = None) -> Tensor:
-        """Numbers by token."""
+        """Return random numbers for each token."""
         shape = (self.seq_length or 1,) if width is None else (self.seq_length or 1, width)
         return torch.randn(shape, generator=generator)
 

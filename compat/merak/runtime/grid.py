@@ -1,4 +1,4 @@
-"""This rank's index among pipeline, tensor and data ranks, under the names of
+"""Indices of this rank among the pipeline, tensor and data ranks, under the names of
 Merak/core/mpu/initialize.py.
 """
 
@@ -15,33 +15,33 @@ from compat.merak import DIALECT
 from compat.merak.runtime.launch import sizes
 
 AXES = {"data": "data", "model": "tensor", "pipe": "pipeline"}
-"""The engine's axis for each of Merak's names."""
+"""The engine's name for each of Merak's axes."""
 
 
 def place(axis: str) -> tuple[int, int]:
-    """This rank's index along an axis, and the number of ranks along it."""
+    """Return this rank's index along an axis, and the number of ranks along this axis."""
     rank, world = comm.joined() or (0, 1)
     mesh = Mesh.of(lift(DIALECT.read({"init": sizes()}, None, world)).parallel, world)
     return mesh.coordinate(rank, axis), mesh.sizes[axis]
 
 
 def get_sequence_parallel_rank() -> int:
-    """The rank along the sequence axis: 0, because each rank has whole sequences."""
+    """Return the index along the sequence axis: 0, because each rank has whole sequences."""
     return 0
 
 
 def get_sequence_parallel_world_size() -> int:
-    """The size of the sequence axis: 1, because each rank has whole sequences."""
+    """Return the size of the sequence axis: 1, because each rank has whole sequences."""
     return 1
 
 
 def is_pipeline_first_stage() -> bool:
-    """Whether this rank has the first stage."""
+    """Return whether this rank has the first stage."""
     return place("pipeline")[0] == 0
 
 
 def is_pipeline_last_stage() -> bool:
-    """Whether this rank has the last stage."""
+    """Return whether this rank has the last stage."""
     at, number = place("pipeline")
     return at == number - 1
 
@@ -56,12 +56,13 @@ def _number(axis: str) -> int:
 
 def _no_group(name: str) -> None:
     raise BridgeError(
-        f"mpu.{name}: groups of ranks are the engine's own; ask trainer.engine.comm, or torch.distributed"
+        f"mpu.{name}: the engine has its own process groups; use trainer.engine.comm, or"
+        " torch.distributed"
     )
 
 
 def __getattr__(name: str) -> Any:
-    """`get_data_parallel_rank` and so on."""
+    """Return a function such as `get_data_parallel_rank`."""
     kind, _, what = name.removeprefix("get_").partition("_parallel_")
     known = {"rank": _rank, "world_size": _number}
     if what == "group":

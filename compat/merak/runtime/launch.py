@@ -21,7 +21,9 @@ __all__ = ["init", "init_empty_weights", "print_rank_0", "set_tp_layer_lists"]
 
 @dataclass
 class Run:
-    """Settings that the script made before it built a trainer."""
+    """Settings from calls of `init` and `set_tp_layer_lists`, stored until the script builds a
+    trainer.
+    """
 
     sizes: dict[str, int] | None = None
     lists: TensorPlan | None = None
@@ -31,10 +33,10 @@ RUN = Run()
 
 
 def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
-    """Join the process group with the given numbers of pipeline, tensor and data ranks. The backend
-    follows from the device, as in Merak.
+    """Join the process group with the given numbers of pipeline, tensor and data ranks.
 
-    Raises `ConfigError` if the numbers do not fit the ranks.
+    As in Merak, the communication backend follows from the device. Raises `ConfigError` if the
+    numbers do not fit the ranks.
     """
     found = detect()
     rank, world = comm.joined() or (found.rank, found.world)
@@ -52,7 +54,9 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
 
 
 def sizes() -> dict[str, int]:
-    """The arguments of `init`. Raises `BridgeError` if it was not called."""
+    """Return the mesh sizes that the script passed to `init`. Raises `BridgeError` if the script
+    did not call `init`.
+    """
     if RUN.sizes is None:
         raise BridgeError(
             "MerakTrainer: the sizes of the run are not set; call init(pp, tp, dp) first"
@@ -68,8 +72,8 @@ def set_tp_layer_lists(
     weight_change_list: Sequence[tuple[str, int]] | None = None,
     tp_attr_list: Sequence[str] | None = None,
 ) -> None:
-    """Set how tensor ranks split layers, by parts of their names. The split is checked on a few
-    tokens before training.
+    """Set how tensor ranks split layers. Each list has parts of the layers' names. Before training,
+    the split model is compared with the whole model on a few tokens.
     """
     if conv_para_list:
         raise ConfigError(
@@ -102,7 +106,5 @@ def print_rank_0(message: str) -> None:
 
 
 def init_empty_weights(include_buffers: bool = False) -> Any:
-    """Does nothing, because every rank builds the whole model and keeps the layers of
-    its stages.
-    """
+    """Do nothing, because every rank builds the whole model and keeps the layers of its stages."""
     return nullcontext()

@@ -1,6 +1,4 @@
-"""`AccMetric`: means of named values since they were last read. Source:
-Merak/core/printer/logging.py.
-"""
+"""`AccMetric`: means of named values since the last reading. Source: Merak/core/printer/logging.py."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ __all__ = ["AccMetric"]
 
 
 class AccMetric:
-    """Sums values by name. Reading `avg` returns the mean of each and starts new sums."""
+    """Sums of values by name. Reading `avg` returns the mean of each value and starts new sums."""
 
     def __init__(self) -> None:
         self.metrics: dict[str, list[float]] = defaultdict(list)
 
     def update(self, key: str, val: Any) -> None:
-        """One value more."""
+        """Add a value."""
         self.metrics[key].append(float(val))
 
     def reset(self) -> None:

@@ -34,9 +34,11 @@ NO_LOADER: Any = None
 LABELS, TAG = "labels", "iter_"
 SCHEDULER = "scheduler"
 OWN = ("run.", "optimizer.schedule.", "optimizer.decay_scope", "optimizer.weight_decay")
-"""Plan fields that the trainer itself carries out, as Merak's does: length, schedule, and the
-choice of weights that decay.
+"""Plan fields that the trainer itself implements, as Merak's trainer does: length, schedule, and
+the choice of weights that decay.
 """
+TIMED = ("run.timers", "run.log_interval")
+"""Plan fields of the run that the engine carries out: it prints the time of each part of a step."""
 MINE = (
     "args.learning_rate",
     "args.lr_scheduler",
@@ -45,7 +47,7 @@ MINE = (
     "args.num_train_epochs",
     "args.eval_steps",
 )
-"""Settings without a plan field that the trainer reads."""
+"""Settings that the trainer reads although no plan field stands for them."""
 
 
 HEADS = ("num_attention_heads", "all_head_size")
@@ -64,12 +66,14 @@ LISTS: Mapping[str, TensorPlan] = {
         attributes=("n_heads", "inner_dim"),
     ),
 }
-"""Merak's own lists for tensor ranks, by model type. Source: core/tensor_parallel/mp_mapping.py."""
+"""Merak's built-in lists for splitting models over tensor ranks, by model type. Source:
+core/tensor_parallel/mp_mapping.py.
+"""
 
 
 def renamed(model: nn.Module, part: str) -> list[str]:
-    """Present names of the model's modules that once had `part` in their names, by the table with
-    which transformers reads old checkpoints.
+    """Return the current names of modules whose names in older releases of transformers contained
+    `part`. transformers has a table of these names to read old checkpoints.
     """
     if find_spec("transformers.conversion_mapping") is None:
         return []  # what came with names of its own
@@ -85,8 +89,8 @@ def renamed(model: nn.Module, part: str) -> list[str]:
 
 
 def _as_objects(model: nn.Module) -> bool:
-    """Make a model return objects, as today's transformers needs inside. Returns whether its config
-    asks for tuples.
+    """Make a model return objects instead of tuples, which current releases of transformers need
+    internally. Return whether the model's config asks for tuples.
     """
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     parts = [config for config in configs if hasattr(config, "return_dict")]
@@ -104,8 +108,8 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
 
 
 def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The update rule of a script's own optimizer, as plan values. Raises `ConfigError` if the
-    engine does not have it.
+    """Return the update rule of a script's own optimizer, as plan values. Raises `ConfigError` if
+    the engine does not have this rule.
     """
     name = RULES.get(type(optimizer))
     if name is None:
@@ -124,14 +128,15 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 class Sampler:
-    """Microbatches of a data rank, from its own part of the samples, in the same random order in
-    every epoch.
+    """Draws the microbatches of one data rank. The rank's samples are its own part of the data, in
+    the same random order in every epoch.
     """
 
     def __init__(self, samples: int, rows: int, rank: int, ranks: int) -> None:
         if samples < rows * ranks:
             raise ConfigError(
-                f"train_dataset: found {samples} samples, expected at least the {rows * ranks} of a microbatch on all ranks"
+                f"train_dataset: found {samples} samples, expected at least {rows * ranks},"
+                " the samples of a microbatch on all ranks"
             )
         self.samples, self.rows, self.rank = samples, rows, rank
         # Samples of a data rank: as many as make whole microbatches on every rank. The rest is
@@ -152,10 +157,10 @@ class Sampler:
 class MerakTrainer:
     """Trains a model of Hugging Face over pipeline, tensor and data ranks.
 
-    `engine` is the native engine, and `findings` has its differences from Merak. Subclasses may
+    `engine` is the native engine, and `findings` lists its differences from Merak. Subclasses may
     override `get_loss_fn`, `prepare_data`, `create_optimizer`, `create_lr_scheduler` or
-    `create_dataloader`. `leaf_modules` have no effect, because nothing is traced here. Raises
-    `ConfigError` for settings that the engine cannot run.
+    `create_dataloader`. The argument `leaf_modules` has no effect, because the engine does not
+    trace the model. Raises `ConfigError` for settings that the engine cannot run.
     """
 
     def __init__(
@@ -185,7 +190,9 @@ class MerakTrainer:
         self._told: list[Finding] = []
         if leaf_modules:
             names = ", ".join(getattr(each, "__name__", str(each)) for each in leaf_modules)
-            told = f"nothing is traced here, so that {names} cannot be leaves of a trace"
+            told = (
+                f"the engine does not trace the model, so the leaf modules {names} have no effect"
+            )
             self._told.append(Finding("leaf_modules", told, Effect.NONE, True))
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read(
@@ -199,7 +206,11 @@ class MerakTrainer:
         )
         plan = lift(config)
         self.plan = Plan.of(
-            {path: value for path, value in plan.values().items() if not path.startswith(OWN)}
+            {
+                path: value
+                for path, value in plan.values().items()
+                if path in TIMED or not path.startswith(OWN)
+            }
         )
         self.max_steps = self._length()
         self.optimizer = self.create_optimizer(model)
@@ -212,8 +223,8 @@ class MerakTrainer:
     # What a script overrides
 
     def get_loss_fn(self) -> Callable[[Any, Any], Tensor]:
-        """A function for the loss of logits (rows, tokens, vocabulary) and labels (rows, tokens).
-        It does not shift the labels.
+        """Return a function that computes the loss from logits (rows, tokens, vocabulary) and
+        labels (rows, tokens). The function does not shift the labels.
         """
         criterion = nn.CrossEntropyLoss()
 
@@ -227,8 +238,8 @@ class MerakTrainer:
         return loss_fn
 
     def create_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW with two groups: biases and LayerNorms do not decay. The engine reads the settings
-        of the groups at every step.
+        """Return AdamW with two groups: weights that decay, and biases and LayerNorms, which do not
+        decay. The engine reads the settings of the groups at every step.
         """
         if getattr(self.args, "adafactor", False):
             raise ConfigError("args.adafactor: the engine has no Adafactor; leave it out")
@@ -260,7 +271,7 @@ class MerakTrainer:
         )
 
     def create_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
-        """The learning-rate schedule that the arguments name, built by transformers."""
+        """Return the learning-rate scheduler that the arguments select, built by transformers."""
         from transformers import get_scheduler
 
         return get_scheduler(
@@ -272,20 +283,21 @@ class MerakTrainer:
         )
 
     def prepare_data(self, data: Any) -> Any:
-        """Arguments of the model and labels of the loss: a tuple with the labels last, or both by
-        name.
+        """Return the arguments of the model and the labels of the loss: a tuple with the labels
+        last, or both by name.
         """
         if not isinstance(data, Mapping):
             return tuple(data)
         if LABELS not in data and type(self).get_loss_fn is MerakTrainer.get_loss_fn:
             raise BridgeError(
-                f"batch: found {', '.join(data)}, expected {LABELS} among them; add it in the data collator"
+                f"batch: found {', '.join(data)}, expected the key {LABELS} too; add it in"
+                " the data collator"
             )
         wanted = data.get(LABELS, torch.zeros(()))  # a loss of the script's own may need none
         return Arguments((wanted,), {name: value for name, value in data.items() if name != LABELS})
 
     def get_train_sampler(self) -> Sampler:
-        """The indices of this data rank's samples, microbatch by microbatch."""
+        """Return the indices of this data rank's samples, microbatch by microbatch."""
         data = self.engine.data
         return Sampler(
             len(self.train_dataset), self.args.per_device_train_batch_size, data.index, data.size
@@ -303,7 +315,9 @@ class MerakTrainer:
     # Running
 
     def train(self) -> None:
-        """Train for the number of steps in the arguments. Evaluate and save when they say so."""
+        """Train for the number of steps in the arguments. Evaluate and save at the intervals in the
+        arguments.
+        """
         if self.args.resume_from_checkpoint:
             self.load_checkpoint(self.args.resume_from_checkpoint)
         batches, interval = self._batches(), max(int(self.args.logging_steps), 1)
@@ -334,8 +348,8 @@ class MerakTrainer:
                 self.save_checkpoint()
 
     def evaluation(self) -> float:
-        """The mean loss over the first `eval_steps` batches (default: all). Every rank runs all of
-        these batches, as in Merak.
+        """Return the mean loss over the first `eval_steps` batches (default: all). As in Merak,
+        every rank runs all of these batches.
         """
         if self.eval_dataset is None:
             raise BridgeError("evaluation: found no eval_dataset; pass one to MerakTrainer")
@@ -363,7 +377,7 @@ class MerakTrainer:
 
     def save_checkpoint(self, best_model: Any = None) -> Path:
         """Write a checkpoint of the native engine into `output_dir`. If `save_total_limit` is above
-        0, keep only that number of checkpoints.
+        0, delete the oldest checkpoints beyond that number.
         """
         if not self.args.output_dir:
             raise BridgeError("save_checkpoint: found no output_dir; set args.output_dir")
@@ -379,8 +393,8 @@ class MerakTrainer:
         return path
 
     def load_checkpoint(self, resume_from_checkpoint: str | Path, peft_config: Any = None) -> int:
-        """Continue from `output_dir` of another run, or from one of the folders in it. Returns the
-        number of finished steps.
+        """Continue from `output_dir` of another run, or from one of its checkpoint folders. Return
+        the number of finished steps.
         """
         if peft_config is not None:
             raise BridgeError(
@@ -398,7 +412,7 @@ class MerakTrainer:
 
     @property
     def steps(self) -> int:
-        """Number of finished steps, including skipped ones."""
+        """Number of finished steps, including skipped steps."""
         return self.engine.progress.steps + self.engine.progress.skipped
 
     # Parts
@@ -422,16 +436,18 @@ class MerakTrainer:
         )
 
     def _sample(self) -> Arguments:
-        """A batch of two samples, with which a model is tried that needs more than tokens."""
+        """Return a batch of two samples. It is used to try a model that needs more inputs than
+        tokens.
+        """
         data = self.train_dataset if self.train_dataset is not None else self.eval_dataset
         collate = self.collate_fn or torch.utils.data.default_collate
         return self._prepared(collate([data[index] for index in range(min(2, len(data)))]))
 
     def _given(self, output: Any) -> Any:
-        """The argument of a loss function: a tuple if the model's config asks for one, else the
-        logits, or the first output.
+        """Return the argument for the loss function: a tuple if the model's config asks for tuples,
+        else the logits, or the first output if there are no logits.
 
-        A tuple of one output is replaced by that output, as in Merak
+        As in Merak, a tuple with a single output becomes this output
         (core/fx/graph_shard/split_module.py).
         """
         if self._tuples and hasattr(output, "to_tuple"):
@@ -441,10 +457,11 @@ class MerakTrainer:
         return found.to_tuple() if hasattr(found, "to_tuple") else found
 
     def _lists(self) -> TensorPlan | None:
-        """The script's lists, or Merak's own lists for the model, by the names that today's modules
-        have; None if there are neither, so that the model's own plan is used.
+        """Return the script's lists for splitting the model, or else Merak's built-in lists for its
+        type, with the current names of its modules. Return None if there are no lists; the engine
+        then uses its own rules for the model.
 
-        In either case the engine checks that the split model gives the same logits.
+        In both cases the engine checks that the split model gives the same logits.
         """
         kind = getattr(getattr(self.model, "config", None), "model_type", "")
         lists = RUN.lists or LISTS.get(kind)
@@ -465,8 +482,8 @@ class MerakTrainer:
         return replace(lists, columns=columns, rows=rows, attributes=attributes, weights=pairs)
 
     def _today(self, option: str, parts: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
-        """Parts of names that today's modules have. A part that no module has is replaced by its
-        present names in transformers.
+        """Return the parts of names that current modules have. A part that no module has is
+        replaced by the names that its modules have in the installed release of transformers.
         """
         found: dict[str, None] = {}
         for part in parts:
@@ -478,16 +495,20 @@ class MerakTrainer:
         return tuple(found)
 
     def _missing(self, option: str, parts: Sequence[str]) -> None:
-        """Add a finding for names in a list that the model does not have. Merak ignores such names,
+        """Add a finding for names in a list that the model does not have. Merak ignores such names
         too.
         """
         if parts and RUN.lists is not None:
             told = f"no module of {type(self.model).__name__} has {', '.join(parts)}"
             path = f"set_tp_layer_lists.{option}"
-            self._told.append(Finding(path, f"{told}; nothing is split by it", Effect.COST, True))
+            self._told.append(
+                Finding(path, f"{told}; this entry splits nothing", Effect.COST, True)
+            )
 
     def _length(self) -> int:
-        """Number of steps in the whole run, from the arguments or else from the data."""
+        """Return the number of steps in the whole run, from the arguments or else from the size of
+        the data.
+        """
         said = int(self.args.max_steps)
         if said > 0 or self.train_dataset is None:
             return max(said, 1)
@@ -505,8 +526,8 @@ class MerakTrainer:
         return whole
 
     def _epoch_steps(self) -> int:
-        """Number of steps that Merak counts as an epoch: an equal share of all steps. With
-        `max_steps` it may be more than the data has.
+        """Return the number of steps that Merak counts as an epoch: an equal share of all steps.
+        With `max_steps` this number may be larger than the number of batches.
         """
         total, epochs = len(self.train_dataset) * self._epochs() // self._samples(), self._epochs()
         if self.args.max_steps > total:
@@ -514,7 +535,8 @@ class MerakTrainer:
         found = self.max_steps // epochs
         if not found:
             raise ConfigError(
-                f"max_steps: found {self.max_steps} for {epochs} epochs; Merak runs none; set num_train_epochs to 1"
+                f"max_steps: found {self.max_steps} for {epochs} epochs, so that an epoch has"
+                " no steps; set num_train_epochs to 1"
             )
         return int(found)
 
@@ -522,7 +544,7 @@ class MerakTrainer:
         return self._epochs() * self._epoch_steps()
 
     def _batches(self) -> Iterator[Arguments]:
-        """Microbatches over and over."""
+        """Yield microbatches without end."""
         self.create_dataloader()
         if self.train_dataloader is None:
             raise BridgeError(

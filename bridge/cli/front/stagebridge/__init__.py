@@ -10,14 +10,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 OWN = {"bridge": "dialect.py", "compat": "megatron"}
-"""A file or folder in our own package of each name, which no other package of that name has."""
+"""For each of our packages, a file or folder in it that no other package of the same name has."""
 ADVICE = "move that away, change PYTHONPATH, or install stagebridge in an environment of its own"
 
 
 def taken() -> str:
-    """One line if another package with the name of ours comes before it on the path, or replaced
-    it; else empty.
-    """
+    """Return an error message if another package hides or has replaced `bridge` or `compat`; else return an empty string."""
     from importlib.util import find_spec
     from os.path import exists, join
 

@@ -1,4 +1,6 @@
-"""Follows a command's words from one starter to the next, as these programs would, to the program that is started last."""
+"""Follows the words of a command from one starter to the next, as these programs would, down to the
+last program that is started.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from bridge.files.shell.launchers.tables import (
 
 @dataclass(slots=True, unsafe_hash=True)
 class Word:
-    """A word of a command: its text (None: not known), its spelling in the script, and whether it may be several words."""
+    """A word of a command: its text, or None if that is not known, its spelling in the script, and
+    whether it may expand to several words.
+    """
 
     text: str | None
     spelling: str
@@ -32,7 +36,7 @@ class Word:
 
     @property
     def name(self) -> str:
-        """The word as the name of a program."""
+        """The word as a program's name, without its folder."""
         return self.spelling.rpartition("/")[2]
 
     @property
@@ -43,7 +47,7 @@ class Word:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Link:
-    """A starter in a command, by name, with its own words: from `start` up to `end`."""
+    """A starter in a command: its name, and the range of its words, from index `start` up to index `end`."""
 
     name: str
     start: int
@@ -52,10 +56,12 @@ class Link:
 
 @dataclass(slots=True)
 class Walk:
-    """The search through `words`: the starters that it passes, and where it ends.
+    """The search for the started program in `words`.
 
-    `kind` is `program`, `module`, or a shell's `text`, `rest` (all further words are its text), `file` or `input`; empty if
-    nothing is started. `before` is the number of words that start the shell.
+    `links` are the starters on the way, and `at` is the index at which the search ends. `kind` is
+    `program`, `module`, or for a shell `text`, `rest` (all further words are its text), `file` or
+    `input`; it is empty if nothing is started. `before` is the number of words that start the
+    shell.
     """
 
     words: Sequence[Word]
@@ -80,14 +86,14 @@ class Walk:
         return self
 
     def _end(self, kind: str, at: int, before: int = 0) -> int | None:
-        """Note the end of the walk. Returns None, since no place follows."""
+        """Record the end of the walk. Returns None, because there is no next index."""
         self.kind, self.at, self.before = kind, at, before
         return None
 
     def _step(self, at: int) -> int | None:
-        """Read the word at `at`, where a program is expected.
+        """Read the word at index `at`, where a program is expected.
 
-        Returns the next such place, or None at the end.
+        Returns the index of the next program, or None at the end.
         """
         word = self.words[at]
         if word.text is None:
@@ -112,7 +118,10 @@ class Walk:
         return further
 
     def _ahead(self, start: int, known: bool = True) -> int | None:
-        """Index of the next word that is certainly a program, or after an unknown word (`known` false) a training script."""
+        """Return the index of the next word that is certainly a program.
+
+        With `known` false, after an unknown word, training scripts count too.
+        """
         return next(
             (at for at in range(start, len(self.words)) if self._is_program(at, known)), None
         )
@@ -133,7 +142,7 @@ class Walk:
         return word.name in LAUNCHERS or (runs and bool(PYTHON.fullmatch(word.name)))
 
     def _is_value(self, at: int) -> bool:
-        """Whether the word before is a long option, whose value this word may be."""
+        """Return whether the word may be the value of an option: the word before it is a long option without `=`."""
         before = self.words[at - 1].spelling if at else ""
         return before.startswith("--") and before != "--" and "=" not in before
 
@@ -165,9 +174,7 @@ class Walk:
         return self._end("module", at)
 
     def _script(self, at: int) -> int:
-        """Index of the script: `at`, or the first script behind unknown words, which may be
-        options.
-        """
+        """Return the index of the training script: `at`, or the first script after unknown words, which may be options."""
         if not self.words[at].loose:
             return at
         for place in range(at, len(self.words)):
@@ -179,9 +186,9 @@ class Walk:
     # Starters
 
     def _starter(self, at: int, start: int, row: Starter) -> int | None:
-        """Read a starter whose name is at `at` and whose words begin at `start`.
+        """Read a starter. Its name is at index `at`, and its words begin at `start`.
 
-        Returns the place behind it.
+        Returns the index after them.
         """
         name = self.words[at].name
         here = self._under(at + 1, row) if row.under else at + 1
@@ -223,14 +230,14 @@ class Walk:
         return here
 
     def _opaque(self, at: int) -> int | None:
-        """Read an unknown word, which may be a launcher's program or more of its options."""
+        """Read an unknown word. It may be a launcher's program, or further options of the launcher."""
         further = self._ahead(at + 1, known=False) if self.words[at].loose else None
         if further is None:
             self._end("program", at)
         return further
 
     def _under(self, at: int, row: Starter) -> int | None:
-        """The place behind a subcommand that starts a program, as in `docker --context x run`."""
+        """Return the index after a subcommand that starts a program, as in `docker --context x run`; None if there is none."""
         for place in range(at, min(at + 4, len(self.words))):
             for words in row.under:
                 if tuple(word.text for word in self.words[place : place + len(words)]) == words:
@@ -238,15 +245,14 @@ class Walk:
         return None
 
     def _names_started(self, at: int, row: Starter) -> bool:
-        """Whether the option at `at` names the module, or the text for a shell, that is started."""
+        """Return whether the option at index `at` names the module to start, or the text for a shell."""
         option = self.words[at].spelling.partition("=")[0]
         return (row.module and option in ("-m", "--module")) or (
             row.shell.startswith("-") and option == row.shell
         )
 
     def _past_options(self, at: int, row: Starter) -> int:
-        """The place behind a starter's own options, or behind an option that names what is started.
-        """
+        """Return the index after a starter's own options, or after an option that names the program to start."""
         while at < len(self.words):
             word = self.words[at]
             further: int | None = None
@@ -299,7 +305,7 @@ class Walk:
         )
 
     def _later(self, start: int) -> int | None:
-        """Index of the next word that may be a program, or is an option that names a module."""
+        """Return the index of the next word that may be a program, or that is an option such as `-m`."""
         places = range(start, len(self.words))
         return next(
             (at for at in places if self._starts(at) or self.words[at].text in ("-m", "--module")),
@@ -309,7 +315,7 @@ class Walk:
     # Shells
 
     def _shell(self, start: int) -> int | None:
-        """Read a shell that reads a text, a file or its input."""
+        """Read a call of a shell, whose script is an argument (-c), a file, or standard input."""
         at, text, stdin = start + 1, False, False
         while (
             at < len(self.words)
@@ -332,5 +338,5 @@ class Walk:
 
 
 def walk(words: Sequence[Word]) -> Walk:
-    """Follow a command's words to the program that is started last."""
+    """Follow the words of a command to the program that is started last."""
     return Walk(words).run()

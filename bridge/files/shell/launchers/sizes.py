@@ -20,10 +20,9 @@ BY_NODE = {
 
 
 def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
-    """World size in ranks by the innermost launcher; None if its arguments do not give it as
-    numbers.
+    """Return the world size by the arguments of the innermost launcher; None if they do not give it as numbers.
 
-    `job` are options of the batch job, which Slurm's launcher inherits.
+    `job` has options of the batch job, which Slurm's launcher inherits.
     """
     links = [link for link in found.links if link.name in STARTERS and STARTERS[link.name].own]
     if not links:
@@ -44,7 +43,10 @@ def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
 
 
 def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
-    """The sizes that options set, by role; None if unknown words may be options."""
+    """Return the sizes that options set, by role such as `nodes`.
+
+    Return None if an unknown word may be an option.
+    """
     said: dict[str, str] = {}
     skip = 0
     for word, after in zip(words, [*words[1:], Word(None, "")], strict=True):

@@ -1,4 +1,4 @@
-"""Programs that start other programs, as data: their options with arguments, and options that set numbers of ranks."""
+"""Tables of programs that start other programs: options that take arguments, and options that set numbers of ranks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ TRAINER = re.compile(r".*\.py$")
 
 @dataclass(frozen=True)
 class Starter:
-    """A program that starts another one, which its arguments name.
+    """A program that starts another program, named in its arguments.
 
-    `values` are options with arguments, and their number; `before` is the number of its own words before the command; `under`
-    has the subcommands that start something (`docker run`). `sizes` has options that set ranks: `total`, `node` (ranks of a
-    node), `nodes`, `hosts` (a file of nodes), `listed` (devices in a list). `own` marks a program that starts the ranks itself;
-    `fallback` and `alone` are its defaults for ranks of a node and for nodes. `shell` is the place of a text for a shell: `rest`
-    (all words after its own), or an option. `stdin` marks a program that reads a script from its input, `script` one with a
-    script as argument. With `assigns`, variables may be set before the command. With `module`, `-m` names the program. With
+    `values` are options with their numbers of arguments; `before` is the number of the program's
+    own words before the command; `under` are the subcommands that start something (`docker run`).
+    `sizes` are options that set ranks: `total`, `node` (ranks of a node), `nodes`, `hosts` (a file
+    of nodes), `listed` (a list of devices). `own` marks a program that starts the ranks itself;
+    `fallback` and `alone` are its defaults for ranks of a node and for nodes. `shell` says where a
+    text for a shell is found: `rest` (all further words), or an option. `stdin` marks a program
+    that reads a script from its input, `script` a program with a script as argument. With
+    `assigns`, variables may be set before the command. With `module`, `-m` names the program. With
     `apart`, the started program has a new environment.
     """
 
@@ -48,9 +50,9 @@ class Starter:
 def starter(
     values: str = "", before: int = 0, under: str = "", sizes: str = "", **more: bool | int | str
 ) -> Starter:
-    """A row of `STARTERS`.
+    """Return a row of `STARTERS`.
 
-    `values` is written `-x --name*2`: options with the number of arguments of each, by default one.
+    `values` is written `-x --name*2`: options with their number of arguments, one by default.
     `under` is written `run|job submit`, `sizes` is written `total:-n,--ntasks nodes:-N`.
     """
     parts = (part.partition(":") for part in sizes.split())
@@ -323,10 +325,10 @@ STARTERS: Mapping[str, Starter] = {
         "-a -d -E -I -i*0 -L -n -P -s --arg-file --max-args --max-procs --replace --delimiter"
     ),
 }
-"""Every program that starts another, by its name without the folder."""
+"""All programs that start another program, by file name."""
 
 LAUNCHERS = frozenset(name for name, row in STARTERS.items() if row.own)
-"""Launchers of ranks. Their names are taken as programs even behind words that are not in the table."""
+"""Launchers of ranks. Their names count as programs even after words that are not in the table."""
 
 _TEXT_ONLY = (
     "echo printf cat grep egrep fgrep rg sed awk gawk ls cp mv rm rmdir mkdir ln chmod chown touch head tail tee wc sort "

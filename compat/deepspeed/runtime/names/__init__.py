@@ -1,3 +1,3 @@
-"""Modules that implement DeepSpeed's names: the `__all__` of each lists them. The table in
-`compat.deepspeed.names` finds the module.
+"""Modules that implement DeepSpeed's names. The `__all__` of each module lists its names. The table
+in `compat.deepspeed.names` assigns these modules to DeepSpeed's modules.
 """

@@ -1,4 +1,4 @@
-"""The result of `get_accelerator()` in scripts: torch's GPU if there is one, else the CPU."""
+"""What `get_accelerator()` returns in scripts: torch's GPU if there is one, else the CPU."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PAGES = Path("/proc/self/statm")
 
 
 class Accelerator:
-    """The GPU that torch uses. An attribute that this class lacks is looked up in `torch.cuda`."""
+    """The GPU that torch uses. Attributes that this class does not define come from `torch.cuda`."""
 
     _name = "cuda"
 
     def __getattr__(self, name: str) -> Any:
-        """A function of `torch.cuda`."""
+        """Return an attribute of `torch.cuda`."""
         found = getattr(torch.cuda, name, None) if not name.startswith("__") else None
         if found is None:
             raise AttributeError(
@@ -33,51 +33,51 @@ class Accelerator:
         return found
 
     def device_name(self, device_index: int | None = None) -> str:
-        """Torch's name of the device."""
+        """Return torch's name of the device."""
         return self._name if device_index is None else f"{self._name}:{device_index}"
 
     def current_device_name(self) -> str:
-        """Torch's name of this process's device."""
+        """Return torch's name of this process's device, with its index."""
         return self.device_name(self.current_device())
 
     def device(self, device_index: int | None = None) -> Any:
-        """A context in which a device is the current one."""
+        """Return a context in which the device is torch's current device."""
         return torch.cuda.device(device_index)
 
     def current_device(self) -> Any:
-        """Index of the current device."""
+        """Return the index of the current device."""
         return torch.cuda.current_device()
 
     def total_memory(self, device_index: int | None = None) -> int:
-        """Bytes of the device."""
+        """Return the number of bytes of device memory."""
         return torch.cuda.get_device_properties(device_index).total_memory
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Number of bytes on the device that torch has not allocated."""
+        """Return the number of bytes of device memory that torch has not allocated."""
         return self.total_memory(device_index) - torch.cuda.memory_allocated(device_index)
 
     def random(self) -> Any:
-        """Torch's module of generators."""
+        """Return torch's module of random generators."""
         return torch.random
 
     def range_push(self, message: str, domain: Any = None, category: Any = None) -> Any:
-        """Begin a range in the profile."""
+        """Begin a named range in the profile of NVIDIA's tools."""
         return torch.cuda.nvtx.range_push(message)  # type: ignore[no-untyped-call]
 
     def range_pop(self, domain: Any = None) -> Any:
-        """End a range in the profile."""
+        """End the current range in the profile of NVIDIA's tools."""
         return torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
 
     def communication_backend_name(self) -> str:
-        """The name of the communication library in torch.distributed."""
+        """Return the name of the communication library in torch.distributed."""
         return "nccl"
 
     def is_fp16_supported(self) -> bool:
-        """Whether the device computes in fp16."""
+        """Return whether the device computes in fp16."""
         return True
 
     def supported_dtypes(self) -> list[torch.dtype]:
-        """The formats in which the device computes."""
+        """Return the number formats in which the device computes."""
         dtypes = (torch.float, torch.half, torch.bfloat16)
         has = {
             torch.float: True,
@@ -89,15 +89,15 @@ class Accelerator:
     def pin_memory(
         self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
     ) -> torch.Tensor:
-        """A copy in pinned memory, which the device reads directly."""
+        """Return a copy of the tensor in pinned memory, which the device reads directly."""
         return tensor.pin_memory()
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on a device of this kind."""
+        """Return whether the tensor is on a device of this type."""
         return tensor.device.type == self._name
 
     def is_synchronized_device(self) -> bool:
-        """Whether a call returns only when its work is done."""
+        """Return whether a call returns only when its work is done."""
         return self._name == "cpu"
 
     use_host_timers = resolves_data_dependency = handles_memory_backpressure = (
@@ -105,7 +105,7 @@ class Accelerator:
     )
 
     def is_triton_supported(self) -> bool:
-        """False, because the engine has no kernels in Triton."""
+        """Return False, because the engine has no kernels in Triton."""
         return False
 
     def lazy_call(self, callback: Any) -> Any:
@@ -113,7 +113,7 @@ class Accelerator:
         return callback()
 
     def create_op_builder(self, name: str) -> Any:
-        """Raises `BridgeError`, because the engine compiles no operators."""
+        """Raise `BridgeError`, because the engine compiles no operators."""
         raise BridgeError(
             f"get_accelerator().create_op_builder({name!r}): the native engine builds no operators; use torch's own"
         )
@@ -131,7 +131,9 @@ class Processor(Accelerator):
         self._peak = 0
 
     def __getattr__(self, name: str) -> Any:
-        """A function of torch, a function that does nothing, or a measure of memory, by name."""
+        """Return the attribute `name`: a function of torch, a function that does nothing, or a
+        function that measures memory.
+        """
         if name in self._torch:
             return getattr(torch, name)
         if name in ("Stream", "Event", "current_stream", "default_stream", "create_graph"):
@@ -143,32 +145,34 @@ class Processor(Accelerator):
         raise AttributeError(f"get_accelerator().{name}: a CPU does not have this attribute")
 
     def device_name(self, device_index: int | None = None) -> str:
-        """Always "cpu"."""
+        """Return "cpu"."""
         return self._name
 
     def device(self, device_index: int | None = None) -> Any:
-        """None, because there is only one device."""
+        """Return None, because there is only one device."""
         return None
 
     def current_device(self) -> Any:
-        """The local rank, which DeepSpeed uses as the index of a CPU."""
+        """Return the local rank, which DeepSpeed uses as the index of a CPU."""
         return os.environ.get("LOCAL_RANK", 0)
 
     def set_device(self, device_index: int | None) -> None:
-        """Does nothing, because there is only one device."""
+        """Do nothing, because there is only one device."""
 
     def device_count(self) -> int:
-        """Number of ranks that the launcher started on this machine; 1 if it does not tell."""
+        """Return the number of ranks that the launcher started on this machine; 1 if the launcher
+        does not set it.
+        """
         return int(os.environ.get("LOCAL_SIZE", 1))
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Does nothing, because every call has finished its work when it returns."""
+        """Do nothing, because every call has finished its work when it returns."""
 
     def empty_cache(self) -> None:
-        """Does nothing, because there is no cache."""
+        """Do nothing, because there is no cache."""
 
     def is_available(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def set_rng_state(self, new_state: torch.Tensor, device_index: int | None = None) -> None:
@@ -180,30 +184,30 @@ class Processor(Accelerator):
         return torch.manual_seed(seed)
 
     def default_generator(self, device_index: int) -> torch.Generator:
-        """Torch's generator."""
+        """Return torch's default random generator."""
         return torch.default_generator
 
     def stream(self, stream: Any) -> Any:
-        """A context without effect."""
+        """Return a context without effect."""
         return nullcontext()
 
     def range_push(self, message: str, domain: Any = None, category: Any = None) -> None:
-        """Does nothing, because there is no profile."""
+        """Do nothing, because there is no profile."""
 
     def range_pop(self, domain: Any = None) -> None:
-        """Does nothing, because there is no profile."""
+        """Do nothing, because there is no profile."""
 
     def total_memory(self, device_index: int | None = None) -> int:
-        """Bytes of the machine."""
+        """Return the number of bytes of the machine's memory."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def available_memory(self, device_index: int | None = None) -> int:
-        """Number of bytes of the machine's memory that are free."""
+        """Return the number of bytes of free memory of the machine."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
-        """Bytes of memory that the process has now, and the most that were measured, under torch's
-        names.
+        """Return the process's current memory in bytes and the largest measured value, under
+        torch's names.
         """
         held, most = self._held(), self._most()
         return {"allocated_bytes.all.current": held, "allocated_bytes.all.peak": most}
@@ -213,17 +217,17 @@ class Processor(Accelerator):
         self._forget()
 
     def communication_backend_name(self) -> str:
-        """The name of the communication library in torch.distributed."""
+        """Return the name of the communication library in torch.distributed."""
         return "gloo"
 
     def is_bf16_supported(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def pin_memory(
         self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
     ) -> torch.Tensor:
-        """The tensor itself."""
+        """Return the tensor unchanged."""
         return tensor
 
     def _held(self, device_index: int | None = None) -> int:
@@ -244,10 +248,10 @@ class Processor(Accelerator):
 
 @cache
 def get_accelerator() -> Accelerator:
-    """The device that the engine computes on."""
+    """Return the accelerator object for the device that the engine computes on."""
     return Accelerator() if torch.cuda.is_available() else Processor()
 
 
 def is_current_accelerator_supported() -> bool:
-    """Whether the engine knows the device."""
+    """Return whether the engine supports the device."""
     return True

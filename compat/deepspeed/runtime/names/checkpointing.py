@@ -1,6 +1,4 @@
-"""`deepspeed.checkpointing`: activations that are recomputed in backward, and random generators by
-name.
-
+"""`deepspeed.checkpointing`: recomputation of activations in backward, and named random generators.
 Source: deepspeed/runtime/activation_checkpointing/checkpointing.py.
 """
 
@@ -24,7 +22,7 @@ __all__ = [
 ]  # fmt: skip
 TENSOR_SEED, OFFSET = "model-parallel-rng", 2718
 KEPT = ("partition_activations", "contiguous_checkpointing", "checkpoint_in_cpu")
-"""Settings that decide where saved activations are kept until backward."""
+"""Settings that choose the memory in which saved activations stay until backward."""
 _state: dict[str, Any] = {"configured": False, "mpu": None}
 
 
@@ -49,8 +47,8 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Note that checkpointing is configured. Settings about the place of saved activations, which
-    would change only memory, have no effect; each gives a warning.
+    """Record that checkpointing is configured. Settings for the memory of saved activations have no
+    effect, and each gives a warning; they change no numbers.
     """
     named = dict(
         zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True)
@@ -65,37 +63,37 @@ def configure(
 
 
 def is_configured() -> bool:
-    """Whether `configure` was called."""
+    """Return whether `configure` was called."""
     return bool(_state["configured"])
 
 
 def reset() -> None:
-    """Does nothing, because no buffers are kept between steps."""
+    """Do nothing, because no buffers are kept between steps."""
 
 
 def set_num_layers(nlayers: int) -> None:
-    """Does nothing, because no buffers are kept between steps."""
+    """Do nothing, because no buffers are kept between steps."""
 
 
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
-    """Said, as `configure` does."""
+    """Warn, as `configure` does."""
     if partition_activation:
         configure(_state["mpu"], partition_activations=True)
 
 
 class CudaRNGStatesTracker:
-    """Random states by name, for the generator of the device."""
+    """Named states of the device's random generator."""
 
     def __init__(self) -> None:
         self.states_: dict[str, Tensor] = {}
         self.seeds_: set[int] = set()
 
     def reset(self) -> None:
-        """Forget all."""
+        """Remove all states."""
         self.states_, self.seeds_ = {}, set()
 
     def get_states(self) -> dict[str, Tensor]:
-        """A copy of the dictionary of states."""
+        """Return a copy of the dictionary of states."""
         return dict(self.states_)
 
     def set_states(self, states: dict[str, Tensor]) -> None:
@@ -103,7 +101,7 @@ class CudaRNGStatesTracker:
         self.states_ = states
 
     def add(self, name: str, seed: int) -> None:
-        """Add a state `name` that begins with `seed`."""
+        """Add the state `name`, seeded with `seed`."""
         if seed in self.seeds_ or name in self.states_:
             raise BridgeError(
                 f"rng tracker: the name {name!r} or the seed {seed} is used already; choose"
@@ -117,7 +115,7 @@ class CudaRNGStatesTracker:
 
     @contextmanager
     def fork(self, name: str = TENSOR_SEED) -> Iterator[None]:
-        """Context in which random numbers are drawn from the state `name`."""
+        """Context in which random numbers come from the state `name`."""
         if name not in self.states_:
             raise BridgeError(
                 f"rng tracker: found no {name!r}, expected one of {', '.join(self.states_) or 'none'}; call add() first"
@@ -135,7 +133,7 @@ _tracker = CudaRNGStatesTracker()
 
 
 def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
-    """The random states of this process."""
+    """Return the random states of this process."""
     return _tracker
 
 

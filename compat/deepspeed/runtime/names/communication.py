@@ -24,7 +24,7 @@ SAME = (
     "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "send",
 )  # fmt: skip
 """Functions of torch.distributed that DeepSpeed has too. DeepSpeed's versions have further
-arguments for its log, which are ignored here.
+arguments for logging; these arguments are accepted and ignored.
 """
 LOGGED = ("prof", "log_name", "debug")
 
@@ -55,21 +55,21 @@ class TorchBackend:
     """DeepSpeed's wrapper of torch.distributed."""
 
     def get_all_gather_function(self) -> Callable[..., Any]:
-        """Torch's all-gather into one tensor."""
+        """Gather one tensor from all ranks into one tensor, as torch does."""
         return torch_distributed.all_gather_into_tensor
 
     def get_reduce_scatter_function(self) -> Callable[..., Any]:
-        """Torch's reduce-scatter of one tensor."""
+        """Reduce one tensor and scatter the result over the ranks, as torch does."""
         return torch_distributed.reduce_scatter_tensor
 
 
 def is_available() -> bool:
-    """Whether torch can communicate."""
+    """Return whether torch can communicate."""
     return torch_distributed.is_available()
 
 
 def is_initialized() -> bool:
-    """Whether this process has a process group."""
+    """Return whether this process has joined a process group."""
     return torch_distributed.is_initialized()
 
 
@@ -82,51 +82,51 @@ def _needs_group(what: str) -> None:
 
 
 def get_rank(group: Any = None) -> int:
-    """This process's rank in a group."""
+    """Return this process's rank in a group."""
     _needs_group("get_rank")
     return torch_distributed.get_rank(group)
 
 
 def get_world_size(group: Any = None) -> int:
-    """Number of ranks in a group."""
+    """Return the number of ranks in a group."""
     _needs_group("get_world_size")
     return torch_distributed.get_world_size(group)
 
 
 def get_local_rank() -> int:
-    """This process's rank on its machine."""
+    """Return this process's rank on its machine."""
     _needs_group("get_local_rank")
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
-    """The global rank of the process with rank `group_rank` in a group."""
+    """Return the global rank of the process that has rank `group_rank` in a group."""
     return group_rank if group is None else torch_distributed.get_global_rank(group, group_rank)
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
-    """The global ranks of a group."""
+    """Return the global ranks of the processes in a group."""
     return torch_distributed.get_process_group_ranks(group or torch_distributed.group.WORLD)
 
 
 def get_world_group() -> Any:
-    """The group of all ranks."""
+    """Return the group of all ranks."""
     _needs_group("get_world_group")
     return torch_distributed.group.WORLD
 
 
 def new_group(ranks: Any) -> Any:
-    """A new group of some ranks. All ranks must take part."""
+    """Make a new group of the given ranks. All ranks must take part."""
     return torch_distributed.new_group(ranks)
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Destroy a group; without an argument, all groups."""
+    """Destroy a group. Without an argument, destroy all groups."""
     torch_distributed.destroy_process_group(group)
 
 
 def initialize_mesh_device(mesh_shape: Any, mesh_dim_names: Any) -> Any:
-    """The ranks as a grid with named dimensions."""
+    """Return a device mesh: all ranks as a grid with named dimensions."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return init_device_mesh(kind, mesh_shape, mesh_dim_names=mesh_dim_names)
 
@@ -160,7 +160,7 @@ def reduce_scatter_fn(
 
 
 def has_all_gather_into_tensor() -> bool:
-    """True: torch has it."""
+    """Return True, because torch has this function."""
     return True
 
 
@@ -170,15 +170,15 @@ has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = 
 
 
 def set_backend() -> None:
-    """Nothing: there is one."""
+    """Do nothing, because there is only one backend."""
 
 
 def configure(*_: Any, **__: Any) -> None:
-    """Does nothing, because the engine itself counts collectives (`engine.native.comm.ledger`)."""
+    """Do nothing, because the engine itself counts collectives (`engine.native.comm.ledger`)."""
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Any:
-    """Raises `BridgeError`, because the engine itself counts collectives."""
+    """Raise `BridgeError`, because the engine itself counts collectives."""
     raise BridgeError(
         "deepspeed.comm.log_summary: the engine counts collectives itself; see engine.native.comm.ledger"
     )

@@ -1,5 +1,5 @@
-"""`deepspeed.utils.zero_to_fp32`: the whole state dictionary in fp32 from a checkpoint of the
-engine or of DeepSpeed.
+"""`deepspeed.utils.zero_to_fp32`: reads the whole state dictionary in fp32 from a checkpoint of the
+native engine or of DeepSpeed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, Tensor]:
-    """Parameters from their most precise copies, and buffers, on the CPU; tied names are included.
-    No pickle is executed.
+    """Return all parameters and buffers of a checkpoint on the CPU. A parameter's value is its most
+    precise copy, and a tied parameter appears under each name. No pickle is executed.
     """
     hub = read(find(Path(checkpoint_dir), tag))
     left = {
@@ -53,7 +53,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     tag: str | None = None,
     exclude_frozen_parameters: bool = False,
 ) -> None:
-    """Write the whole fp32 state dictionary into one file of `output_dir`."""
+    """Write the whole fp32 state dictionary of a checkpoint into one file in `output_dir`."""
     if safe_serialization:
         raise BridgeError(
             "convert_zero_checkpoint_to_fp32_state_dict: found safe_serialization=True; to write"
@@ -71,8 +71,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(
 def load_state_dict_from_zero_checkpoint(
     model: nn.Module, checkpoint_dir: str | Path, tag: str | None = None
 ) -> nn.Module:
-    """The model on the CPU with the weights of a checkpoint. Raises `SourceError` if the checkpoint
-    lacks a parameter or buffer of the model.
+    """Return the model on the CPU with the weights of a checkpoint. Raises `SourceError` if the
+    checkpoint lacks a parameter or buffer of the model.
     """
     values = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
     with torch.no_grad():

@@ -1,6 +1,5 @@
-"""DeepSpeed's handle for asynchronous file access, over threads of Python.
-
-Source: csrc/aio/py_lib/py_ds_aio.cpp, deepspeed_py_io_handle.cpp; op_builder/async_io.py.
+"""DeepSpeed's handle for asynchronous file access, implemented with Python threads. Source:
+csrc/aio/py_lib/py_ds_aio.cpp, deepspeed_py_io_handle.cpp; op_builder/async_io.py.
 """
 
 from __future__ import annotations
@@ -20,14 +19,16 @@ from bridge.errors import BridgeError
 
 __all__ = ["AsyncIOBuilder"]
 ALIGNED = 512
-"""In DeepSpeed, each thread's part of a tensor must be a multiple of this number of bytes."""
+"""Number of bytes: in DeepSpeed, the size of each thread's part of a tensor must be a multiple of
+this number.
+"""
 
 
 class AIOHandle:
     """Reads files into tensors and writes tensors into files, synchronously or asynchronously.
 
-    Sizes of blocks and queues are stored and have no effect, because the system's own cache takes
-    their place.
+    Sizes of blocks and queues are stored and have no effect, because the operating system's file
+    cache does this work.
     """
 
     def __init__(
@@ -44,15 +45,15 @@ class AIOHandle:
         self._locked: dict[int, Tensor] = {}
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
-        """`get_block_size` and so on."""
+        """Return a function such as `get_block_size`."""
         kept, setting = self.__dict__.get("_kept", {}), name.removeprefix("get_")
         if setting == name or setting not in kept:
             raise AttributeError(name)
         return lambda: kept[setting]
 
     def get_alignment(self) -> int:
-        """In DeepSpeed, the size of a tensor in bytes should be a multiple of this number. Here any
-        size works.
+        """Return the alignment in bytes that DeepSpeed needs for the size of a tensor. This
+        implementation works with any size.
         """
         return int(self._kept["intra_op_parallelism"]) * ALIGNED
 
@@ -81,14 +82,14 @@ class AIOHandle:
         return self.pwrite(buffer, filename, False, False, file_offset)
 
     def async_pread(self, buffer: Tensor, filename: str, file_offset: int = 0) -> int:
-        """Start to fill a tensor from a file. Returns 0; `wait` returns the number of finished
-        transfers.
+        """Start to fill a tensor from a file. Returns 0. `wait` later returns the number of
+        finished transfers.
         """
         return self.pread(buffer, filename, False, True, file_offset)
 
     def async_pwrite(self, buffer: Tensor, filename: str | int, file_offset: int = 0) -> int:
-        """Start to write a tensor into a file, given by name or by its descriptor. Returns 0;
-        `wait` returns the number of finished transfers.
+        """Start to write a tensor into a file, given by name or by its descriptor. Returns 0.
+        `wait` later returns the number of finished transfers.
         """
         return self._started(partial(_write, buffer, filename, file_offset), True)
 
@@ -105,15 +106,15 @@ class AIOHandle:
         return self._started(partial(_write, buffer, filename, file_offset), async_)
 
     def wait(self) -> int:
-        """Wait for all started transfers. Returns their number, and raises the error of any that
-        failed.
+        """Wait for all started transfers. Returns the number of transfers. Raises the error of a
+        transfer that failed.
         """
         waiting, self._waiting = self._waiting, []
         return sum(each.result() for each in waiting)
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Tensor) -> Tensor:
-        """A tensor of `num_elem` elements in the format of `example_tensor`. If there is a GPU, its
-        memory is pinned.
+        """Return a tensor of `num_elem` elements in the format of `example_tensor`. On a machine
+        with a GPU, its memory is pinned.
         """
         found = torch.empty(
             num_elem, dtype=example_tensor.dtype, pin_memory=torch.cuda.is_available()
@@ -122,7 +123,9 @@ class AIOHandle:
         return found
 
     def free_cpu_locked_tensor(self, locked_tensor: Tensor) -> bool:
-        """Release a tensor of `new_cpu_locked_tensor`. Returns whether it was one."""
+        """Release a tensor that `new_cpu_locked_tensor` returned. Returns False for any other
+        tensor.
+        """
         return self._locked.pop(locked_tensor.data_ptr(), None) is not None
 
     def _started(self, work: Callable[[], int], beside: bool) -> int:
@@ -131,7 +134,7 @@ class AIOHandle:
 
 
 def _bytes(buffer: Tensor) -> memoryview:
-    """A view of the bytes of a CPU tensor."""
+    """Return a view of the bytes of a CPU tensor."""
     if not buffer.is_contiguous():
         raise BridgeError("aio_handle: the tensor is not contiguous; call .contiguous() on it")
     whole: Any = buffer.detach().view(-1).view(torch.uint8).numpy()
@@ -173,14 +176,16 @@ def _write(buffer: Tensor, filename: str | int, offset: int) -> int:
 
 
 class AsyncIOBuilder:
-    """Stands for DeepSpeed's builder of the operator. There is nothing to compile here."""
+    """Replaces DeepSpeed's builder of the file-access operator. This implementation compiles
+    nothing.
+    """
 
     NAME = "async_io"
 
     def is_compatible(self, verbose: bool = False) -> bool:
-        """True, because threads and files work on every system."""
+        """Return True, because Python's threads and files work on every system."""
         return True
 
     def load(self, verbose: bool = True) -> Any:
-        """The module with `aio_handle`."""
+        """Return the module that has `aio_handle`."""
         return SimpleNamespace(aio_handle=AIOHandle)

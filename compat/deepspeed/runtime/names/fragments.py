@@ -1,7 +1,7 @@
-"""`deepspeed.utils.safe_get_full_grad` and similar functions: read and write whole masters, moments
-and gradients of a parameter.
+"""`deepspeed.utils.safe_get_full_grad` and similar functions: read and write the whole master,
+moments and gradient of a parameter.
 
-All data ranks must take part in each call, as with DeepSpeed. Source:
+As with DeepSpeed, all data ranks must take part in each call. Source:
 deepspeed/utils/tensor_fragment.py.
 """
 
@@ -25,21 +25,21 @@ __all__ = [
 
 
 def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
-    """The whole master of the parameter in fp32; None if no engine holds the parameter."""
+    """Return the whole master of the parameter in fp32; None if no engine holds the parameter."""
     place = parts.place_of(param)
     return None if place is None else parts.master(*place).float()
 
 
 def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
-    """Set the parameter's master, and from it the weight in the compute format."""
+    """Set the parameter's master, and round it to set the weight in the compute format."""
     place = parts.place_of(param)
     if place is not None:
         parts.set_masters(place[0], [(place[1], place[2], value)])
 
 
 def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
-    """A whole state of the optimizer for the parameter, such as `exp_avg`; None if no engine holds
-    the parameter.
+    """Return a whole state of the optimizer for the parameter, such as `exp_avg`; None if no engine
+    holds the parameter.
     """
     place = parts.place_of(param)
     if place is None:
@@ -57,8 +57,8 @@ def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key:
 
 
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
-    """The whole mean gradient of the step, available between the last backward and `step`; None if
-    there is none.
+    """Return the whole mean gradient of the step; None if there is no gradient. It exists between
+    the last backward and `step`.
     """
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
@@ -89,8 +89,9 @@ def safe_update_full_grad_vectorized(
 def _local(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise BridgeError(
-            f"deepspeed.utils.{name}: the engine has no local part of each parameter, because a"
-            f" shard may hold parts of several; use {name.replace('local', 'full')}"
+            f"deepspeed.utils.{name}: the engine has no local part of each parameter, because"
+            " a shard may hold parts of several parameters; use"
+            f" {name.replace('local', 'full')}"
         )
 
     refuse.__name__ = name

@@ -15,7 +15,7 @@ __all__ = [
 
 
 def _get_data_parallel_group() -> Any:
-    """The group of all ranks, which DeepSpeed uses too if a script makes no groups."""
+    """Return the group of all ranks. DeepSpeed returns this group too if a script makes no groups."""
     return torch_distributed.group.WORLD
 
 

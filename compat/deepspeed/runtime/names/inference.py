@@ -1,5 +1,5 @@
-"""`deepspeed.init_inference`: a model for inference in a given format, without DeepSpeed's own
-kernels.
+"""`deepspeed.init_inference`: prepares a model for inference in a given format, without DeepSpeed's
+own kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KERNELS = (
 
 
 class InferenceEngine(nn.Module):
-    """A model in evaluation mode. Attributes that this class lacks are looked up in the model."""
+    """A model in evaluation mode. Attributes that this class does not define come from the model."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -45,18 +45,18 @@ class InferenceEngine(nn.Module):
         self.dtype = dtype
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of this module, or else of the model."""
+        """Return an attribute of this module, or else of the model."""
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """The model's output."""
+        """Return the model's output."""
         return self.module(*inputs, **named)
 
     def generate(self, *inputs: Any, **named: Any) -> Any:
-        """The model's own `generate`."""
+        """Call the model's own `generate`."""
         if not hasattr(self.module, "generate"):
             raise BridgeError(
                 f"generate: {type(self.module).__name__} has no method generate; call the engine"
@@ -69,11 +69,11 @@ class InferenceEngine(nn.Module):
 def init_inference(
     model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any
 ) -> InferenceEngine:
-    """A model for inference. The default of `dtype` is fp16, as in DeepSpeed.
+    """Return a model for inference.
 
-    Settings of kernels change no numbers beyond rounding; each gives a warning. Raises
-    `ConfigError` for a model split over ranks, for formats that torch does not have, and for
-    weights from a `checkpoint`.
+    The default of `dtype` is fp16, as in DeepSpeed. Settings of kernels change no numbers beyond
+    rounding; each gives a warning. Raises `ConfigError` for a model that is split over ranks, for a
+    format that torch does not have, and for weights from a `checkpoint`.
     """
     said = (
         json.loads(Path(config).read_text(encoding="utf-8"))
@@ -118,4 +118,4 @@ def _refused(said: Mapping[str, Any]) -> Any:
             " torch.half, torch.bfloat16 or torch.float"
         )
     if said.get("checkpoint"):
-        yield "init_inference: found checkpoint; load the weights into the model first"
+        yield "init_inference: found the argument checkpoint; load the weights into the model first"

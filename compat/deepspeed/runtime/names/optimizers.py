@@ -1,5 +1,5 @@
-"""DeepSpeed's Adam classes. The engine reads their settings; if a script calls their `step` itself,
-torch's Adam runs.
+"""DeepSpeed's Adam classes. The engine reads only their settings. If a script calls `step` of such
+an optimizer itself, torch's Adam runs.
 """
 
 from __future__ import annotations

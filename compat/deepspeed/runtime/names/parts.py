@@ -1,5 +1,5 @@
-"""Access to parameters in an engine's flat buffers: the place of each, whole copies of it and of
-its state, and new values.
+"""Accesses parameters in an engine's flat buffers: finds the buffer of a parameter, and reads and
+writes the whole parameter and its optimizer state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXPORT = "export parts"
 
 
 class Place(NamedTuple):
-    """The place of a parameter: the engine that holds it, the number of its flat, and its name."""
+    """The position of a parameter: the engine that holds it, the index of its flat, and its name."""
 
     engine: weakref.ref[Engine]
     flat: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 def note(native: Engine) -> None:
-    """Store in each parameter of `native` its place in the engine."""
+    """Store in each parameter of `native` its position in the engine (`Place`)."""
     # By a weak reference: a script may keep its parameters longer than the engine, whose buffers
     # are to be freed.
     named = dict(native.model.named_parameters())
@@ -42,8 +42,8 @@ def note(native: Engine) -> None:
 
 
 def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
-    """The engine that holds a parameter, the number of its flat, and its name; None if no engine
-    holds it.
+    """Return the engine that holds a parameter, the index of its flat, and its name; None if no
+    engine holds it.
     """
     place: Place | None = getattr(weight, PLACE, None)
     engine = None if place is None else place.engine()
@@ -51,16 +51,16 @@ def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
 
 
 def in_turns(native: Engine, index: int) -> bool:
-    """Whether a flat shares its buffer with other flats. Its parameters are then whole only while
-    their stage runs.
+    """Return whether a flat shares its buffer with other flats. The parameters of such a flat are
+    whole only while their stage runs.
     """
     flat = native.layout.flats[index]
     return flat.weight_shared and native.layout.stages > 1
 
 
 def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
-    """A whole copy of a parameter's part of a flat, given this rank's slice `shard` of that flat.
-    All data ranks must take part.
+    """Return a whole copy of one parameter's values in a flat. `shard` is this rank's slice of the
+    flat. All data ranks must take part.
     """
     flat = native.layout.flats[index]
     # Data ranks hold equal slices of the padded flat: gathered in the order of ranks they are the
@@ -76,7 +76,9 @@ def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> None:
-    """Copy into the slice `shard` its part of a parameter's whole `value`."""
+    """Copy from a parameter's whole `value` those elements that belong to this rank's slice
+    `shard`.
+    """
     flat = native.layout.flats[index]
     for piece in flat.pieces(native.data.index):
         if piece.parameter.name == name:
@@ -91,15 +93,15 @@ def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> 
 
 
 def master(native: Engine, index: int, name: str) -> Tensor:
-    """The whole master of a parameter."""
+    """Return the whole master of a parameter."""
     native.weights.settle()
     return whole(native, index, name, native.weights.shards[index])
 
 
 @torch.no_grad()
 def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> None:
-    """Set the masters of parameters, by flat and name, and from them the weights in the compute
-    format. All data ranks must take part.
+    """Set the masters of parameters, by flat and name, and round them to set the weights in the
+    compute format. All data ranks must take part.
     """
     native.weights.settle()
     for index, name, value in values:
@@ -113,12 +115,12 @@ def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> No
 
 
 def computed(native: Engine, index: int, name: str) -> Tensor:
-    """A whole parameter in the compute format."""
+    """Return a whole parameter in the compute format."""
     return master(native, index, name).to(TORCH[native.layout.flats[index].dtype])
 
 
 def trained(native: Engine, index: int) -> int:
-    """The index of a flat among the trained flats. Raises `BridgeError` for a frozen flat."""
+    """Return the index of a flat among the trained flats. Raises `BridgeError` for a frozen flat."""
     flats = native.weights.trained()
     if index not in flats:
         raise BridgeError(
@@ -129,7 +131,7 @@ def trained(native: Engine, index: int) -> int:
 
 
 def moment(native: Engine, index: int, key: str) -> Tensor:
-    """This rank's slice of the optimizer's state `key` for a flat."""
+    """Return this rank's slice of the optimizer state `key` (such as `exp_avg`) for a flat."""
     state = native.optimizer.state(trained(native, index))
     if key not in state:
         raise BridgeError(
@@ -139,29 +141,27 @@ def moment(native: Engine, index: int, key: str) -> Tensor:
 
 
 def gradient_unit(native: Engine) -> float:
-    """The factor that turns the sums in gradient buffers into mean gradients, before the update of
-    a step.
+    """Return the factor that turns the sums in gradient buffers into mean gradients, before the
+    update of a step.
 
-    The buffers hold sums over microbatches and data ranks, multiplied by the loss scale and by the
-    divisions that were made early.
+    The buffers contain sums over microbatches and data ranks. These sums are multiplied by the loss
+    scale, and part of the division for the mean may be done already.
     """
     number = native.accumulation * native.data.size
     return 1 / (number * native.scaler.scale * native._share * native.gradients.share)
 
 
 def gradient(native: Engine, index: int) -> Tensor | None:
-    """This rank's slice of the reduced gradients of a flat; None if no microbatch has run or the
-    flat is frozen.
-
-    Raises `BridgeError` in the middle of a step.
+    """Return this rank's slice of the reduced gradients of a flat; None if no microbatch has run or
+    if the flat is frozen. Raises `BridgeError` in the middle of a step.
     """
     if index not in native.gradients.shards or not native.microbatch:
         return None
     if not native.is_gradient_accumulation_boundary():
         raise BridgeError(
-            f"gradients: found {native.microbatch} of {native.accumulation} microbatches of the"
-            " step; the engine reduces gradients with the last microbatch; ask between its"
-            " backward and step"
+            f"gradients: found {native.microbatch} of {native.accumulation} microbatches of"
+            " the step; the engine reduces gradients with the last microbatch; read them"
+            " between the last backward and step"
         )
     native.gradients.finish()
     return native.gradients.shards[index]

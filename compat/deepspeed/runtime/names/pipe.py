@@ -1,7 +1,5 @@
-"""`deepspeed.pipe`: a model as a list of layers. Layers may be specs, which are built together with
-the model.
-
-Source: deepspeed/runtime/pipe/module.py.
+"""`deepspeed.pipe`: a model as a list of layers. A layer may be a spec, which builds its module
+together with the model. Source: deepspeed/runtime/pipe/module.py.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ __all__ = ["LayerSpec", "PipelineModule", "TiedLayerSpec"]
 
 
 class LayerSpec:
-    """The class and the arguments of a module that is built later."""
+    """The class and the arguments from which a module is built later."""
 
     def __init__(self, typename: type[nn.Module], *module_args: Any, **module_kwargs: Any) -> None:
         if not (isinstance(typename, type) and issubclass(typename, nn.Module)):
@@ -41,7 +39,7 @@ class LayerSpec:
 
 
 class TiedLayerSpec(LayerSpec):
-    """A module that all specs with the same `key` share. If a spec has `forward_fn`, the layer runs
+    """A module that all specs with the same `key` share. If a spec has `forward_fn`, its layer runs
     `forward_fn(module, inputs)` instead of the module's own forward.
     """
 
@@ -74,7 +72,7 @@ class Function(nn.Module):
 
 
 class Tied(nn.Module):
-    """A layer that runs the module of another layer with its own function."""
+    """A layer that runs a function of its own with the module of another layer."""
 
     def __init__(self, module: nn.Module, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -144,7 +142,7 @@ class PipelineModule(nn.Sequential):
 
     @property
     def code(self) -> dict[str, Any]:
-        """Settings of the script that belong to the code part of the config."""
+        """Return the settings of the script that belong to the code part of the config."""
         stages = (
             {"pipeline_stages": self.num_stages, "partition_method": self.partition_method}
             if self.num_stages > 1
@@ -157,15 +155,15 @@ class PipelineModule(nn.Sequential):
         }
 
     def num_pipeline_stages(self) -> int:
-        """Number of stages."""
+        """Return the number of pipeline stages."""
         return self.num_stages
 
     def allreduce_tied_weight_gradients(self) -> None:
-        """Does nothing, because the engine reduces these gradients."""
+        """Do nothing, because the engine itself reduces the gradients of tied weights."""
 
 
 def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
-    """The layer for an entry of the list."""
+    """Return the layer for an entry of the list."""
     if isinstance(spec, TiedLayerSpec):
         known = spec.key in ties
         module = ties.setdefault(

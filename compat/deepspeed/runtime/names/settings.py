@@ -1,5 +1,5 @@
-"""`deepspeed.DeepSpeedConfig`: the settings of a config for scripts, under the names of DeepSpeed's
-own object.
+"""`deepspeed.DeepSpeedConfig`: the settings of a config, under the names that DeepSpeed's own
+object has.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NAMES = {
     "zero_allow_untested_optimizer": "zero_allow_untested_optimizer",
     "dataloader_drop_last": "dataloader_drop_last",
 }
-"""The setting that each attribute of DeepSpeed's object holds."""
+"""The config key for each attribute of DeepSpeed's object."""
 LOWER = ("optimizer_name",)
 
 
 class DeepSpeedConfig:
-    """A config that was read for the present number of ranks. An attribute that it lacks raises
-    `BridgeError`.
+    """A config, read for the number of ranks of this run. An attribute that the class does not have
+    raises `BridgeError`.
     """
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
@@ -40,7 +40,7 @@ class DeepSpeedConfig:
         self._param_dict, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
-        """The value of a setting, by DeepSpeed's name for it."""
+        """Return the value of a setting, by DeepSpeed's name of the attribute."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name in NAMES:

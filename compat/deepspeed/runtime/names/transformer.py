@@ -1,9 +1,8 @@
-"""DeepSpeed's layer of BERT, with torch's operations: parameters with the same names, and the same
-numbers up to rounding.
+"""DeepSpeed's BERT layer, computed with torch's operations.
 
-Source: deepspeed/ops/transformer/transformer.py; the order of the operations,
-csrc/transformer/ds_transformer_cuda.cpp; the approximation of GELU,
-csrc/transformer/gelu_kernels.cu.
+The parameters have the same names, and the numbers are equal up to rounding. Source:
+deepspeed/ops/transformer/transformer.py; csrc/transformer/ds_transformer_cuda.cpp for the order of
+the operations; csrc/transformer/gelu_kernels.cu for the approximation of GELU.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ __all__ = ["DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer"]
 
 
 class DeepSpeedTransformerConfig:
-    """Sizes and settings of a layer. The settings by which DeepSpeed's kernels save memory have no
-    effect here.
+    """Sizes and settings of a layer. Settings that make DeepSpeed's kernels save memory have no
+    effect.
     """
 
     def __init__(
@@ -57,19 +56,19 @@ class DeepSpeedTransformerConfig:
 
     @classmethod
     def from_dict(cls, json_object: dict[str, Any]) -> DeepSpeedTransformerConfig:
-        """A config with these values."""
+        """Return a config with the values of a dictionary."""
         found = cls()
         found.__dict__.update(json_object)
         return found
 
     @classmethod
     def from_json_file(cls, json_file: str) -> DeepSpeedTransformerConfig:
-        """A config from a JSON file in UTF-16, the encoding in which DeepSpeed reads it."""
+        """Return a config from a JSON file in UTF-16, the encoding in which DeepSpeed reads it."""
         return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-16")))
 
 
 class DeepSpeedTransformerLayer(nn.Module):
-    """Attention and a feed-forward part, with a norm before each (`pre_layer_norm`) or
+    """Attention and a feed-forward layer. A norm comes before each of the two (`pre_layer_norm`) or
     after each.
     """
 
@@ -151,8 +150,11 @@ class DeepSpeedTransformerLayer(nn.Module):
         output_attentions: bool = False,
         grads: Any = None,
     ) -> Any:
-        """Map (batch, tokens, features) to the same shape. The mask is added to the attention
-        scores. The other arguments have no effect in DeepSpeed either.
+        """Compute the layer's output for inputs of shape (batch, tokens, features); the output has
+        the same shape.
+
+        The mask is added to the attention scores. The other arguments have no effect, as in
+        DeepSpeed.
         """
         before, stream = self.config.pre_layer_norm, hidden_states
         first, second = (self.norm_w, self.norm_b), (self.attn_nw, self.attn_nb)

@@ -53,7 +53,7 @@ GIGABYTE = 1 << 30
 
 
 class OffloadDeviceEnum:
-    """Places for a model's memory, as a config names them."""
+    """Names of devices for a model's memory, as in a config."""
 
     none, cpu, nvme = "none", "cpu", "nvme"
 
@@ -80,7 +80,7 @@ logger = _logger()
 
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """Log a message on the given ranks only; on all ranks if none or -1 is given."""
+    """Log a message on the given ranks only. Without ranks, or with -1, log it on all ranks."""
     rank, wanted = (comm.joined() or (-1, 1))[0], list(ranks or ())
     if not wanted or rank == -1 or -1 in wanted or rank in wanted:
         logger.log(level, "[Rank %s] %s", rank, message)
@@ -104,7 +104,7 @@ class RepeatingLoader:
 
 
 class OnDevice(AbstractContextManager[None]):
-    """Context in which new tensors get the given format and device."""
+    """Context in which new tensors have the given format and device."""
 
     def __init__(self, dtype: torch.dtype, device: Any = "meta", enabled: bool = True) -> None:
         self.dtype, self.device, self.enabled = dtype, torch.device(device), enabled
@@ -122,7 +122,7 @@ class OnDevice(AbstractContextManager[None]):
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """If `force` is set, log the memory that this process holds on its first rank."""
+    """Log the memory of this process on the first rank, if `force` is true."""
     if not force or (comm.joined() or (0, 1))[0]:
         return
     place = get_accelerator()
@@ -141,8 +141,8 @@ def set_random_seed(seed: int) -> None:
 def move_to_device(
     item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
 ) -> Any:
-    """A copy of nested lists, tuples and dictionaries, with the items that meet the criterion (by
-    default all tensors) moved to a device.
+    """Return a copy of nested lists, tuples and dictionaries in which the items that meet the
+    criterion (default: all tensors) are moved to a device.
     """
     if criterion_func(item) if criterion_func is not None else isinstance(item, Tensor):
         return item.to(device)
@@ -155,8 +155,8 @@ def move_to_device(
 
 
 def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
-    """A copy of nested lists, tuples and dictionaries. Each tensor becomes a copy on a device with
-    a storage of its own.
+    """Return a copy of nested lists, tuples and dictionaries. Each tensor is copied to a device and
+    gets its own storage.
     """
     if isinstance(item, Tensor):
         return (
@@ -175,7 +175,7 @@ def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
 
 
 def recursive_getattr(model: Any, module_name: str) -> Any:
-    """The attribute at a dotted path."""
+    """Return the attribute at a dotted path."""
     for name in module_name.split("."):
         model = getattr(model, name)
     return model
@@ -188,7 +188,7 @@ def recursive_setattr(model: Any, module_name: str, module: Any) -> None:
 
 
 def instrument_w_nvtx(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself."""
+    """Return the function unchanged."""
     return function
 
 
@@ -205,7 +205,7 @@ def _leaves(model: nn.Module, classes: Iterable[Any]) -> Iterator[nn.Module]:
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Mark modules whose weights are to be gathered together. The mark has no effect, because the
+    """Mark modules whose weights should be gathered together. The mark has no effect, because the
     engine gathers whole blocks.
     """
     found = list(_leaves(model, leaf_module_classes))
@@ -232,10 +232,10 @@ def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
 
 
 def z3_leaf_module(model: nn.Module) -> bool:
-    """Whether a module is marked."""
+    """Return whether a module is marked."""
     return bool(getattr(model, LEAF, False))
 
 
 def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
-    """The marked modules."""
+    """Return the marked modules."""
     return [module for module in model.modules() if z3_leaf_module(module)]

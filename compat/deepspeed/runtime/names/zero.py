@@ -1,4 +1,4 @@
-"""`deepspeed.zero`: contexts in which weights are whole. Source:
+"""`deepspeed.zero`: contexts in which weights are whole on every rank. Source:
 deepspeed/runtime/zero/partition_parameters.py.
 """
 
@@ -26,15 +26,17 @@ __all__ = [
     "register_external_parameter",
 ]
 EARLY = "_stagebridge_early"
-"""Attribute that marks parameters made within `Init` until an engine holds them."""
+"""Attribute that marks parameters made within `Init`. It is removed when an engine takes over the
+parameters.
+"""
 
 
 WITHIN = "_stagebridge_within"
-"""Attribute that keeps the status of a parameter from before `GatheredParameters`."""
+"""Attribute in which `GatheredParameters` stores the status that a parameter had before."""
 
 
 class ZeroParamStatus(Enum):
-    """Whether a parameter is whole at present."""
+    """State of a parameter: whole on this rank, not whole, or being gathered."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -50,8 +52,8 @@ class ZeroParamType(Enum):
 
 
 def mark(native: Engine) -> None:
-    """Give the engine's parameters the attributes that DeepSpeed's have at level 3: `ds_id`,
-    `ds_shape`, `ds_numel`, `ds_status`.
+    """Give the engine's parameters the attributes that DeepSpeed's parameters have at level 3:
+    `ds_id`, `ds_shape`, `ds_numel`, `ds_status`.
     """
     for number, weight in enumerate(native.model.parameters()):
         place = parts.place_of(weight)
@@ -67,11 +69,10 @@ def mark(native: Engine) -> None:
 
 
 class Init(AbstractContextManager["Init"]):
-    """Context in which a model is built. The model is whole on each rank until `initialize` shards
-    it.
+    """Context in which a model is built.
 
-    That costs the memory of one model; the numbers are the same as DeepSpeed's. All arguments of
-    DeepSpeed are accepted.
+    The model is whole on each rank until `initialize` shards it, which costs the memory of one
+    model. The numbers are the same as with DeepSpeed. All of DeepSpeed's arguments are accepted.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class Init(AbstractContextManager["Init"]):
 class GatheredParameters(AbstractContextManager[None]):
     """Context in which an engine's parameters at level 3 are whole.
 
-    With a `modifier_rank`, all ranks get that rank's values at the end of the context. All data
-    ranks must take part. Other parameters are left unchanged.
+    With a `modifier_rank`, all ranks get the values of that rank when the context ends. All data
+    ranks must take part. Parameters that no engine holds are left unchanged.
     """
 
     def __init__(
@@ -168,7 +169,9 @@ class GatheredParameters(AbstractContextManager[None]):
 
 
 def _source(native: Engine, rank: int) -> tuple[Any, int]:
-    """The group in which a rank's values are broadcast, and that rank's index in it."""
+    """Return the group in which a rank broadcasts its values, and the index of the rank in this
+    group.
+    """
     if native.tensor.size == native.line.size == 1:
         return native.data, rank
     if rank:
@@ -180,7 +183,7 @@ def _source(native: Engine, rank: int) -> tuple[Any, int]:
 
 
 def register_external_parameter(module: Any, parameter: Any) -> None:
-    """Make `parameter` whole while `module` runs, although another module holds it. Must be called
+    """Make `parameter`, which belongs to another module, whole while `module` runs. Must be called
     before `initialize`.
     """
     if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):

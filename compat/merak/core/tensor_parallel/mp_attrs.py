@@ -1,4 +1,4 @@
-"""`set_tp_layer_lists`, in the module where Merak has it."""
+"""`set_tp_layer_lists`, in the module in which Merak has it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ NAMES = {"set_tp_layer_lists": "launch"}
 
 
 def __getattr__(name: str) -> Any:
-    """The function, loaded when a script first uses it."""
+    """Return the function. The engine is loaded when a script first uses it."""
     return entry(__name__, NAMES, name)
