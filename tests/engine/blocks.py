@@ -35,6 +35,8 @@ LARGEST = 8_000_000
 WIDTHS = dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "hidden_dim"), 32)
 DEPTHS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers"), 4)
 HEADS = dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4)
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+"""Of attention that makes keys and values from a short vector."""
 SIZES: Mapping[str, Any] = {
     **WIDTHS,
     **DEPTHS,
@@ -42,8 +44,9 @@ SIZES: Mapping[str, Any] = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), 48),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "vocab_size"), VOCAB),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank"), 16),
-    **dict.fromkeys(("head_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "global_head_dim"), 8),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **LATENT,
+    **dict.fromkeys(("head_dim", "index_head_dim", "global_head_dim"), 8),
     **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok", "index_n_heads", "num_global_key_value_heads"), 2),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "bos_token_id"), 1),
     "pad_token_id": 0,
@@ -67,6 +70,16 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "gptj": {"rotary_dim": 4},
     "codegen": {"rotary_dim": 4},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "dbrx": {
+        "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8},
+        "ffn_config": {"moe_num_experts": 4, "ffn_hidden_size": 48},
+    },
+    "dots3_note_text": {
+        **{f"swa_{key}": SIZES[key] for key in ("num_attention_heads", *LATENT)},
+        "swa_num_key_value_heads": 4,
+        "swa_head_dim": 16,
+    },
 }
 UNPLANNED = ("gpt2", "gptj", "gpt_neo", "gpt_bigcode", "opt", "bloom", "falcon", "codegen", "mpt", "stablelm", "persimmon")
 """Architectures without a plan, of which the structure tells where to cut."""
@@ -127,10 +140,8 @@ def classes(name: str) -> tuple[Any, Any]:
 def small(name: str, seed: int = 0, **settings: Any) -> nn.Module:
     """A small model of that architecture with random weights."""
     kind, make = classes(name)
-    known = {*kind().to_dict(), *getattr(kind, "attribute_map", {})}
-    heads = {"num_key_value_heads": 4} if "kv_lora_rank" in known else {}
-    values = {**SIZES, **heads, **MORE.get(name, {}), **settings}
-    config = kind(**{key: value for key, value in values.items() if key in known})
+    more = {**MORE.get(name, {}), **settings}
+    config = kind(**{**more, **_sized(kind, more)})
     config._experts_implementation = "eager"
     with torch.device("meta"):
         size = sum(weight.numel() for weight in make(config).parameters())
@@ -138,6 +149,17 @@ def small(name: str, seed: int = 0, **settings: Any) -> nn.Module:
     torch.manual_seed(seed)
     model: nn.Module = make(config).double()
     return model
+
+
+def _sized(kind: Any, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The small sizes that a configuration of this kind takes, and `more`; in the configurations within it too."""
+    default = kind()
+    known = {*default.to_dict(), *getattr(kind, "attribute_map", {})}
+    heads = {"num_key_value_heads": 4} if "kv_lora_rank" in known else {}
+    given = {key: value for key, value in {**SIZES, **heads, **more}.items() if key in known}
+    parts = {key: getattr(default, key, None) for key in kind.sub_configs}
+    within = {key: {"model_type": part.model_type, **_sized(type(part), more)} for key, part in parts.items() if part is not None}
+    return {**given, **{key: {**values, **more.get(key, {})} for key, values in within.items()}}
 
 
 def batches(step: int, number: int = MICROBATCHES) -> list[dict[str, Tensor]]:
@@ -198,9 +220,7 @@ def one_by_one(name: str) -> float:
     return max(distance(outputs[0], outputs[1]), distance(found, expected))
 
 
-def in_ranks(
-    rank: int, world: int, name: str, values: Mapping[str, Any], steps: int = STEPS, wide: bool = False
-) -> Steps:
+def in_ranks(rank: int, world: int, name: str, values: Mapping[str, Any], steps: int = STEPS, wide: bool = False) -> Steps:
     """The same training on the engine with a bare rate, so that the change of a weight is its gradient."""
     plan = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": RATE, **values}
     parts = plan.get("parallel.pipeline", 1) * plan.get("parallel.tensor", 1)
