@@ -33,7 +33,7 @@ from bridge.trace.plugin import same_run
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mixtral", "opt", "qwen3_next"])
+@pytest.mark.parametrize("name", ["gpt2", "mixtral", "opt", "qwen3_next", "hy_v4", "gemma3"])
 def test_layers_run_one_by_one_give_what_the_model_gives(name: str) -> None:
     assert one_by_one(name) == 0
 

@@ -83,6 +83,8 @@ class Trial:
                 leaf = leaves[place] = start.clone()
                 self._starts.append(start)
                 self._origins[id(start)] = len(self.calls), place
+            elif self.apart and id(leaf) in self._origins:
+                continue  # indices that a later module hands on come from the one that chose them
             self._origins[id(leaf)] = len(self.calls), place
         arguments = Call(list(given), dict(named)).leaves
         self.calls.append(Called(Step(name, self._turns[name]), arguments, leaves, form))
