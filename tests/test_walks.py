@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,31 @@ HOME = Path(__file__).resolve().parents[1]
 README = (HOME / "README.md").read_text()
 WALKS = (HOME / "docs" / "walks.md").read_text()
 GATE = (HOME / "docs" / "gate.md").read_text()
+ENGINES = (HOME / "docs" / "engines.md").read_text()
+MODELS = (HOME / "docs" / "models.md").read_text()
+EXTRAS = ("torch", "numpy", "safetensors", "deepspeed", "megatron", "accelerate", "transformers", "matplotlib", "hypothesis")
+TWO_ENGINES = {
+    "train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+    "zero_optimization": {"stage": 1},
+}
+SAME = """\
+--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 --group-query-attention
+--num-query-groups 2 --seq-length 12 --max-position-embeddings 64 --normalization RMSNorm --norm-epsilon 1e-6
+--swiglu --position-embedding-type rope --add-qkv-bias --disable-bias-linear --use-distributed-optimizer
+--untie-embeddings-and-output-weights --rotary-base 10000
+--micro-batch-size 2 --global-batch-size 8 --lr 0.001 --lr-decay-style constant --train-iters 10
+"""
+BATCH = """\
+import bridge.trace, torch
+from transformers import Qwen2Config
+
+sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+Qwen2Config(**sizes, vocab_size=128, max_position_embeddings=64).save_pretrained("qwen")
+tokens = torch.randint(2, 128, (8, 12))
+bridge.trace.batch("batch.safetensors", {"input_ids": tokens, "labels": tokens})
+"""
 INSTALL = "pip install -c constraints.txt . && stagebridge demo --no-train && cd stagebridge-demo"
 """The light command; what it installs is what tox installs, and the rest of it is run here."""
 LONG = pytest.mark.skipif(not os.environ.get("STAGEBRIDGE_WALKS"), reason="takes longer: tox -e long")
@@ -32,6 +58,7 @@ TRAINS = re.compile(r"stagebridge (train|verify|move|checkpoint|trace)\b")
 COMMAND = re.compile(r"^    ((?:stagebridge|PYTHONSAFEPATH=1|sed|export) .*)$", re.MULTILINE)
 REFUSED = {"stagebridge convert zero3.json --to megatron"}
 """Commands that are there for their error."""
+NEEDED = {"--plot": "matplotlib", "stagebridge fuzz": "hypothesis"}
 UNPROVED = ("stagebridge verify",)
 MOST = (2, 3, 4, 2, 5)
 """Commands of each walk at most."""
@@ -64,8 +91,13 @@ def walks() -> list[Walk]:
 
 def of_readme() -> list[Walk]:
     whole = README.partition("## On the command line")[2].partition("## In Python")[0]
-    light, _, heavy = whole.partition("With the extra `engine`:")
-    return [Walk("the README's commands", commands(light)), Walk("the README's commands that train", commands(heavy))]
+    light, *extras = re.split(r"^With the extra `(\w+)`", whole, flags=re.MULTILINE)
+    of = dict(zip(extras[::2], extras[1::2], strict=True))
+    return [
+        Walk("the README's commands", commands(light)),
+        Walk("the README's commands that train", commands(of["engine"])),
+        Walk("the README's commands that draw and generate", commands(of["plot"]) + commands(of["test"])),
+    ]
 
 
 EVERY = [*of_readme(), *walks()]
@@ -124,6 +156,9 @@ def test_every_command_of_the_readme_is_in_a_walk() -> None:
 @pytest.mark.parametrize("walk", [pytest.param(walk, marks=LONG if walk.trains else ()) for walk in EVERY], ids=str)
 def test_every_command_does_what_it_is_printed_for(walk: Walk, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     shell = walk.trains or any(command.startswith("export") for command in walk.commands)
+    for option, extra in NEEDED.items():
+        if any(option in command for command in walk.commands) and find_spec(extra) is None:
+            pytest.skip(f"needs {extra}")
     if shell and not walk.trains:
         commands_, codes = "; ".join(walk.commands), []
         said = f"set -u; {'; '.join(f'{command}; echo code: $?' for command in walk.commands)}"
@@ -137,6 +172,45 @@ def test_every_command_does_what_it_is_printed_for(walk: Walk, folder: Path, cap
         fine = (1,) if command in REFUSED else (0, 2, 3) if command.startswith(UNPROVED) else (0, 2)
         assert code in fine, f"{command}\n{out}\n{err}"
         assert "Traceback" not in out + err
+
+
+def test_the_light_commands_need_no_extra(folder: Path) -> None:
+    """None of them imports, or asks for, what `pip install .` does not bring."""
+    words = [shlex.split(command)[1:] for command in of_readme()[0].commands]
+    blocked = "; ".join(f"sys.modules[{name!r}] = None" for name in EXTRAS)
+    code = f"import json, sys; {blocked}\nfrom bridge.cli import run\nprint(json.dumps([run(line) for line in {words!r}]))"
+    found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    codes = json.loads(found.stdout.splitlines()[-1])
+    assert len(codes) == len(words) and set(codes) <= {0, 2}, found.stderr
+
+
+@LONG
+def test_every_command_of_the_page_of_two_engines(folder: Path) -> None:
+    """On a model of Qwen2 without weights, and a batch that the page's own line keeps."""
+    for name in ("torch", "transformers", "deepspeed", "megatron"):
+        if find_spec(name) is None:
+            pytest.skip(f"needs {name}")
+    (folder / "ds_config.code.json").unlink()  # it belongs to the demo's own ds_config.json
+    (folder / "ds_config.json").write_text(json.dumps(TWO_ENGINES))
+    (folder / "launch.args").write_text(SAME)
+    made = subprocess.run([sys.executable, "-P", "-c", BATCH], check=False)
+    assert made.returncode == 0
+    ends = [subprocess.run(["bash", "-c", command], check=False).returncode for command in commands(ENGINES)]
+    assert ends == [2, 0], "the config leaves DeepSpeed's decay, the launch has Megatron's"
+
+
+@LONG
+def test_a_script_of_deepspeed_runs_under_the_command_of_the_page_of_models(folder: Path) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("needs torch")
+    for name in ("train.py", "launch.args"):
+        shutil.copy(HOME / "examples" / "deepspeed" / name, folder)
+    assert run(["convert", "launch.args", "--to", "deepspeed", "--world-size", "2", "-o", "ds_config.json", "--force"]) == 0
+    (command,) = re.findall(r"^    (torchrun .* -m compat\.deepspeed train\.py)$", MODELS, re.MULTILINE)
+    words = f"{command} --deepspeed_config ds_config.json"
+    found = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout.splitlines()[-1])["step"] == 20
 
 
 def test_the_four_lines_become_what_the_readme_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

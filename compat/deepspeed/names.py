@@ -63,7 +63,7 @@ MODULES: Mapping[str, Sequence[str]] = {
     "inference.engine": ("names.inference",),
     "launcher": (),
     "launcher.runner": ("names.utilities",),
-    "ops": (),
+    "ops": ("names.operators",),
     "ops.adam": ("names.optimizers",),
     "ops.op_builder": ("names.files",),
     "ops.transformer": ("names.transformer",),
@@ -94,6 +94,8 @@ MODULES: Mapping[str, Sequence[str]] = {
 `__all__` of those modules lists the names.
 """
 
+OPERATORS = "ops.__compatible_ops__"
+"""The only name with underscores that scripts set: which operators can be built, by name."""
 KERNELS = "the engine builds no operators; use torch's operators"
 ABSENT: Mapping[str, str] = {
     "DeepSpeedHybridEngine": (
@@ -184,7 +186,7 @@ def resolved(path: str, name: str) -> Any:
     whole = f"{path}.{name}" if path else name
     # Python and its tools look for names such as __wrapped__.
     # They expect AttributeError, and no import of torch.
-    if name.startswith("__") and name != "__version__":
+    if name.startswith("__") and name != "__version__" and whole != OPERATORS:
         raise AttributeError(name)
     if name == "__version__" and not path:
         return RELEASE

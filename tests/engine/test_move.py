@@ -138,19 +138,34 @@ def test_the_launch_starts_from_the_checkpoint(begun: Path, tmp_path: Path) -> N
     assert formats.read(tmp_path / "out" / "checkpoint").client == {"epoch": 3, "step": 5}  # what the script asks for
 
 
-def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of docs/move.md, in a folder as the page describes it."""
-    page = (Path(__file__).parents[2] / "docs" / "move.md").read_text()
-    commands = [shlex.split(line.strip()) for line in page.splitlines() if line.startswith("    stagebridge ")]
-    for name in ("run", "model", "ds_config.json"):
-        (shutil.copytree if (begun / name).is_dir() else shutil.copy)(begun / name, tmp_path / name)
-    monkeypatch.chdir(tmp_path)
+def ends_of(page: str) -> list[int]:
+    """The exit codes of all commands of a page, in the folder where this process is."""
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
     ends = []
-    for words in commands:
+    for words in [shlex.split(line.strip()) for line in text.splitlines() if line.startswith("    stagebridge ")]:
         with redirect_stdout(StringIO()) as out, redirect_stderr(out):
             ends.append(command(words[1:]))
         assert ends[-1] in (0, 2), (words, out.getvalue())
-    assert ends == [0, 0, 0, 0, 0, 2, 2, 2, 0, 2]
+    return ends
+
+
+def test_the_page_of_checkpoints_is_run_from_top_to_end(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of docs/checkpoints.md, where a run of DeepSpeed and one of Megatron lie."""
+    shutil.copytree(begun / "run", tmp_path / "run" / "checkpoints")
+    shutil.copytree(begun / "model", tmp_path / "model")
+    code, said = moved(begun / "ds_config.json", begun / "run", "megatron", tmp_path / "moved", "--model", str(begun / "model"))
+    assert code == 2, said
+    shutil.copytree(tmp_path / "moved" / "checkpoint", tmp_path / "megatron" / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+    assert ends_of("checkpoints.md") == [0, 0, 0, 0, 0, 2]
+
+
+def test_the_page_of_moves_is_run_from_top_to_end(begun: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of docs/move.md, in a folder as the page describes it."""
+    for name in ("run", "model", "ds_config.json"):
+        (shutil.copytree if (begun / name).is_dir() else shutil.copy)(begun / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert ends_of("move.md") == [0, 0, 0, 0, 0, 2, 2, 2, 0, 2]
     proof = json.loads((tmp_path / "native" / "proof.json").read_text())
     assert not problems("move", proof, "Proved")
     assert (proof["verdict"], proof["ranks"], proof["lacking"]) == ("same", 2, []) and proof["distance"]["loss"] < 1e-6

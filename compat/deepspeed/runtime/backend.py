@@ -14,7 +14,7 @@ from bridge import __version__
 from bridge.backend import Backend, Trainer, Workload, unkept
 from bridge.dialect import Config, Written
 from bridge.edits import edited, without
-from bridge.errors import VersionError
+from bridge.errors import BridgeError, VersionError
 from bridge.plan import Plan
 from bridge.translation import lift, lower
 from compat.deepspeed import DIALECT, live
@@ -115,6 +115,8 @@ class DeepSpeedBackend(Backend):
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
         from compat.deepspeed.runtime import trainers
 
+        # DeepSpeed's own answer to such a run speaks of batch sizes.
+        BridgeError.raise_if(tuple(_split_stages(lift(run) if isinstance(run, Config) else run)))
         world = trainers.join()
         config = run if isinstance(run, Config) else self.written(run, world)
         return trainers.opened(config, workload)  # type: ignore[arg-type]
@@ -123,6 +125,7 @@ class DeepSpeedBackend(Backend):
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
         from compat.deepspeed.runtime import script, trainers
 
+        BridgeError.raise_if(tuple(_split_stages(lift(config))))
         trainers.join()
         return script.opened(written, config, workload)  # type: ignore[arg-type]
 
@@ -218,6 +221,11 @@ def _code(plan: Plan) -> Iterator[str]:
         for path, why in CODE.items()
         if values.get(path, 1) > 1
     )
+    yield from _split_stages(plan)
+
+
+def _split_stages(plan: Plan) -> Iterator[str]:
+    """Yield why DeepSpeed cannot run the plan if it has tensor ranks within pipeline stages."""
     if (plan.parallel.tensor or 1) > 1 and (plan.parallel.pipeline or 1) > 1:
         yield (
             f"parallel.tensor: found {plan.parallel.tensor} with {plan.parallel.pipeline} pipeline"
