@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 
 from bridge.testing.harvest.__main__ import main
 from bridge.testing.harvest.rows import joined, plain_type
+from bridge.testing.harvest.rows import text as written
 from compat.automodel import releases
 from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
+from compat.deepspeed import releases as deepspeed
+from compat.deepspeed.harvest import Heard
 from compat.megatron.harvest import CLASSES
 
 pytestmark = pytest.mark.once
@@ -182,10 +186,10 @@ def test_flags_and_fields_of_megatron_are_read_from_its_source(tmp_path: Path, c
     assert harvest("0.99.0", root, into, "megatron") == 0
     said = capsys.readouterr().out
     assert "not read from this release (1):\n  ['--unknown']: unknown action _StoreAction or type words_of" in said
-    written = {name: json.loads(text) for name, text in contents(into).items()}
-    assert written["flags.json"] == sorted(FLAGS, key=lambda row: (row["dest"], row["options"]))
-    assert {row["name"]: row["default"] for row in written["classes.json"]} == DEFAULTS
-    assert written["groups.json"]["layers"] == "network size" and written["groups.json"]["on"] == "RL"
+    found = {name: json.loads(text) for name, text in contents(into).items()}
+    assert found["flags.json"] == sorted(FLAGS, key=lambda row: (row["dest"], row["options"]))
+    assert {row["name"]: row["default"] for row in found["classes.json"]} == DEFAULTS
+    assert found["groups.json"]["layers"] == "network size" and found["groups.json"]["on"] == "RL"
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> Path:
@@ -235,6 +239,53 @@ def test_a_new_release_begins_and_ends_only_what_changed(into: Path, tmp_path: P
     assert "distributed.pipeline.wings: new, 3 by default; add a line to the schema and a rule" in told
     assert "distributed.zero_dp_strategy: 3 by default until now, 2 from now on (memory or speed)" in told
     assert "distributed.pipeline.pp_seq_len: removed" in told
+
+
+def taken_out(facts: Path, into: Path, version: str) -> Path:
+    """A copy of a stack's facts as they were before a release."""
+    shutil.copytree(facts, into, ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    for path in into.glob("*.json"):
+        found = json.loads(path.read_text("utf-8"))
+        if path.name == "known.json":
+            del found[version]
+            path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        elif isinstance(found, list):
+            before = [
+                {key: value for key, value in row.items() if (key, value) != ("until", version)}
+                for row in found
+                if row.get("since") != version
+            ]
+            path.write_text(written(before), "utf-8")
+    return into
+
+
+def test_the_newest_deepspeed_taken_out_and_harvested_again_gives_the_same_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("deepspeed")
+    installed, newest = metadata.version("deepspeed"), deepspeed.KNOWN[-1]
+    if installed != newest:
+        pytest.skip(f"DeepSpeed {installed} is installed, the newest that the tables know is {newest}")
+    facts = Path(deepspeed.__file__).parent
+    into = taken_out(facts, tmp_path / "facts", newest)
+    (into / "places.json").write_text("[]\n")
+    before = contents(into)
+    assert main(["deepspeed", newest, "--into", str(into), "--count", "0", "--day", deepspeed.DATES[newest]]) == 0
+    told, after = capsys.readouterr().out, contents(into)
+    assert "17 rows begin, 8 end" in told
+    assert "graph_harvesting: refused from now on; say what replaces it" in told
+    assert [name for name in after if after[name] != before[name]] == ["keys.json", "known.json", "places.json"]
+    for name in (name for name in after if name != "places.json"):
+        assert after[name] == (facts / name).read_text("utf-8"), name
+
+
+def test_keys_that_are_looked_for_are_heard_with_their_defaults() -> None:
+    heard: dict[str, Any] = {}
+    section = Heard({"aio": {"depth": 2}}, heard)
+    assert "steps" not in section.keys()  # noqa: SIM118 - as some releases ask
+    assert section.get("rate", 0.5) == 0.5
+    assert section["aio"].get("size", 4) == 4 and "depth" in section["aio"] and bool(section["aio"])
+    assert heard == {"steps": None, "rate": 0.5, "aio": None, "aio.size": 4, "aio.depth": None}
 
 
 def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

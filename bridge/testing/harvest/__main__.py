@@ -174,7 +174,11 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
         ),
         ("not read from this release", facts.unread),
     ):
-        print("\n".join(decide.listed(heading, list(lines))) or f"{heading}: none")
+        _print(heading, lines)
+
+
+def _print(heading: str, lines: Iterable[str]) -> None:
+    print("\n".join(decide.listed(heading, list(lines))) or f"{heading}: none")
 
 
 def judged(todo: Job) -> None:
@@ -189,14 +193,7 @@ def judged(todo: Job) -> None:
         f"{tally.asked} generated configs: {counts[True]} accepted and {counts[False]} refused, as "
         "by our reader"
     )
-    print(
-        "\n".join(
-            decide.listed(
-                "differences between the release and our reader",
-                list(decide.disagreements(tally.differences)),
-            )
-        )
-    )
+    _print("differences between the release and our reader", decide.disagreements(tally.differences))
     if todo.tests is not None:
         write_all(
             {todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)}

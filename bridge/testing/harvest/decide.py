@@ -43,6 +43,8 @@ def _each(lines: Iterator[str]) -> Iterator[str]:
 def _default(dialect: Dialect, path: str, change: Change) -> str:
     if change.before is None or change.after is None:
         return ""
+    if change.after.get("refused"):
+        return f"{path}: refused from now on; say what replaces it"
     was, now = change.before.get("default"), change.after.get("default")
     if was == now:
         kinds = change.before.get("type", ""), change.after.get("type", "")

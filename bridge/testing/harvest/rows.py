@@ -131,7 +131,12 @@ def _same(row: Row | None) -> str:
     if row is None:
         return ""
     parts = re.sub(r"[\w.]+\.(?=\w)", "", plain_type(str(row.get("type", "")))).split(" | ")
-    return json.dumps({**row, "type": sorted({*parts} - {"None"})}, sort_keys=True)
+    whole = {
+        # 0 and 0.0 are the same default.
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in row.items()
+    }
+    return json.dumps({**whole, "type": sorted({*parts} - {"None"})}, sort_keys=True)
 
 
 def plain_type(text: str) -> str:

@@ -2,71 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from bridge.config import tuples
+from bridge.config import fields, tuples
 from bridge.moves import Move, renamed
 from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
+from compat.deepspeed.schema import DeepSpeed
 
-History = tuple[tuple[str, Any], ...]
-"""Pairs of a release and a value, oldest release first. The value applies from this release on."""
-
-
-_KEYS = table(__name__, "keys.json")
-
-RELEASES = Releases("deepspeed", tuple(_KEYS["releases"]))
+DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
+"""The date of each release's tag, oldest first; empty if the tag is not public."""
+RELEASES = Releases("deepspeed", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 """All releases in the tables, oldest first."""
+DECIDED: Mapping[str, Any] = MappingProxyType(table(__name__, "decided.json"))
+"""Facts that the parser of a release does not show: keys that only the engine reads, arguments that it
+takes out itself or ignores, and what replaces a key or a section."""
+STATES = ("required", "ignored")
+FORMS = ("fused", "torch", "cpu", "")
+"""Implementations of optimizers, in the order of the engine's preference."""
+
+
+def _rows(file: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the harvested rows of a file, and then the rows of it that were decided by hand."""
+    yield from table(__name__, f"{file}.json")
+    yield from DECIDED.get(file, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """The default of a key, and limits such as `>0` that the schema does not have, in some releases.
+
+    Without a default, the key is unset.
+    """
+
+    since: str = ""
+    until: str = ""
+    default: Any = None
+    bound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of one key. Releases from `since` up to, but not including, `until` read the key, and
-    releases from `rejected` on refuse it. The key `instead` replaces it.
-
-    `default` is the default by release; without one the key is unset. `bound` has, by release,
-    limits such as `>0` that the schema does not have.
+    """History of one key: the periods in which releases read it, oldest first. Releases from
+    `rejected` on refuse it. The key `instead` replaces it.
     """
 
     key: str
-    since: str = ""
-    until: str = ""
+    periods: tuple[Period, ...]
     rejected: str = ""
-    default: History = ()
-    bound: History = ()
     instead: str = ""
+
+    @property
+    def since(self) -> str:
+        """The first release that reads the key; empty for the oldest of all."""
+        return self.periods[0].since
+
+    @property
+    def until(self) -> str:
+        """The first release that no longer reads the key; empty if there is none."""
+        return self.periods[-1].until
 
     def known(self, version: str) -> bool:
         """Return whether release `version` reads the key."""
-        return RELEASES.within(version, self.since, self.until)
+        return bool(RELEASES.having(version, self.periods))
 
     def at(self, version: str) -> Any:
-        """Return the default in release `version`; None if the key is unset by default."""
-        return next(
-            (value for start, value in reversed(self.default) if RELEASES.since(version, start)),
-            None,
-        )
+        """Return the default in release `version`; None if the key is unset."""
+        return next((period.default for period in RELEASES.having(version, self.periods)), None)
 
     def bounds(self, version: str) -> tuple[str, ...]:
         """Return the limits that apply in release `version`."""
-        return tuple(bound for start, bound in self.bound if RELEASES.since(version, start))
+        return next((period.bound for period in RELEASES.having(version, self.periods)), ())
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """History of one section. Releases from `refuses` on refuse unknown keys in the section. If
+    """One section. From release `since` on it refuses unknown keys if `refuses` is true. If
     `optional` is true, the section is off unless the config has it.
     """
 
     section: str
-    refuses: str | None = None
+    refuses: bool = False
     optional: bool = False
     instead: str = ""
+    since: str = ""
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +104,44 @@ class Type:
 
     type: str
     form: str = ""
-    since: str = ""
-    until: str = ""
     args: Mapping[str, Any] | None = None
     required: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
-def _frozen(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuples(value) if name in ("default", "bound", "required", "ignored") else value
-        for name, value in row.items()
-    }
+def _key(path: str, rows: Sequence[Mapping[str, Any]]) -> Key:
+    periods = tuple(
+        Period(*_window(row), tuples(row.get("default")), tuple(row.get("bound", ())))
+        for row in sorted(rows, key=lambda row: _place(row.get("since", "")))
+        if not row.get("refused")
+    )
+    rejected = next((row["since"] for row in rows if row.get("refused")), "")
+    return Key(path, periods, rejected, DECIDED["instead"].get(path, ""))
 
 
-def _key(row: Mapping[str, Any]) -> Key:
-    # A key that a release rejects is no longer read, and has no `until` of its own.
-    return Key(**{"until": row.get("rejected", ""), **_frozen(row)})
+def _place(since: str) -> int:
+    return RELEASES.place(since) if since else -1
 
 
-KEYS: Mapping[str, Key] = MappingProxyType({row["key"]: _key(row) for row in _KEYS["keys"]})
-PARTS: Mapping[str, Part] = MappingProxyType(
-    {row["section"]: Part(**row) for row in _KEYS["sections"]}
+def _window(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row.get("since", ""), row.get("until", "")
+
+
+def _keys() -> Iterator[tuple[str, Key]]:
+    """Yield the history of each key, in the order of the schema, whatever the order of the rows."""
+    found: dict[str, list[Mapping[str, Any]]] = {path: [] for path in fields(DeepSpeed)}
+    for row in _rows("keys"):
+        found.setdefault(row["key"], []).append(row)
+    yield from ((path, _key(path, rows)) for path, rows in found.items() if rows)
+
+
+KEYS: Mapping[str, Key] = MappingProxyType(dict(_keys()))
+_PARTS = tuple(
+    Part(**row, instead=DECIDED["instead"].get(row["section"], "")) for row in _rows("sections")
 )
+PARTS: Mapping[str, Part] = MappingProxyType({part.section: part for part in _PARTS})
 ALIASES: Mapping[str, str] = MappingProxyType(
-    {row["alias"]: row["key"] for row in _KEYS["aliases"]}
+    {row["alias"]: row["key"] for row in _rows("aliases")}
 )
 """Alternative names of keys that DeepSpeed accepts, each with the canonical path."""
 
@@ -164,14 +202,24 @@ class Release(AnyRelease):
         """Return whether the release refuses an unknown key in `section`. If not, it ignores the
         key.
         """
-        part = PARTS.get(section)
-        return part is not None and part.refuses is not None and self.since(part.refuses)
+        return any(part.section == section and part.refuses for part in self.having(_PARTS))
 
     def forms(self, kind: str, name: str) -> tuple[Type, ...]:
         """Return the implementations of the optimizer or scheduler `name` in this release; empty if
-        the release has none.
+        the release has none. The case of the name matters, except for DeepSpeed's own optimizers
+        (engine.py, `_configure_basic_optimizer`).
         """
-        return self.having(_named(kind, name))
+        own = kind == "optimizers" and name.lower() in self._lowered
+        wanted = name.lower() if own else name
+        return tuple(row for row in self._types.get(kind, ()) if row.type == wanted)
+
+    @cached_property
+    def _lowered(self) -> frozenset[str]:
+        return frozenset(row.type for row in self._types["optimizers"] if row.type.islower())
+
+    @cached_property
+    def _types(self) -> Mapping[str, tuple[Type, ...]]:
+        return _built(row for row in _rows("types") if self.within(*_window(row)))
 
     @cached_property
     def types(self) -> Mapping[str, tuple[str, ...]]:
@@ -179,9 +227,9 @@ class Release(AnyRelease):
         (`schedulers`).
         """
         return {
-            # A type with several implementations has a row for each.
-            kind: tuple(dict.fromkeys(row.type for row in self.having(rows)))
-            for kind, rows in _types().items()
+            # A type may have several implementations.
+            kind: tuple(dict.fromkeys(row.type for row in rows))
+            for kind, rows in self._types.items()
         }
 
 
@@ -211,33 +259,40 @@ def _optional() -> Mapping[str, str]:
     }
 
 
-@cache
-def _types() -> Mapping[str, tuple[Type, ...]]:
+def _built(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type, ...]]:
+    """Return the optimizers and schedulers that these rows describe, by kind. A row without a name
+    is the type itself, and one with a name an argument of it.
+    """
+    found: dict[str, list[Type]] = {}
+    grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        grouped.setdefault((row["kind"], row["type"], row.get("form", "")), []).append(row)
+    for (kind, name, form), mine in grouped.items():
+        named = [row for row in mine if "name" in row]
+        states = {state: tuple(row["name"] for row in named if row.get(state)) for state in STATES}
+        args = {
+            row["name"]: tuples(row.get("default"))
+            for row in named
+            if not any(map(row.get, STATES))
+        }
+        found.setdefault(kind, []).append(Type(name, form, args if args else None, **states))
+    # Types that take any argument are torch's, and come last.
     return {
-        kind: tuple(Type(**_frozen(row)) for row in rows)
-        for kind, rows in table(__name__, "types.json").items()
+        kind: tuple(sorted(types, key=lambda type: (type.args is None, type.type, FORMS.index(type.form))))
+        for kind, types in found.items()
     }
 
 
-def all_types(kind: str) -> tuple[Type, ...]:
-    """Return all optimizers (`kind` is `optimizers`) or all schedulers (`schedulers`) of all
-    releases.
-    """
-    return _types()[kind]
-
-
 @cache
-def _named(kind: str, name: str) -> tuple[Type, ...]:
-    """Return the rows among `types` for `name`. The case of the name matters, except for
-    DeepSpeed's own optimizers (engine.py, `_configure_basic_optimizer`).
+def _all_types() -> Mapping[str, tuple[Type, ...]]:
+    return _built(_rows("types"))
+
+
+def all_types(kind: str) -> tuple[Type, ...]:
+    """Return all optimizers (`kind` is `optimizers`) or all schedulers (`schedulers`), each with the
+    arguments that it has in any release.
     """
-    rows = _types()[kind]
-    lower = tuple(
-        row
-        for row in rows
-        if kind == "optimizers" and row.type.islower() and row.type == name.lower()
-    )
-    return lower or tuple(row for row in rows if row.type == name)
+    return _all_types()[kind]
 
 
 @cache

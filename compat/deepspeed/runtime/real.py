@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from bridge.config import nest
 from bridge.dialect import Config
 from compat.deepspeed import live
 from compat.deepspeed.batch import ranks
@@ -99,6 +100,8 @@ FREE = (
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
+LOOSER = True
+"""True: DeepSpeedConfig accepts configs that the engine refuses later, and ignores keys that it does not know."""
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
 """Settings that the engine overrides when it builds the optimizer. The config object still has the
 given values.
@@ -111,9 +114,10 @@ def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     counted = ranks(config.effective, config.version, config.world_size)
     question = {
-        "data": plain(config.given, {}),
+        "config": plain(config.given, {}),
         "ranks": counted.dividing,
-        "accelerator": config.effective.get("code.accelerator", "cpu"),
+        "world": config.world_size,
+        "code": nest(_code(config.given)).get("code", {}),
     }
     expected = {path: value for path, value in config.effective.items() if path not in ENGINE}
     for path, value in expected.items():
@@ -123,13 +127,24 @@ def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     return question, expected
 
 
+def _code(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: value for path, value in given.items() if path.startswith("code.")}
+
+
+def raw(source: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Return the question about a source that we may fail to read, on the ranks of a valid config."""
+    question, _ = posed(config)
+    read = {name: value for name, value in source.items() if name != "code"}
+    return {**question, "config": read, "code": source.get("code", {})}
+
+
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values in the installed release's DeepSpeedConfig, by path. Raises `ConfigError`
     with DeepSpeed's reason if it refuses the config.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    with _accelerator(question["accelerator"]):
-        return held(live.real(dict(question["data"]), int(question["ranks"])))
+    with _accelerator(question["code"].get("accelerator") or "cpu"):
+        return held(live.real(dict(question["config"]), int(question["ranks"])))
 
 
 @contextmanager
