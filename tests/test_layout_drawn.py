@@ -10,7 +10,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch
-from bridge.cli.ranks_drawn import named
+from bridge.cli.ranks_drawn import BARS, KINDS, Bar, draw, merged, named
 
 pytestmark = pytest.mark.once
 PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".png": b"\x89PNG"}
@@ -41,10 +41,22 @@ def test_it_says_ranks_kinds_sizes_and_the_memory(words: list[str], monkeypatch:
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         assert run([*words, "--plot", "ranks.svg", "--memory", "80"]) in (0, 2)
     text = Path("ranks.svg").read_text()
-    told = ["weights", "gradients", "master", "moments", "memory of a device: 80 GiB", "ranks 0-1", "ranks 6-7", "on 8 ranks"]
+    told = ["weights", "gradients", "master", "moments", "memory of a device: 80 GiB", "ranks 0-3", "ranks 4-7", "on 8 ranks"]
     assert not [word for word in told if word not in text]
     width = float(re.search(r'width="([\d.]+)pt"', text)[1])  # type: ignore[index]
     assert width <= 720
+
+
+def test_ranks_that_keep_the_same_are_one_bar_and_the_largest_is_always_drawn(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    sizes = [Bar((rank,), dict.fromkeys(KINDS, rank + 1)) for rank in range(BARS + 20)]
+    same = Bar((99,), sizes[0].bytes)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw([*sizes, same], "many", None, tmp_path / "many.svg")
+    text = (tmp_path / "many.svg").read_text()
+    assert f"the {BARS} largest of {BARS + 20} kinds of ranks" in text
+    assert f">rank {BARS + 19}<" in text and ">rank 1<" not in text
+    assert merged([*sizes, same])[0].ranks == (0, 99) and len(merged([*sizes, same])) == BARS + 20
 
 
 def test_a_memory_far_beyond_the_bars_is_told_in_words(words: list[str]) -> None:

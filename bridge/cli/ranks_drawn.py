@@ -71,9 +71,10 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     drawn.
     """
     format_of(path)
-    shown = bars[:BARS]
+    bars = merged(bars)
+    shown = _largest(bars)
     figure = blank(BAR * len(shown) + GAP)
-    left = f"\nthe first {BARS} of {len(bars)} kinds of ranks" if len(bars) > BARS else ""
+    left = f"\nthe {BARS} largest of {len(bars)} kinds of ranks" if len(bars) > BARS else ""
     figure.suptitle(title + left, fontsize=10)
     axes = figure.subplots()
     _bars(axes, shown)
@@ -100,6 +101,23 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
         loc="outside lower center", ncols=len(KINDS) + bool(memory), fontsize=8, frameon=False
     )
     save(figure, path, title)
+
+
+def merged(bars: Sequence[Bar]) -> list[Bar]:
+    """Return one bar for all ranks that keep the same bytes, whichever layers these belong to."""
+    ranks: dict[tuple[int, ...], list[int]] = {}
+    for bar in bars:
+        ranks.setdefault(tuple(bar.bytes[kind] for kind in KINDS), []).extend(bar.ranks)
+    return [
+        Bar(tuple(sorted(owners)), dict(zip(KINDS, sizes, strict=True)))
+        for sizes, owners in ranks.items()
+    ]
+
+
+def _largest(bars: Sequence[Bar]) -> list[Bar]:
+    """Return the bars that a picture has room for, in the order of `bars`."""
+    kept = sorted(range(len(bars)), key=lambda place: -bars[place].total)[:BARS]
+    return [bars[place] for place in sorted(kept)]
 
 
 def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
