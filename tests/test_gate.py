@@ -402,10 +402,3 @@ class TestCommandLine:
         assert said("help", "diff")[1] == said("diff", "--help")[1]
         assert said("help")[1] == said("--help")[1]
         assert said("help", "nope")[0] == 1
-
-    def test_completion(self, monkeypatch: pytest.MonkeyPatch, said: Said) -> None:
-        monkeypatch.setenv("_STAGEBRIDGE_COMPLETE", "complete_bash")
-        monkeypatch.setenv("COMP_WORDS", "stagebridge che")
-        monkeypatch.setenv("COMP_CWORD", "1")
-        with pytest.raises(SystemExit):
-            said()

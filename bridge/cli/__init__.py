@@ -13,6 +13,8 @@ from bridge.clean import brief, clean_block
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 
+COMPLETE = "_STAGEBRIDGE_COMPLETE"
+"""The environment variable with which the script of a shell asks for completions."""
 INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
@@ -42,6 +44,11 @@ def run(arguments: list[str]) -> int:
 
     from bridge.cli.app import app
     from bridge.secrets import HIDDEN
+
+    if COMPLETE in os.environ:
+        from bridge.cli import completing
+
+        completing.complete(app)
 
     # `help` runs a command within a command: the secrets of one file mark nothing in the output of the next.
     HIDDEN.forget()

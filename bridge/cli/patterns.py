@@ -74,6 +74,11 @@ def _ids() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*own, UNKNOWN)))
 
 
+def by_setting() -> Mapping[str, Sequence[str]]:
+    """Return the ids of the rules of all stacks, by the setting that each is about."""
+    return _heads()
+
+
 @cache
 def _heads() -> Mapping[str, Sequence[str]]:
     """Return the ids of checks, grouped by the setting that the check is about."""

@@ -1,0 +1,178 @@
+"""Values that a shell completes: stacks, releases, effects, ids of rules, formats, fields.
+
+File names are completed by the shell itself wherever no value is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridge import stacks
+from bridge.errors import BridgeError
+
+EFFECTS = ("stops", "numbers", "rounding", "memory", "same-numbers")
+ANY = "*"
+
+
+def complete(app: Any) -> None:
+    """Print what the shell asks for, and end the process."""
+    from typer.main import get_command
+
+    command = get_command(app)
+    _attach(command, ())
+    command.main(args=[], prog_name="stagebridge", standalone_mode=False)
+
+
+def _attach(command: Any, path: tuple[str, ...]) -> None:
+    """Give each parameter of `command`, and of the commands below it, its source of values."""
+    for name, inner in getattr(command, "commands", {}).items():
+        _attach(inner, (*path, name))
+    for parameter in command.params:
+        label = (parameter.metavar or "").strip("[].")
+        source = next(
+            (
+                VALUES[where, label]
+                for where in (" ".join(path), path[0] if path else "", ANY)
+                if (where, label) in VALUES
+            ),
+            None,
+        )
+        if source is not None:
+            parameter._custom_shell_complete = _completer(source)
+
+
+def _completer(source: Source) -> Callable[[Any, Any, str], list[str]]:
+    def values(context: Any, parameter: Any, begun: str) -> list[str]:
+        # A completion that fails is none: an error message would land amid the line that is typed.
+        try:
+            given = {"file": _file(), **{k: v for k, v in context.params.items() if v}}
+            found = list(source(given, parameter.name, begun))
+        except (BridgeError, ImportError, OSError):
+            return []
+        # Values stay in the order of their source, in which releases are sorted.
+        return [one for one in dict.fromkeys(found) if one.startswith(begun)]
+
+    return values
+
+
+def _file() -> str | None:
+    """The first word of the line that names a file: with an option whose value lacks, the parser
+    keeps no arguments.
+    """
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
+    try:
+        words = shlex.split(line)
+    except ValueError:  # a quote that is still open
+        words = line.split()
+    return next((word for word in words[2:] if os.path.isfile(word)), None)
+
+
+Source = Callable[[Mapping[str, Any], str, str], Iterable[str]]
+"""Values for a parameter, by the parameters before it, its name, and the text typed so far."""
+
+
+def _stacks(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    return stacks.names()
+
+
+def _targets(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    return (*stacks.names(), "native")
+
+
+def _releases(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    """The releases of the stack that the line names or that the file is for."""
+    stack = given.get("to") if name == "to_version" else None
+    stack = stack or given.get("from_") or given.get("dialect") or _stack_of(given.get("file"))
+    # The newest first: it is the one that is asked for most.
+    return reversed(stacks.load(stack).versions) if stack else ()
+
+
+def _stack_of(file: Any) -> str | None:
+    """The stack of the file on the line, if it is sure."""
+    from bridge.files import load
+
+    path = file[0] if isinstance(file, (list, tuple)) and file else file
+    if not isinstance(path, str) or not Path(path).is_file():
+        return None
+    scores, _ = stacks.recognising(load(Path(path)).data)
+    best = [name for name, score in scores.items() if score and score == max(scores.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def _effects(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    return EFFECTS
+
+
+def _rules(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    """First the settings that have rules, each of which stands for all of its rules; after a slash
+    the rules of one setting.
+    """
+    from bridge.cli.patterns import by_setting
+
+    rules = by_setting()
+    if "/" not in begun:
+        return rules
+    return rules.get(begun.partition("/")[0], ())
+
+
+def _fields(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.config import fields
+
+    stack = given.get("dialect")
+    return fields(stacks.load(stack).schema) if stack else ()
+
+
+def _reports(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.gate import FORMATS
+
+    return ("text", *FORMATS)
+
+
+def _checkpoints(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.state.formats import Format, known
+
+    # A format that only its stack writes has the method of the base class.
+    written = [one for one, format in known().items() if type(format).plan is not Format.plan]
+    return written if name == "to" else known()
+
+
+def _outputs(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.outputs import OUTPUTS
+
+    return OUTPUTS
+
+
+def _shapes(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from bridge.cli.layout import MODELS
+
+    return MODELS
+
+
+def _commands(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    from typer.main import get_command
+
+    from bridge.cli.app import app
+
+    return getattr(get_command(app), "commands", ())
+
+
+VALUES: Mapping[tuple[str, str], Source] = {
+    (ANY, "DIALECT"): _stacks,
+    (ANY, "STACK"): _targets,
+    (ANY, "V"): _releases,
+    (ANY, "EFFECT"): _effects,
+    (ANY, "RULE"): _rules,
+    (ANY, "FORMAT"): _reports,
+    (ANY, "TOOL"): lambda given, name, begun: ("tensorboard", "wandb"),
+    ("checkpoint", "FORMAT"): _checkpoints,
+    ("help", "COMMAND"): _commands,
+    ("layout", "NAME"): _shapes,
+    ("move", "FORMAT"): _checkpoints,
+    ("schema", "COMMAND"): _outputs,
+    ("show", "FIELD"): _fields,
+}
+"""Where values come from, by command and by the word that stands for the value in its help."""
