@@ -174,17 +174,25 @@ def text(
 
 
 def check_text(
-    config: Config, console: Console, view: View = USUAL, findings: Sequence[Finding] | None = None
+    config: Config,
+    console: Console,
+    view: View = USUAL,
+    findings: Sequence[Finding] | None = None,
+    file: str = "",
 ) -> None:
-    """Print the report on one config. Only `findings` are printed and decide the verdict; None: all
+    """Print the report on one config, which stands in `file`. Only `findings` are printed and decide the verdict; None: all
     findings on the config.
     """
+    from rich.markup import escape
+
     told, view = all_of(config) if findings is None else findings, replace(view, everything=True)
     first(told, console)
     _judged(verdict(told, AS_WRITTEN, WRITTEN), told, console)
     if view.quiet:
         return
-    console.print(Hung(marked(f"{name(config)}, {_number(len(config.given), 'setting')} given")))
+    where = f"{escape(file)}: " if file else ""
+    given = _number(len(config.given), "setting")
+    console.print(Hung(marked(f"{where}{name(config)}, {given} given")))
     _causes(told, console, view)
     _missing(told, console)
     _footer(told, console, view)

@@ -402,3 +402,12 @@ class TestCommandLine:
         assert said("help", "diff")[1] == said("diff", "--help")[1]
         assert said("help")[1] == said("--help")[1]
         assert said("help", "nope")[0] == 1
+
+    def test_a_file_alone_is_named_too(self, tmp_path: Path, said: Said) -> None:
+        """A hook that gets one file shows nothing else that names it."""
+        good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+        good.write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": 1.0}))
+        bad.write_text(json.dumps({"train_batch_size": 8, "gradient_clippin": 1.0}))
+        assert f"{good}: DeepSpeed" in said("check", str(good))[1].replace("\n", " ").replace("  ", "")
+        code, _, error = said("check", str(bad))
+        assert code == 1 and f"error: {bad}: line 1: gradient_clippin" in error

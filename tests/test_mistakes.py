@@ -129,10 +129,18 @@ def test_arguments_of_the_trainer_are_no_file_of_deepspeed(more: dict[str, Any],
     assert "TrainingArguments" in line and "--auto-from" in line and more.get("deepspeed", "DEEPSPEED.json") in line
 
 
-def test_arguments_of_the_trainer_that_are_read_as_another_stacks_are_told_to_be(
+def test_arguments_of_the_trainer_are_no_config_of_a_stack_that_shares_their_names(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """Merak's per_device_train_batch_size and DeepSpeed's bf16 are in every dump; a name of Merak's own makes it Merak's."""
     file = tmp_path / "args.json"
-    file.write_text(json.dumps(ARGUMENTS))
+    file.write_text(json.dumps({**ARGUMENTS, "bf16": True, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}))
+    assert run(["check", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert "TrainingArguments of Hugging Face's Trainer" in error and "read as" not in error and len(error.splitlines()) == 1
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": 1.0}))
+    assert run(["check", str(tmp_path)]) in (0, 2)
+    assert "1 of no stack" in capsys.readouterr().out
+    file.write_text(json.dumps({**ARGUMENTS, "train_schedule": "1f1b"}))
     assert run(["check", str(file)]) in (0, 2)
     assert "read as Merak; it may be TrainingArguments of Hugging Face's Trainer" in capsys.readouterr().err

@@ -227,16 +227,31 @@ def check(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] 
 
     @bounded()
     def work() -> int:
-        with at_hand(job.file) as place:
-            config = read(replace(job, file=place))
+        config = _named_read(job)
         findings = gate.choice.of(report.all_of(config), job.file)
         if job.json:
             print_json(report.check_json(config, job.threshold, findings))
         else:
-            printed.check_text(config, console(sys.stdout), view, findings)
+            printed.check_text(config, console(sys.stdout), view, findings, job.called)
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
+
+
+def _named_read(job: Job) -> Config:
+    """Return the config of the job's file. Errors name the file: a hook or a loop over files shows
+    nothing else that does.
+    """
+    try:
+        with at_hand(job.file) as place:
+            return read(replace(job, file=place))
+    except BridgeError as error:
+        if job.called and not job.json:
+            error.problems = tuple(
+                one if one.startswith((job.called, "--")) else f"{job.called}: {one}"
+                for one in error.problems
+            )
+        raise
 
 
 def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
@@ -428,13 +443,17 @@ def recognised(document: Document) -> Dialect:
         note(f"note: {fault}")
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
+    doubts = _mistaken(document)
+    if doubts and set(found) <= doubts.keys():
+        # Its own stack takes it for another kind of file: what that shares with a config is no sign of one.
+        raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
     # A tie is refused rather than guessed: a file read as another stack's would lose settings without a word.
     if best == 0:
         script = document.data if isinstance(document.data, Script) else None
         seen = f" (the runs that it starts: {script.seen})" if script else ""
         lost = script.lost if script else ()
-        if said := _mistaken(document):
-            raise UnrecognisedError(f"{document.name}: {said}")
+        if doubts:
+            raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
         named = " or ".join(stacks.names())
         raise UnrecognisedError(
             f"{document.name}: no stack recognises it{seen}; name it with --from {named}", *lost
@@ -443,16 +462,15 @@ def recognised(document: Document) -> Dialect:
         raise SourceError(
             f"{document.name}: could be for {' or '.join(found)}; name it with --from"
         )
-    if said := _mistaken(document):
+    for said in doubts.values():
         note(f"note: {document.name}: read as {stacks.load(found[0]).title}; it may be {said}")
     return stacks.load(found[0])
 
 
-def _mistaken(document: Document) -> str:
-    """A sentence on what the document may really be; empty if no dialect doubts it."""
-    return next(
-        filter(None, (stacks.load(name).mistaken(document.data) for name in stacks.OWN)), ""
-    )
+def _mistaken(document: Document) -> dict[str, str]:
+    """Sentences on what the document may really be, by the dialects that doubt it."""
+    said = {name: stacks.load(name).mistaken(document.data) for name in stacks.OWN}
+    return {name: text for name, text in said.items() if text}
 
 
 def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:

@@ -40,6 +40,11 @@ class Job:
     text: str | None = None
 
     @property
+    def called(self) -> str:
+        """The name of the file; empty for standard input."""
+        return "" if self.file == "-" else self.file
+
+    @property
     def said(self) -> dict[str, dict[str, Any]]:
         """Settings from options rather than from the file, by keyword of a dialect's `read`."""
         said = {

@@ -38,7 +38,7 @@ ALONE = frozenset(
         "input_names",
     }
 )
-"""Names of keys at the top level that no other stack has."""
+"""Names of keys at the top level that no other stack here has."""
 
 
 @cache
@@ -63,7 +63,9 @@ def score(data: Any) -> int:
     return 0
 
 
-SHARED = ("per_device_train_batch_size", "per_device_eval_batch_size", "zero_stage")
+TRAINER = ("per_device_train_batch_size", "per_device_eval_batch_size")
+"""Names of Merak that are TrainingArguments of Hugging Face too: they alone make no config of Merak."""
+SHARED = (*TRAINER, "zero_stage")
 """Names of arguments that scripts of other stacks with Hugging Face's arguments use too."""
 
 
@@ -87,5 +89,5 @@ def _sections(data: Mapping[Any, Any]) -> int:
 
 def _count(names: Sequence[str]) -> int:
     # Names that other stacks have too are counted only beside one that is Merak's alone.
-    own = any(name in ALONE for name in names)
+    own = any(name in ALONE and name not in TRAINER for name in names)
     return 1 + sum(name in _names() for name in names) if own else 0
