@@ -205,6 +205,10 @@ class Dialect(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
+    alike: ClassVar[tuple[str, ...]] = ()
+    """Formats of which the usual format is a subset: a text in the usual format is valid in them
+    too.
+    """
     rewrites: ClassVar[tuple[str, ...]] = ()
     """Formats that can be rewritten: changes go into the old text of a file, so that comments stay.
     """
@@ -675,10 +679,6 @@ class PackagedDialect(Dialect):
     """
 
     suffixes: ClassVar[Mapping[str, str]] = {}
-    alike: ClassVar[tuple[str, ...]] = ()
-    """Formats of which the usual format is a subset: a text in the usual format is valid in them
-    too.
-    """
 
     @cached_property
     def schema(self) -> type[Section]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -248,7 +249,10 @@ def _named_read(job: Job) -> Config:
     except BridgeError as error:
         if job.called and not job.json:
             error.problems = tuple(
-                one if one.startswith((job.called, "--")) else f"{job.called}: {one}"
+                # Options, and other files that this one names, are places of their own.
+                one
+                if one.startswith((job.called, "--")) or re.match(r"\S+: line \d", one)
+                else f"{job.called}: {one}"
                 for one in error.problems
             )
         raise
@@ -460,7 +464,9 @@ def recognised(document: Document) -> Dialect:
         )
     if len(found) > 1:
         raise SourceError(
-            f"{document.name}: could be for {' or '.join(found)}; name it with --from"
+            f"{document.name}: could be for {' or '.join(found)}: it has settings of"
+            f" {'both' if len(found) == 2 else 'all'}, and only one stack is read;"
+            " name that stack with --from"
         )
     for said in doubts.values():
         note(f"note: {document.name}: read as {stacks.load(found[0]).title}; it may be {said}")
@@ -594,8 +600,12 @@ def format_for(dialect: Dialect, output: Path) -> str | None:
     Raises `SourceError` for the suffix of a format that the dialect cannot write.
     """
     format, suffix = dialect.format_of(output), output.suffix.lower()
-    if format is None and suffix in LOADERS:
-        fitting = " or ".join(suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}"))
+    # A stack may read a format that it does not write, as DeepSpeed does launch scripts.
+    written = {*dialect.formats, *dialect.alike}
+    if suffix in LOADERS and format not in written:
+        fitting = " or ".join(
+            suffix for suffix in LOADERS if dialect.format_of(f"x{suffix}") in written
+        )
         raise SourceError(
             f"{output}: found suffix {suffix}, in which configs of {dialect.title} cannot be written; "
             f"use {fitting}"

@@ -12,7 +12,8 @@ from typing import Any
 from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
-from bridge.findings import Finding, assumed
+from bridge.findings import Finding, Origin, assumed
+from bridge.rules import Effect
 from compat.deepspeed.trainer import DEFAULTS, arguments
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
@@ -31,6 +32,32 @@ CODE: Mapping[str, str] = {
 }
 """Flags of Megatron-DeepSpeed that set the code part (megatron/arguments.py in Megatron-DeepSpeed),
 each with the setting.
+"""
+
+MODEL = {"num-layers", "hidden-size", "num-attention-heads"}
+"""Flags that every run of Megatron-DeepSpeed has: it refuses to start without them."""
+OWN: Sequence[str] = (
+    "optimizer",
+    "lr",
+    "min-lr",
+    "adam-beta1",
+    "adam-beta2",
+    "adam-eps",
+    "weight-decay",
+    "lr-decay-style",
+    "lr-decay-iters",
+    "lr-decay-samples",
+    "lr-decay-tokens",
+    "lr-warmup-fraction",
+    "lr-warmup-iters",
+    "lr-warmup-samples",
+    "lr-warmup-tokens",
+    "train-iters",
+    "train-samples",
+    "train-tokens",
+)
+"""Flags from which Megatron-DeepSpeed builds optimizer and schedule itself (megatron/training.py:
+setup_model_and_optimizer passes both to deepspeed.initialize). The DeepSpeed file lacks them.
 """
 
 
@@ -73,7 +100,29 @@ def read(script: Script) -> Found:
     trained = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     filled = arguments(trained, whole=False) if trainer else None
     file = Path(document.name).name if content is None else ""
-    return Found(document, filled, _code(said), launch.ranks, tuple(assumed(script)), file)
+    findings = (*_unread(launch), *assumed(script))
+    return Found(document, filled, _code(said), launch.ranks, findings, file)
+
+
+def _unread(launch: Launch) -> Iterator[Finding]:
+    """Yield a finding on the flags of Megatron-DeepSpeed that change numbers and that are not read.
+
+    Their values need not be known, so the words are asked and not the options with known values.
+    """
+    names = [text.partition("=")[0].removeprefix("--") for text in launch.texts]
+    flags = [f"--{name}" for name in OWN if name in names]
+    if flags and set(names) >= MODEL:
+        message = (
+            f"Megatron-DeepSpeed builds optimizer and schedule from {', '.join(flags)}, which are"
+            " not read here; write an optimizer section into the DeepSpeed file, and pass the"
+            " schedule with --code (--code scheduler.name=cosine --code scheduler.total_steps=N)"
+        )
+        line = next(
+            line
+            for line, text in zip(launch.lines, launch.texts, strict=True)
+            if text.partition("=")[0] in flags
+        )
+        yield Finding("optimizer.type", message, Effect.NUMBERS, origin=Origin(line))
 
 
 def _config(launch: Launch) -> tuple[Pieces, int] | None:

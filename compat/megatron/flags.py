@@ -20,6 +20,18 @@ from compat.megatron.releases import Flag
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 _EXPONENT = re.compile(r"-[\d.]+e[-+]?\d+$", re.IGNORECASE)
 _PATTERN = re.compile(r"[,\d\[\]()+*]*$")
+DEEPSPEED = frozenset(
+    {
+        "--deepspeed",
+        "--deepspeed-activation-checkpointing",
+        "--deepspeed-config",
+        "--deepspeed_config",
+        "--ds-sequence-parallel-size",
+        "--no-pipeline-parallel",
+        "--zero-stage",
+    }
+)
+"""Flags of Megatron-DeepSpeed, which no release of Megatron has."""
 _NO = ("false", "no", "off", "0", "none", "null")
 
 
@@ -508,6 +520,12 @@ def _unknown(option: str, version: str) -> str:
     spans = releases.spans(option)
     if spans:
         return f"{option}: not in Megatron {version}; known {' and '.join(map(_span, spans))}"
+    if option in DEEPSPEED:
+        return (
+            f"{option}: a flag of Megatron-DeepSpeed, not of Megatron {version}; read the script's"
+            " DeepSpeed file with --from deepspeed, or leave such flags out with --lenient, which"
+            " names each"
+        )
     known = releases.flags(version)
     # Most parsers would accept a flag's beginning; Megatron's does not (allow_abbrev=False).
     longer = next(
