@@ -382,6 +382,10 @@ class Dialect(ABC):
         """
         return True
 
+    def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
+        """Return the settings in `given` that release `version` takes beside the other ones."""
+        return dict(given)
+
     def defaults(self, version: str) -> Mapping[str, Any]:
         """Return the defaults of a release by path. The default is None if the setting has none, or
         if the release derives the value.

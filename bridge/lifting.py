@@ -117,9 +117,10 @@ def settable(
     default, and is reported as lost if this default is another value.
     """
     said = {path: value for path, value in given.items() if value is not None}
-    return {
+    known = {
         path: value for path, value in said.items() if dialect.knows(path, value, version, entry)
     }
+    return dialect.fitting(known, version)
 
 
 def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:

@@ -550,7 +550,7 @@ class Conversion:
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []
         self._cuts: dict[tuple[int, int], nn.Parameter] = {}
-        self._entrances: dict[str, Entrance] = {}
+        self._entrances: dict[tuple[str, int], Entrance] = {}
         ConfigError.raise_if(self._problems())
         # Modules first: a weight that belongs to a split layer has its mark then, and is not cut
         # again by its name.
@@ -681,20 +681,22 @@ class Conversion:
         )
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
-        """Return the common input of a layer and of the other layers with the same parent."""
-        parent = name.rpartition(".")[0]
-        if parent not in self._entrances:
+        """Return the common input of a layer and of the other layers with the same parent. Layers
+        that take another number of features have another input.
+        """
+        key = name.rpartition(".")[0], module.in_features
+        if key not in self._entrances:
             split, tokens = self._split_at(name), self.plan.tokens
             if tokens is not None and split is self.split:
-                self._entrances[parent] = Inside(
+                self._entrances[key] = Inside(
                     split
                 )  # `sequence.attach` adds the site, where the region begins
             else:
-                self._entrances[parent] = Entrance(split)
+                self._entrances[key] = Entrance(split)
                 self.sites.append(
                     Site(name, "enter" if tokens is None else "enter whole", module.in_features)
                 )
-        return self._entrances[parent]
+        return self._entrances[key]
 
     def _cut_bias(self, module: nn.Linear) -> nn.Parameter | None:
         return None if module.bias is None else self.cut_along(module.bias, 0)

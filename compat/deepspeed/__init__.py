@@ -68,7 +68,11 @@ def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
     steps = hub.where.steps
     if steers(config.given):
         # LambdaLR steps once when it is built, so its count of steps is one ahead of the updates.
-        return None if steps is None else {"last_epoch": steps, "_step_count": steps + 1, "lr_lambdas": []}
+        return (
+            None
+            if steps is None
+            else {"last_epoch": steps, "_step_count": steps + 1, "lr_lambdas": []}
+        )
     if hub.schedule is None and config.given.get("scheduler.type") is None:
         return {}
     return None
@@ -162,7 +166,11 @@ class DeepSpeedDialect(PackagedDialect):
         """
         from compat.deepspeed.effective import effective
 
-        return Values(effective(config.given, config.version, config.world_size, partial=config.entry == PARTIAL))
+        return Values(
+            effective(
+                config.given, config.version, config.world_size, partial=config.entry == PARTIAL
+            )
+        )
 
     def editor_schema(self) -> dict[str, Any]:
         """Return the JSON Schema of a file. The schema allows "auto" for keys that Hugging Face's
@@ -209,7 +217,8 @@ class DeepSpeedDialect(PackagedDialect):
         # AutoTP splits tensors too, but by a key of the file rather than by the script.
         parts["autotp_size"] = values.get("tensor_parallel.autotp_size") or 1
         BridgeError.raise_if(
-            f"{name}: found {size}; checkpoints can be written only for data-parallel ranks: set it to 1"
+            f"{name}: found {size}; checkpoints can be written only for data-parallel ranks: set"
+            " it to 1"
             for name, size in parts.items()
             if size > 1
         )
@@ -219,11 +228,15 @@ class DeepSpeedDialect(PackagedDialect):
                 "zero_optimization.stage: found 0, but checkpoints can be written only for stage 1"
                 " or more: set it to 1, which gives the same numbers"
             )
-        dtype = next((code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32")
+        dtype = next(
+            (code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32"
+        )
         schedule, said = _scheduled(config, hub), dict(config.ds_config)  # type: ignore[attr-defined]
         if values.get("checkpoint.load_universal") or not hub.groups:
             return Saves("universal", dtype=dtype, schedule=schedule, config=said)
-        return Saves("deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=said)
+        return Saves(
+            "deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=said
+        )
 
     def grouped(self, file: str) -> Mapping[str, Any]:
         """Return the code part's setting for parameter groups, with the name of the file that holds
@@ -244,15 +257,23 @@ class DeepSpeedDialect(PackagedDialect):
         head, close, rest = written.snippet.rpartition("\n)\n")
         return replace(written, snippet=f'{head}{close}engine.load_checkpoint("{folder}")\n{rest}')
 
-    def natively(self, written: Written, world: int, folder: str, groups: str = "", model: str = "") -> Written:
+    def natively(
+        self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
+    ) -> Written:
         """Return the user's own script, changed so that the name `deepspeed` means the native
         engine.
         """
-        snippet = written.snippet.replace("import deepspeed\n", "import compat.deepspeed as deepspeed\n")
+        snippet = written.snippet.replace(
+            "import deepspeed\n", "import compat.deepspeed as deepspeed\n"
+        )
         launch = tuple(torchrun(world, SCRIPT, "--deepspeed_config", written.file))
-        return replace(self.resuming(replace(written, snippet=snippet, beside={}), folder), launch=launch)
+        return replace(
+            self.resuming(replace(written, snippet=snippet, beside={}), folder), launch=launch
+        )
 
-    def program(self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+    def program(
+        self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+    ) -> Program:
         """Return a training script, and the model's config as a file next to the script."""
         from compat.deepspeed.program import beside
 
@@ -301,6 +322,13 @@ class DeepSpeedDialect(PackagedDialect):
         release.
         """
         return path.startswith("code.") or path in self._at(version).keys
+
+    def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
+        """Return `given` without the arguments that its optimizer or scheduler does not take."""
+        from compat.deepspeed.refusals import strange
+
+        out = {*strange(given, self._at(version))}
+        return {path: value for path, value in given.items() if path not in out}
 
     def defaults(self, version: str) -> Mapping[str, Any]:
         """Return the default of each key that a release reads. The code part has no defaults."""

@@ -76,8 +76,12 @@ RULES: Mapping[str, Rule] = {
     "zero_optimization.offload_optimizer.nvme_path": _same("nvme_path"),
     "zero_optimization.offload_param.nvme_path": _same("nvme_path"),
     "zero_optimization.reduce_bucket_size": Rule(("hidden_size",), lambda hidden: hidden * hidden),
-    "zero_optimization.stage3_prefetch_bucket_size": Rule(("hidden_size",), lambda hidden: int(0.9 * hidden * hidden)),
-    "zero_optimization.stage3_param_persistence_threshold": Rule(("hidden_size",), lambda hidden: 10 * hidden),
+    "zero_optimization.stage3_prefetch_bucket_size": Rule(
+        ("hidden_size",), lambda hidden: int(0.9 * hidden * hidden)
+    ),
+    "zero_optimization.stage3_param_persistence_threshold": Rule(
+        ("hidden_size",), lambda hidden: 10 * hidden
+    ),
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
 """The rules by which Hugging Face's integrations replace "auto", by key
@@ -133,7 +137,9 @@ _KNOWN_AS: Mapping[str, str] = {
 """Facts that the config itself may give, and the key that gives each fact."""
 
 
-def resolve(given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any) -> dict[str, Any]:
+def resolve(
+    given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any
+) -> dict[str, Any]:
     """Return `given` with every "auto" replaced.
 
     `values` gives replacements by key. The remaining ones are computed by rules from `facts`, by
@@ -189,12 +195,18 @@ def resolved(
             # resolved micro batch completes the total.
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
     left = [path for path in open_ if path not in found]
-    return Resolved(found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts)))
+    return Resolved(
+        found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts))
+    )
 
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return `values` with each TrainingArgument renamed to the fact that it sets."""
-    said = {SPELLED.get(name, name): value for name, value in values.items() if name not in ("adam_beta1", "adam_beta2")}
+    said = {
+        SPELLED.get(name, name): value
+        for name, value in values.items()
+        if name not in ("adam_beta1", "adam_beta2")
+    }
     # Two arguments make one fact. The one that is not given has the Trainer's default.
     if "adam_beta1" in values or "adam_beta2" in values:
         first, second = SAMPLES["betas"]
@@ -211,7 +223,10 @@ def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
     facts |= {fact: value for fact, value in values.items() if fact in FACTS}
     if "world_size" in facts:
         # Ranks that share one batch: tensor x pipeline x sequence.
-        sizes = (given.get(path) for path in ("code.tensor_parallel", "code.pipeline_stages", "sequence_parallel_size"))
+        sizes = (
+            given.get(path)
+            for path in ("code.tensor_parallel", "code.pipeline_stages", "sequence_parallel_size")
+        )
         sharing = math.prod(size for size in sizes if isinstance(size, int))
         facts.setdefault("data_parallel", facts["world_size"] // sharing)
     return facts
@@ -224,17 +239,25 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
     return rule.value(*(facts[fact] for fact in rule.needs))
 
 
-def _left(paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]) -> Iterator[str]:
+def _left(
+    paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]
+) -> Iterator[str]:
     """Yield one problem that names all keys with a rule, and one problem for each key without a
     rule.
     """
     ruled = [path for path in paths if path in RULES]
     if ruled:
-        named = ", ".join(f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled)
-        missing = dict.fromkeys(fact for path in ruled for fact in RULES[path].needs if fact not in facts)
+        named = ", ".join(
+            f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled
+        )
+        missing = dict.fromkeys(
+            fact for path in ruled for fact in RULES[path].needs if fact not in facts
+        )
         count = "1 value" if len(ruled) == 1 else f"{len(ruled)} values"
         who = "Hugging Face's Trainer or accelerate fills in"
-        give = "pass its TrainingArguments with --auto-from" + (f", or pass {', '.join(missing)} with --auto" if missing else "")
+        give = "pass its TrainingArguments with --auto-from" + (
+            f", or pass {', '.join(missing)} with --auto" if missing else ""
+        )
         yield f'found "auto" for {count}, which {who}: {named}; {give}'
     for path in paths:
         if path not in RULES:
@@ -246,7 +269,9 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield command-line options that would give the missing facts. As a placeholder, each option
     has the Trainer's default, or the fact's name in capitals if the Trainer has no default.
     """
-    needs = dict.fromkeys(fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts)
+    needs = dict.fromkeys(
+        fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts
+    )
     for fact in needs:
         # The user knows the world size; the data-parallel ranks follow from it.
         if fact == "data_parallel":
@@ -262,7 +287,8 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
 def _strange(values: Mapping[str, Any]) -> list[str]:
     known = {*fields(DeepSpeed), *FACTS}
     names = [
-        f"auto: {name}: neither a key of DeepSpeed nor the name of a fact{nearest(name, {*known, *SPELLED})}"
+        f"auto: {name}: neither a key of DeepSpeed nor the name of a"
+        f" fact{nearest(name, {*known, *SPELLED})}"
         for name in values
         if name not in known
     ]

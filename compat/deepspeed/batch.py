@@ -33,15 +33,23 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     shared, mesh = _shared(values, at), _mesh(values)
     # Ranks that share one batch. AutoTP's are not among them:
     # DeepSpeed reads the batch before these groups exist.
-    sharing = int(values["code.tensor_parallel"]) * int(values["code.pipeline_stages"]) * _sequence(values, at)
+    sharing = (
+        int(values["code.tensor_parallel"])
+        * int(values["code.pipeline_stages"])
+        * _sequence(values, at)
+    )
     # Without a world size: the one that the batch keys imply, else that of the mesh, else the smallest that divides evenly.
     world = world_size or _implied(values) * sharing or mesh or sharing
     if mesh not in (0, world):
         data, sequence = values["data_parallel_size"], values["sequence_parallel_size"]
         product = f"data_parallel_size ({data}) x sequence_parallel_size ({sequence})"
-        raise ConfigError(f"{product} is not the world size ({world}); change the sizes or the number of ranks")
+        raise ConfigError(
+            f"{product} is not the world size ({world}); change the sizes or the number of ranks"
+        )
     if world % sharing:
-        raise ConfigError(f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks")
+        raise ConfigError(
+            f"{shared} does not divide world size ({world}); use a multiple of {sharing} ranks"
+        )
     # With a mesh DeepSpeed takes the size of its data axis, also
     # in releases that ignore the sequence axis otherwise.
     return Ranks(world, int(values["data_parallel_size"]) if mesh else world // sharing, shared)
@@ -69,7 +77,9 @@ def _sequence(values: Flat, at: Release) -> int:
     0.17.0 on also the number in the file.
     """
     seen = at.since("0.17.0") or _coded(values) > 1
-    return max(int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1)
+    return max(
+        int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1
+    )
 
 
 def _mesh(values: Flat) -> int:
@@ -87,8 +97,14 @@ def _mesh(values: Flat) -> int:
 def _shared(values: Flat, at: Release) -> str:
     """Return the keys whose ranks share one batch, with their sizes, for a message."""
     sequence = _sequence(values, at)
-    told = "code.context_parallel" if sequence == values["code.context_parallel"] else "sequence_parallel_size"
-    sizes = {path: int(values[path]) for path in ("code.tensor_parallel", "code.pipeline_stages")} | {told: sequence}
+    told = (
+        "code.context_parallel"
+        if sequence == values["code.context_parallel"]
+        else "sequence_parallel_size"
+    )
+    sizes = {
+        path: int(values[path]) for path in ("code.tensor_parallel", "code.pipeline_stages")
+    } | {told: sequence}
     return " x ".join(f"{path} ({size})" for path, size in sizes.items() if size > 1)
 
 
@@ -157,5 +173,6 @@ def _apart(values: Flat, data: int) -> str:
         return ""
     give = f"or pass --code pipeline_stages={shared} or --code tensor_parallel={shared}"
     return (
-        f"; the batch keys agree if {shared} ranks share each batch: if the .code.json is missing, put it beside the file, {give}"
+        f"; the batch keys agree if {shared} ranks share each batch: if the .code.json is"
+        f" missing, put it beside the file, {give}"
     )

@@ -21,7 +21,9 @@ Flat = Mapping[str, Any]
 
 def settings(given: Flat) -> dict[str, Any]:
     """Return the values of the code part as nested mappings, without the leading `code`."""
-    found: dict[str, Any] = nest({path: value for path, value in given.items() if path.startswith("code.")})
+    found: dict[str, Any] = nest(
+        {path: value for path, value in given.items() if path.startswith("code.")}
+    )
     return dict(found.get("code", {}))
 
 
@@ -38,7 +40,9 @@ def _mpu(values: Flat) -> bool:
     """Return whether the script passes an mpu to `deepspeed.initialize`. With pipeline stages it
     does not, because a PipelineModule has its own mpu.
     """
-    return not _piped(values) and (size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1)
+    return not _piped(values) and (
+        size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1
+    )
 
 
 def script(values: Flat, world_size: int | None = None) -> str:
@@ -47,7 +51,11 @@ def script(values: Flat, world_size: int | None = None) -> str:
     """
     # Before anything is built, because the first weights are drawn then.
     seed = values.get("code.seed")
-    seeded = [] if seed is None else [f"torch.manual_seed({seed})  # the same seed; each stack draws in its own order"]
+    seeded = (
+        []
+        if seed is None
+        else [f"torch.manual_seed({seed})  # the same seed; each stack draws in its own order"]
+    )
     scheduled = [*schedule.lines(values), ""] if schedule.steers(values) else []
     model = [*_model(values, world_size), *_checkpointing(values)]
     parts = (_imports(values), seeded, scheduled, model, _start(values))
@@ -119,7 +127,8 @@ def _pipeline(values: Flat, world_size: int | None) -> Iterator[str]:
         shape = "topology=topology"
     arguments = {
         "partition_method": repr(values.get("code.partition_method") or "parameters"),
-        "activation_checkpoint_interval": values.get("pipeline.activation_checkpoint_interval") or 0,
+        "activation_checkpoint_interval": values.get("pipeline.activation_checkpoint_interval")
+        or 0,
     }
     yield "model = PipelineModule("
     yield "    layers=build_layers(),  # your layers, in order"
@@ -147,7 +156,9 @@ def _spares(values: Flat) -> bool:
     """Return whether the script excludes biases and norms from weight decay. DeepSpeed's file has
     no key for this.
     """
-    return values.get("code.decay_scope") == "matrices" and bool(values.get("optimizer.params.weight_decay"))
+    return values.get("code.decay_scope") == "matrices" and bool(
+        values.get("optimizer.params.weight_decay")
+    )
 
 
 def groups(values: Flat) -> Iterator[str]:
@@ -206,7 +217,9 @@ def _ranks(values: Flat, world_size: int | None) -> tuple[str, ...]:
     if world_size is None:
         return ()
     # Two names of one option (launcher/runner.py); the second reads better where there is no GPU.
-    flag = "--num_gpus" if values.get("code.accelerator") in (None, "cuda") else "--num_accelerators"
+    flag = (
+        "--num_gpus" if values.get("code.accelerator") in (None, "cuda") else "--num_accelerators"
+    )
     count, each = nodes(world_size)
     several = ("--hostfile", "hostfile", "--num_nodes", str(count)) if count > 1 else ()
     return (*several, flag, str(each))

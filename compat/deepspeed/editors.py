@@ -24,7 +24,9 @@ def schema() -> dict[str, Any]:
             # pydantic keeps each section once below $defs, and a
             # property that may be null refers to it in an anyOf.
             choices = place["properties"][name]["anyOf"]
-            (section,) = (choice["$ref"].rpartition("/")[2] for choice in choices if "$ref" in choice)
+            (section,) = (
+                choice["$ref"].rpartition("/")[2] for choice in choices if "$ref" in choice
+            )
             place = whole["$defs"][section]
         leaf = place["properties"][key]
         leaf["anyOf"] = [*leaf["anyOf"], {"const": "auto"}]

@@ -29,7 +29,9 @@ from compat.deepspeed.seen import (
 )
 
 
-def effective(given: Flat, version: str, world_size: int | None = None, partial: bool = False) -> dict[str, Any]:
+def effective(
+    given: Flat, version: str, world_size: int | None = None, partial: bool = False
+) -> dict[str, Any]:
     """Return the values by path that DeepSpeed `version` would use for `given` on `world_size`
     ranks.
 
@@ -74,7 +76,9 @@ def _bounds(given: Flat, at: Release) -> Iterator[str]:
         for bound in at.bounds[path]:
             value, limit = given[path], float(bound[1:])
             # A text such as "auto" has no size; whether the key takes it is a matter of its type.
-            if not isinstance(value, str) and not (value > limit if bound[0] == ">" else value < limit):
+            if not isinstance(value, str) and not (
+                value > limit if bound[0] == ">" else value < limit
+            ):
                 yield f"{path}: found {value}, expected {bound[0]} {bound[1:]} in DeepSpeed {at.version}"
 
 
@@ -100,7 +104,11 @@ def moved(given: Flat) -> dict[str, str]:
     """Return the new path for each key in `given` that has been renamed in DeepSpeed, by its old
     path.
     """
-    found = {path: "bf16." + path.removeprefix("bfloat16.") for path in given if path.startswith("bfloat16.")}
+    found = {
+        path: "bf16." + path.removeprefix("bfloat16.")
+        for path in given
+        if path.startswith("bfloat16.")
+    }
     singles = {
         ZERO + "cpu_offload": OFFLOAD + ".device",
         ZERO + "cpu_offload_param": PARAM + ".device",
@@ -147,14 +155,21 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
         values[ZERO + "overlap_comm"] = stage == 3
     for name in LEAVES & values.keys():  # runtime/zero/leaf_module_config.py, _validate_entries
         values[name] = tuple(dict.fromkeys(values[name] or ()))
-    if values.get("autotuning.model_info") is not None:  # autotuning/config.py, get_model_info_config
+    if (
+        values.get("autotuning.model_info") is not None
+    ):  # autotuning/config.py, get_model_info_config
         values["autotuning.model_info"] = {**MODEL_INFO, **values["autotuning.model_info"]}
     if values["flops_profiler.enabled"]:  # runtime/config.py, _initialize_params
         values["wall_clock_breakdown"] = True
     if values.get("optimizer.type") in ("adam", "adamw"):
         _adam(values, given)
     _unhalved(values, given, at)
-    if not at.since("0.17.1") and not any(path in given for path in SCALE_KEYS) and values["fp16.enabled"] and stage > 0:
+    if (
+        not at.since("0.17.1")
+        and not any(path in given for path in SCALE_KEYS)
+        and values["fp16.enabled"]
+        and stage > 0
+    ):
         # runtime/fp16/loss_scaler.py, CreateLossScaler: no scaling key at all means the scaler's own defaults
         values.update({"fp16.initial_scale_power": 32, "fp16.hysteresis": 1})
     for size in ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel"):
@@ -166,11 +181,17 @@ def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
     sections that are not given (runtime/config.py).
     """
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
-    if not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0:  # _do_warning_check
+    if (
+        not values["fp16.enabled"] and not at.since("0.19.6") and values.get(norm, 0) > 0
+    ):  # _do_warning_check
         values[norm] = 0.0
-    if not values["fp16.enabled"] and not at.since("0.17.1"):  # get_fp16_master_weights_and_grads_enabled
+    if not values["fp16.enabled"] and not at.since(
+        "0.17.1"
+    ):  # get_fp16_master_weights_and_grads_enabled
         values[master] = False
-    if not at.since("0.17.1") and not any(path.startswith(("bf16.", "bfloat16.")) for path in given):
+    if not at.since("0.17.1") and not any(
+        path.startswith(("bf16.", "bfloat16.")) for path in given
+    ):
         values["bf16.immediate_grad_update"] = False  # get_bfloat16_immediate_grad_update
 
 

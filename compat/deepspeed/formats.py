@@ -27,7 +27,9 @@ from compat.deepspeed.leaves import expected, typed
 from compat.deepspeed.releases import ALIASES, KEYS, PARTS, RELEASES, Release, Type
 from compat.deepspeed.schema import DeepSpeed
 
-NULLABLE = frozenset({"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"})
+NULLABLE = frozenset(
+    {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}
+)
 """Keys for which null and a missing key have different meanings."""
 NULL_SECTIONS = frozenset(
     {
@@ -43,7 +45,9 @@ NULL_SECTIONS = frozenset(
 )
 """Sections for which null means that the section is missing."""
 KEYED = "a mapping of DeepSpeed keys"
-OBJECTS = frozenset({"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"})
+OBJECTS = frozenset(
+    {"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"}
+)
 """Keys whose value is a live Python object, which no file can hold."""
 DICTS = frozenset(
     {
@@ -106,7 +110,9 @@ section to a `Tree`.
 @cache
 def _tree(release: Release) -> Tree:
     """Return all keys that `release` reads, aliases included, as a nested mapping."""
-    spelled = {path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")}
+    spelled = {
+        path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")
+    }
     if release.since("0.16.4"):
         spelled |= {path: path for path in OBJECTS}
     tree: Tree = nest(spelled)
@@ -147,7 +153,9 @@ def read(
     script = _script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
-        arguments = script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
+        arguments = (
+            script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
+        )
         code = {**script.code, **(code or {})}
         world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
@@ -158,7 +166,9 @@ def read(
     words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
-    found = Reading(Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks)
+    found = Reading(
+        Values(reader.given), entry, reader.origins, tuple(reader.findings), reader.opaque, ranks
+    )
     return found.unless(reader.problems, words)
 
 
@@ -168,7 +178,11 @@ def _script(source: Any) -> scripts.Found | None:
     """
     if isinstance(source, str | Path) and _decoded(str(source)) is None:
         source = load(source)
-    return scripts.read(source.data) if isinstance(source, Document) and isinstance(source.data, Script) else None
+    return (
+        scripts.read(source.data)
+        if isinstance(source, Document) and isinstance(source.data, Script)
+        else None
+    )
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
@@ -183,7 +197,9 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         check_nested(live, "mapping")
         return live, None, "object"
     if not isinstance(source, str | Path | Document):
-        raise SourceError(f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig")
+        raise SourceError(
+            f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig"
+        )
     document = _decoded(source) if isinstance(source, str) else None
     document = document or load(source)
     return {**_beside(source), **mapping(document, KEYED)}, document, "file"
@@ -195,7 +211,9 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
         return {}
     path = Path(source.name if isinstance(source, Document) else source)
     beside = code_beside(path)
-    return {"code": mapping(load(beside), KEYED)} if os.path.isfile(path) and os.path.isfile(beside) else {}
+    return (
+        {"code": mapping(load(beside), KEYED)} if os.path.isfile(path) and os.path.isfile(beside) else {}
+    )
 
 
 def _decoded(source: str) -> Document | None:
@@ -249,7 +267,8 @@ class _Reader(Reader):
             if not isinstance(name, str) or "." in name:
                 self.problem(
                     path or "config",
-                    f"found the key {shown(name)}, expected a name without dots; write sections as nested mappings",
+                    f"found the key {shown(name)}, expected a name without dots; write sections as"
+                    " nested mappings",
                 )
             elif hidden and name == "bfloat16":
                 self.finding(
@@ -257,7 +276,11 @@ class _Reader(Reader):
                     "DeepSpeed ignores it because bf16 is given too; drop it",
                     Effect.NUMBERS,
                 )
-            elif not path and name == "allgather_size" and isinstance(data.get("zero_optimization"), bool):
+            elif (
+                not path
+                and name == "allgather_size"
+                and isinstance(data.get("zero_optimization"), bool)
+            ):
                 # The bucket size beside a ZeRO section that is true or
                 # false, the oldest form (runtime/zero/config.py).
                 if data["zero_optimization"]:
@@ -269,7 +292,10 @@ class _Reader(Reader):
         if target in self.release.rejected:
             history, version = KEYS[target], self.release.version
             instead = f"; use {history.instead}" if history.instead else ""
-            message = f"removed in DeepSpeed {history.rejected}; {version} refuses the key even if it is empty; drop it{instead}"
+            message = (
+                f"removed in DeepSpeed {history.rejected}; {version} refuses the key even if it is"
+                f" empty; drop it{instead}"
+            )
             self.problem(written, message)
         elif entry is None:
             self.unknown(written, value)
@@ -301,7 +327,9 @@ class _Reader(Reader):
         before = set(self.given)
         self.section(value, target, entry)
         for path in set(self.given) - before:
-            self.origins[path] = Origin(self.line(written), path.replace(target, written, 1), self.file)
+            self.origins[path] = Origin(
+                self.line(written), path.replace(target, written, 1), self.file
+            )
 
     def _no_mapping(self, written: str, target: str, value: Any) -> None:
         """Report an error for a single value where a section is expected. DeepSpeed accepts null
@@ -313,7 +341,8 @@ class _Reader(Reader):
             self._set("zero_optimization.stage", int(value), written)
             self.finding(
                 target,
-                f"{str(value).lower()} is an old form of stage {int(value)}; write zero_optimization.stage instead",
+                f"{str(value).lower()} is an old form of stage {int(value)}; write"
+                " zero_optimization.stage instead",
                 Effect.NONE,
             )
             return
@@ -326,7 +355,9 @@ class _Reader(Reader):
         """Read one value."""
         # A null that differs from leaving the key out: for expert_w3
         # always, for the others if their default is not null.
-        means = path in NULLABLE and (path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None)
+        means = path in NULLABLE and (
+            path == "expert_parallel.expert_w3" or KEYS[path].at(self.release.version) is not None
+        )
         if path in OBJECTS:
             self._object(written, value)
         elif value is None and not means:
@@ -352,10 +383,14 @@ class _Reader(Reader):
         """
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
-            self.finding(path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE)
+            self.finding(
+                path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE
+            )
             return int(value)
         if isinstance(value, float) and value.is_integer() and (stage or "whole" in expected(path)):
-            self.finding(path, f"{value!r} is read as {int(value)}; write a whole number", Effect.NONE)
+            self.finding(
+                path, f"{value!r} is read as {int(value)}; write a whole number", Effect.NONE
+            )
         return value
 
     def _checked(self, path: str, written: str, value: Any) -> None:
@@ -377,9 +412,15 @@ class _Reader(Reader):
                     f"unknown key{nearest(str(name), names, len(self.problems))}",
                 )
             elif names[name] is not None:
-                specs = [item for item in inner if isinstance(item, Mapping)] if isinstance(inner, list) else []
+                specs = (
+                    [item for item in inner if isinstance(item, Mapping)]
+                    if isinstance(inner, list)
+                    else []
+                )
                 if not isinstance(inner, list) or len(specs) < len(inner):
-                    self.problem(f"{written}.{name}", f"found {shown(inner)}, expected a list of mappings")
+                    self.problem(
+                        f"{written}.{name}", f"found {shown(inner)}, expected a list of mappings"
+                    )
                 for position, item in enumerate(specs):
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
@@ -390,9 +431,15 @@ class _Reader(Reader):
         section, _, name = path.rpartition(".")
         if section in PARAMS:
             # Null goes to the constructor, which takes it if that is its own default.
-            fine = all(form.args.get(name, "") is None for form in self._forms(section) if form.args is not None)
+            fine = all(
+                form.args.get(name, "") is None
+                for form in self._forms(section)
+                if form.args is not None
+            )
         else:
-            fine = path not in DICTS and (path not in KEYS or KEYS[path].at(self.release.version) is None)
+            fine = path not in DICTS and (
+                path not in KEYS or KEYS[path].at(self.release.version) is None
+            )
         if not fine:
             self.problem(written, f"found null, expected {expected(path)}; or leave it out")
 
@@ -400,7 +447,8 @@ class _Reader(Reader):
         if isinstance(value, str | int | float | Mapping | list | tuple):
             self.problem(
                 written,
-                f"found {shown(value)}; DeepSpeed expects a live Python object here, which a file cannot hold; drop it",
+                f"found {shown(value)}; DeepSpeed expects a live Python object here, which a file"
+                " cannot hold; drop it",
             )
         elif value is not None:
             self.opaque[written] = value
@@ -426,13 +474,17 @@ class _Reader(Reader):
         if known is None:
             self._own(target, value, entry, self._forms(target))
             return
-        self.section(value, target, {argument: path for argument, path in entry.items() if argument in known})
+        self.section(
+            value, target, {argument: path for argument, path in entry.items() if argument in known}
+        )
 
     def _forms(self, target: str) -> tuple[Type, ...]:
         name = self.given.get(target.replace(".params", ".type"))
         return self.release.forms(PARAMS[target], name) if isinstance(name, str) else ()
 
-    def _own(self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]) -> None:
+    def _own(
+        self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]
+    ) -> None:
         """Store the arguments of an optimizer or scheduler whose constructor is not known.
         Arguments that DeepSpeed's own types have too are read as typed values.
         """
@@ -486,7 +538,11 @@ class _Reader(Reader):
         Hugging Face's Trainer builds one, and the finding `unscheduled` reports this. With
         `scheduled` the Trainer's schedule is known already, and there is no finding.
         """
-        lines = {path: f"{self.file} line {line}".strip() for path in self.given if (line := self.line(path))}
+        lines = {
+            path: f"{self.file} line {line}".strip()
+            for path in self.given
+            if (line := self.line(path))
+        }
         said = auto.resolved(self.given, values, lines, self.world)
         self.problems.extend(said.problems)
         for path, value in said.found.items():
@@ -528,7 +584,11 @@ class _Reader(Reader):
         words = self.resolve({**said.facts, **said.values, **values}, bool(own), unscheduled)
         for name, value in own.items():
             self._value(f"code.scheduler.{name}", f"code.scheduler.{name}", value)
-        if not own and not self._scheduled() and "scheduler.type" not in {finding.path for finding in self.findings}:
+        if (
+            not own
+            and not self._scheduled()
+            and "scheduler.type" not in {finding.path for finding in self.findings}
+        ):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
 
@@ -561,7 +621,10 @@ def _elsewhere(written: str, release: Release) -> str:
     later = [row.since for row in rows if not release.since(row.since)]
     if later:
         first = min(later, key=RELEASES.place)
-        return f"new in DeepSpeed {first}, and the config is for {release.version}; drop it, or name a later release"
+        return (
+            f"new in DeepSpeed {first}, and the config is for {release.version}; drop it, or"
+            " name a later release"
+        )
     last = min((RELEASES.last(row.until) for row in rows), key=RELEASES.place)
     return (
         f"only releases up to DeepSpeed {last} read this key, and the config is for"
@@ -591,7 +654,9 @@ def _place(path: str, order: Mapping[str, int]) -> int:
         return order[path]
     # An argument that no schema lists stands behind the last known one of its section.
     parent = path.rpartition(".")[0] + "."
-    return max((place for known, place in order.items() if known.startswith(parent)), default=len(order))
+    return max(
+        (place for known, place in order.items() if known.startswith(parent)), default=len(order)
+    )
 
 
 def text(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:

@@ -66,7 +66,9 @@ CONSTRUCTORS: Mapping[tuple[str, str], str] = {
 }
 """DeepSpeed's own class for each optimizer and implementation."""
 SCHEDULES = "deepspeed.runtime.lr_schedules:"
-GIVEN_BY_CODE = frozenset(("params", "model_params", "deepspeed", "optimizer", "adamw_mode", "max_grad_norm"))
+GIVEN_BY_CODE = frozenset(
+    ("params", "model_params", "deepspeed", "optimizer", "adamw_mode", "max_grad_norm")
+)
 """Arguments that the engine passes itself, or refuses."""
 
 
@@ -75,7 +77,8 @@ class Heard(dict[str, Any]):
 
     def __init__(self, data: Mapping[str, Any], heard: dict[str, Any], prefix: str = "") -> None:
         inner = {
-            name: Heard(value, heard, f"{prefix}{name}.") if isinstance(value, dict) else value for name, value in data.items()
+            name: Heard(value, heard, f"{prefix}{name}.") if isinstance(value, dict) else value
+            for name, value in data.items()
         }
         super().__init__(inner)
         self.heard, self.prefix = heard, prefix
@@ -124,7 +127,11 @@ def facts(tree: Tree) -> Facts:
     # A rejected key may be gone from the models, so that only our own tables know it.
     refused = {path for path in {*shown, *KEYS} if _refuses(path)}
     own = {row["key"] for row in DECIDED["keys"]} | OPAQUE
-    keys = [{"key": path, **_stated(row)} for path, row in shown.items() if path not in own and path not in refused]
+    keys = [
+        {"key": path, **_stated(row)}
+        for path, row in shown.items()
+        if path not in own and path not in refused
+    ]
     keys += [{"key": path, "refused": True} for path in refused]
     return Facts(
         {
@@ -218,7 +225,9 @@ def _heard(shown: Mapping[str, Any]) -> dict[str, Any]:
     return {
         path: plain(found.get(path) if found.get(path) is not None else _known(usual.get(path)))
         for path in sorted({*found, *inside} - {*shown})
-        if path in fields(DeepSpeed) or not any(other.startswith(f"{path}.") for other in (*shown, *found, *inside))
+        if path in fields(DeepSpeed) or not any(
+            other.startswith(f"{path}.") for other in (*shown, *found, *inside)
+        )
     }
 
 
@@ -252,7 +261,11 @@ def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
     """Yield each section that refuses keys that it does not know, or is off unless a file has it."""
     bare = real(dict(BATCH), 1)
     off = {section for attribute, section in _runtime().MODELS.items() if getattr(bare, attribute, 0) is None}
-    inner = {path: optional for prefix, model in models.items() for path, optional in _inner(model, prefix)}
+    inner = {
+        path: optional
+        for prefix, model in models.items()
+        for path, optional in _inner(model, prefix)
+    }
     for section in (*models, *inner, *(TWICE[name] for name in TWICE if name in models)):
         row: Row = {"section": section}
         row |= {"optional": True} if section in off or inner.get(section) else {}

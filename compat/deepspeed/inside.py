@@ -62,7 +62,9 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
             )
 
 
-def strange(kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0) -> tuple[str, Effect] | None:
+def strange(
+    kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0
+) -> tuple[str, Effect] | None:
     """Return message and effect for an argument that this release's optimizer or scheduler does not
     have; None if it has the argument.
 
@@ -80,12 +82,17 @@ def strange(kind: str, forms: tuple[Type, ...], given: str, argument: str, befor
         if argument in (*torch, "max_grad_norm"):
             return None
         return (
-            f"not an argument of {given} in torch 2.13, which refuses it{nearest(argument, torch, before)}",
+            f"not an argument of {given} in torch 2.13, which refuses"
+            f" it{nearest(argument, torch, before)}",
             Effect.STOPS,
         )
     rows = all_types(kind)
     elsewhere = [row for row in rows if row.type.lower() == given.lower() and row.args is not None]
-    known = {name for row in elsewhere or rows for name in (*(row.args or ()), *row.required, *row.ignored)}
+    known = {
+        name
+        for row in elsewhere or rows
+        for name in (*(row.args or ()), *row.required, *row.ignored)
+    }
     known |= {"max_grad_norm"}
     if argument in known:
         return None

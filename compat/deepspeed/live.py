@@ -23,7 +23,8 @@ def installed() -> str:
         return version("deepspeed").partition("+")[0]
     except PackageNotFoundError:
         raise VersionError(
-            "deepspeed: not installed; run pip install 'stagebridge[deepspeed]', or write the config as json"
+            "deepspeed: not installed; run pip install 'stagebridge[deepspeed]', or write the"
+            " config as json"
         ) from None
 
 
@@ -53,7 +54,9 @@ def real(data: dict[str, Any], data_parallel: int) -> Any:
         # DeepSpeed refuses with AssertionError, ValueError,
         # TypeError, KeyError and pydantic's errors.
         except Exception as error:
-            raise ConfigError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}"
+            ) from error
 
 
 class _Groups:

@@ -49,7 +49,9 @@ def _accelerate(data: Mapping[str, Any]) -> str:
         )
     file = plugin.get(PLUGIN_FILE)
     if isinstance(file, str) and file:
-        return f"a config of accelerate, which names DeepSpeed's own file; give {file} instead"
+        return (
+            f"a config of accelerate, which names DeepSpeed's own file; give {file} instead"
+        )
     return (
         f"a config of accelerate, which builds DeepSpeed's config from its section {PLUGIN};"
         f" write that config as a JSON file, set {PLUGIN_FILE} to this file, and give the JSON"

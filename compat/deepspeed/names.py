@@ -98,16 +98,25 @@ OPERATORS = "ops.__compatible_ops__"
 """The only name with underscores that scripts set: which operators can be built, by name."""
 KERNELS = "the engine builds no operators; use torch's operators"
 ABSENT: Mapping[str, str] = {
-    "DeepSpeedHybridEngine": ("generate with the model itself; at level 3 do so within zero.GatheredParameters"),
+    "DeepSpeedHybridEngine": (
+        "generate with the model itself; at level 3 do so within zero.GatheredParameters"
+    ),
     "autotuning": "to see before a run how much memory it needs, use stagebridge layout",
     "compile": "the engine schedules gathers itself; leave the compiler pass out",
-    "compression": ("the engine does not train compressed models; DeepSpeed 0.19 has removed compression too"),
-    "inference": ("the engine does not serve models; to run one on one rank, use deepspeed.init_inference"),
+    "compression": (
+        "the engine does not train compressed models; DeepSpeed 0.19 has removed compression too"
+    ),
+    "inference": (
+        "the engine does not serve models; to run one on one rank, use deepspeed.init_inference"
+    ),
     "io": "checkpoints are written as safetensors; use engine.save_checkpoint",
     "linear": "use peft for LoRA, and freeze the other parameters",
     "model_implementations": KERNELS,
     "module_inject": f"{KERNELS}; init_inference runs the model's own modules",
-    "moe": ("give the engine a model with its own experts, such as Mixtral; every rank holds all experts"),
+    "moe": (
+        "give the engine a model with its own experts, such as Mixtral; every rank holds all"
+        " experts"
+    ),
     "monitor": "read engine.native.progress, or stagebridge train --json",
     "nvme": "the engine keeps all state on the device",
     "ops": KERNELS,
@@ -186,7 +195,9 @@ def resolved(path: str, name: str) -> Any:
     # The package's names are all listed, so an unknown one is refused below without loading torch.
     asked = path or name in ENTRIES
     if asked and find_spec("torch") is None:
-        raise BridgeError(f"{THEIRS}.{whole}: torch is not installed; run pip install 'stagebridge[engine]'")
+        raise BridgeError(
+            f"{THEIRS}.{whole}: torch is not installed; run pip install 'stagebridge[engine]'"
+        )
     for behind in MODULES.get(path, ()) if asked else ():
         found = import_module(f"{RUNTIME}.{behind}")
         if name in found.__all__:
@@ -195,7 +206,9 @@ def resolved(path: str, name: str) -> Any:
     if advice is not None:
         raise Absent(f"{THEIRS}.{whole}: the native engine does not have this name; {advice}")
     kind, known = f"module {module(path).__name__!r}", ", ".join(sorted(set(names_of(path))))
-    raise AttributeError(f"{kind} has no attribute {name!r}; the names of DeepSpeed that it has are {known}")
+    raise AttributeError(
+        f"{kind} has no attribute {name!r}; the names of DeepSpeed that it has are {known}"
+    )
 
 
 def instead(path: str) -> str | None:
@@ -260,11 +273,17 @@ class _Installed(Distribution):
         """Return the distribution's metadata, which has only name and release; None for any other
         file of the distribution.
         """
-        return f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n" if filename == "METADATA" else None
+        return (
+            f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n"
+            if filename == "METADATA"
+            else None
+        )
 
     def locate_file(self, path: Any) -> Any:
         """Raise `BridgeError`, because the distribution has no files."""
-        raise BridgeError(f"{path}: the native engine replaces DeepSpeed and does not have this file")
+        raise BridgeError(
+            f"{path}: the native engine replaces DeepSpeed and does not have this file"
+        )
 
 
 def install() -> None:
@@ -277,7 +296,8 @@ def install() -> None:
         return
     if THEIRS in sys.modules:
         raise BridgeError(
-            "install: DeepSpeed itself is already imported; call compat.deepspeed.install() before all other imports"
+            "install: DeepSpeed itself is already imported; call compat.deepspeed.install() before"
+            " all other imports"
         )
     # In front of Python's own finders, which would find an installed DeepSpeed.
     sys.meta_path.insert(0, Finder(THEIRS))

@@ -37,7 +37,9 @@ TYPES = {
     "sgd": "SGD",
     "muon": "Muon",
 }
-TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {"muon": ("lr", "betas", "eps", "momentum", "weight_decay")}
+TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {
+    "muon": ("lr", "betas", "eps", "momentum", "weight_decay")
+}
 """The plan's hyperparameters that each optimizer type has."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
@@ -74,7 +76,9 @@ def _read(values: Group, context: Context) -> Group:
     # PyTorch's AdamW has another default of weight_decay than DeepSpeed's own Adam.
     if name == "adamw" and values.get(f"{PARAMS}.torch_adam"):
         defaults["weight_decay"] = 1e-2
-    given = {key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None}
+    given = {
+        key: values[f"{PARAMS}.{key}"] for key in HYPER if values.get(f"{PARAMS}.{key}") is not None
+    }
     hyper = {key: value for key, value in {**defaults, **given}.items() if key in TAKES[name]}
     if (values.get("scheduler.type") or "") in ("WarmupLR", "WarmupDecayLR"):
         hyper["lr"] = _peak(values, hyper.get("lr"), context)
@@ -134,11 +138,18 @@ OPTIMIZER = convert(
         "zero_allow_untested_optimizer": "optimizer.name",
         "scheduler.params.warmup_max_lr": "optimizer.lr",
     },
-    blurs=lambda values: bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values)),
-    tells=lambda values: (
-        "the optimizer communicates one bit for each element, and has no bias correction" if _compresses(values) else ""
+    blurs=lambda values: (
+        bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values))
     ),
-    lossy=("a Plan can express only optimizers that several stacks have; others stay in the training script"),
+    tells=lambda values: (
+        "the optimizer communicates one bit for each element, and has no bias correction"
+        if _compresses(values)
+        else ""
+    ),
+    lossy=(
+        "a Plan can express only optimizers that several stacks have; others stay in the training"
+        " script"
+    ),
     source="runtime/engine.py: _configure_basic_optimizer",
 )
 
@@ -171,7 +182,9 @@ def _read_schedule(values: Group, context: Context) -> Group:
     return {
         "optimizer.schedule.name": shape,
         # DeepSpeed's warmup has at least two steps (runtime/lr_schedules.py: max(2, warmup_num_steps)).
-        "optimizer.schedule.warmup_steps": max(2, values.get("scheduler.params.warmup_num_steps") or WARMUP_STEPS),
+        "optimizer.schedule.warmup_steps": max(
+            2, values.get("scheduler.params.warmup_num_steps") or WARMUP_STEPS
+        ),
         "optimizer.schedule.warmup_from": start,
         "optimizer.schedule.total_steps": values.get("scheduler.params.total_num_steps"),
         "optimizer.schedule.minimum": end,
@@ -256,7 +269,11 @@ SCHEDULER = convert(
         **{f"code.scheduler.{name}": f"optimizer.schedule.{name}" for name in SCHEDULE},
     },
     blurs=lambda values: values.get("scheduler.type") is not None,
-    tells=lambda values: "" if values["scheduler.type"] in SHAPES else f"a Plan has no schedule like {values['scheduler.type']}",
+    tells=lambda values: (
+        ""
+        if values["scheduler.type"] in SHAPES
+        else f"a Plan has no schedule like {values['scheduler.type']}"
+    ),
     lossy="DeepSpeed's own schedulers lag one step behind and warm up over at least two steps, by default logarithmically",
     note=(
         "the script builds the schedule, because DeepSpeed's own schedulers lag one step behind and"
@@ -280,7 +297,9 @@ MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
 
 def _read_switches(values: Group, context: Context) -> Group:
     name = _name(values)
-    found = {switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]}
+    found = {
+        switch: values.get(f"{PARAMS}.{switch}") for switch in SWITCHES if name in TAKING[switch]
+    }
     if values.get("optimizer.type") in COMPRESSED and "amsgrad" in found:
         found["amsgrad"] = False  # the 1-bit optimizers have no amsgrad variant and stop at it
     given = {f"optimizer.{switch}": value for switch, value in found.items() if value is not None}
@@ -321,15 +340,20 @@ DECAYED = (
     convert(
         SCOPE,
         "optimizer.decay_scope",
-        lambda values, context: {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {},
+        lambda values, context: (
+            {"optimizer.decay_scope": values.get(SCOPE) or FLAT} if _name(values) else {}
+        ),
         # The script makes groups for every scope but "all". An
         # optimizer that DeepSpeed lacks is the script's altogether.
         lambda values, context: (
             {SCOPE: "matrices"}
-            if values.get("optimizer.name") in TYPES and values.get("optimizer.decay_scope") not in (None, FLAT)
+            if values.get("optimizer.name") in TYPES
+            and values.get("optimizer.decay_scope") not in (None, FLAT)
             else {}
         ),
-        effect=lambda values: Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE,
+        effect=lambda values: (
+            Effect.NUMBERS if values.get(f"{PARAMS}.weight_decay") else Effect.NONE
+        ),
         sees=(
             "optimizer.type",
             f"{PARAMS}.adam_w_mode",
@@ -338,14 +362,18 @@ DECAYED = (
         ),
         carries={f"{PARAMS}.weight_decay": "optimizer.decay_scope"},
         note=(
-            "the script builds parameter groups that exclude biases and norms from decay; with a flat list all parameters decay"
+            "the script builds parameter groups that exclude biases and norms from decay; with a"
+            " flat list all parameters decay"
         ),
         source="runtime/engine.py: _configure_basic_optimizer takes model_parameters as they are",
     ),
     lacks("optimizer.decay_ramp", "DeepSpeed's weight decay is constant"),
     only_theirs(
         "code.parameter_groups",
-        note=("a Plan has no names of parameters; `stagebridge move` reads the groups from the checkpoint"),
+        note=(
+            "a Plan has no names of parameters; `stagebridge move` reads the groups from the"
+            " checkpoint"
+        ),
         effect=Effect.NUMBERS,
     ),
 )

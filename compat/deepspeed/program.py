@@ -304,9 +304,15 @@ def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
     if code.size(values, "context_parallel") > 1:
         yield "ranks that share a sequence need Ulysses attention in the model (deepspeed.sequence)"
     if piped and family not in (None, *PIPELINES):
-        yield (f"there is no template that puts the layers of a {family} model into a pipeline; do that by hand")
+        yield (
+            f"there is no template that puts the layers of a {family} model into a pipeline; do"
+            " that by hand"
+        )
     if piped and (model.get("sliding_window") or model.get("attention_dropout")):
-        yield ("there is no template for a pipeline's layers with sliding windows or attention dropout; write them by hand")
+        yield (
+            "there is no template for a pipeline's layers with sliding windows or attention"
+            " dropout; write them by hand"
+        )
     if values.get("optimizer.type") is None:
         yield "the file has no optimizer, because DeepSpeed does not have the plan's optimizer"
     if schedule.said(values).get("name") == schedule.OTHER:
@@ -360,7 +366,9 @@ def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
     """
     if not plan.get("model.init.scaled"):
         return None
-    return next((ends for ends, families in RESIDUAL.items() if model.get("model_type") in families), None)
+    return next(
+        (ends for ends, families in RESIDUAL.items() if model.get("model_type") in families), None
+    )
 
 
 def held(plan: Flat, model: Config | None) -> frozenset[str]:
@@ -380,14 +388,20 @@ command for the user's data file.
 """
 
 
-def beside(written: Written, config: Config, plan: Mapping[str, Any], model: Config | None) -> Program:
+def beside(
+    written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
+) -> Program:
     """Return the config together with its training script, and with the model's config if it is
     known, as files in one folder.
     """
     place = Path(written.file)
     script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
-    launch = tuple(script if word == code.SCRIPT else word for word in (*written.launch, "--data", DATA))
-    text = program(config.given, model.given if model else {}, plan, place.name, described, line(launch))
+    launch = tuple(
+        script if word == code.SCRIPT else word for word in (*written.launch, "--data", DATA)
+    )
+    text = program(
+        config.given, model.given if model else {}, plan, place.name, described, line(launch)
+    )
     found = {MODEL: model.text()} if model else {}
     files = {SCRIPT: text, **found}
     return Program(
@@ -414,7 +428,9 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
             how=How.MISSING,
         )
     if values.get("code.steps") is None:
-        yield Finding("--steps", "add the number of steps: no source gives it", Effect.STOPS, how=How.MISSING)
+        yield Finding(
+            "--steps", "add the number of steps: no source gives it", Effect.STOPS, how=How.MISSING
+        )
     for path, (holds, what, effect) in UNTAKEN.items():
         if holds(values):
             yield Finding(path, what, effect, how=How.MISSING)
@@ -423,16 +439,21 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
 UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
     "code.expert_parallel": (
         lambda values: code.size(values, "expert_parallel") > 1,
-        "split the experts with deepspeed.moe.layer.MoE(ep_size=): in the script every rank holds all experts",
+        "split the experts with deepspeed.moe.layer.MoE(ep_size=): in the script every rank holds"
+        " all experts",
         Effect.COST,
     ),
     "code.manual_accumulation": (
         lambda values: bool(values.get("code.manual_accumulation")),
-        "set gradient_accumulation_steps, because in this script the engine counts the micro batches",
+        "set gradient_accumulation_steps, because in this script the engine counts the micro"
+        " batches",
         Effect.NUMBERS,
     ),
     "code.checkpoint_interval": (
-        lambda values: code.size(values, "checkpoint_interval") > 1 and code.size(values, "pipeline_stages") == 1,
+        lambda values: (
+            code.size(values, "checkpoint_interval") > 1
+            and code.size(values, "pipeline_stages") == 1
+        ),
         "choose the layers to recompute: the script recomputes all of them",
         Effect.COST,
     ),
@@ -442,7 +463,9 @@ matters, advice for the user, and the effect of ignoring it.
 """
 
 
-def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str) -> str:
+def program(
+    values: Flat, model: Mapping[str, Any], course: Flat, name: str, beside: str, command: str
+) -> str:
     """Return the training script for the config file `name` and the model's config in the file
     `beside`. `course` is the plan.
     """
@@ -465,7 +488,10 @@ def program(values: Flat, model: Mapping[str, Any], course: Flat, name: str, bes
             f"STEPS, SEQUENCE = {values.get('code.steps')}, {course.get('model.sequence')}\n",
             f"SEED = {values.get('code.seed') or 0}\n",
             "\n" + "\n".join([*schedule.lines(values), ""]) if schedule.steers(values) else "",
-            "\n" + OPTIONS.format(config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0),
+            "\n"
+            + OPTIONS.format(
+                config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0
+            ),
             "\n" + SCALED.format(ends=ends) if ends else "",
             "\n" + building.format(**_built(values, model, ends is not None), padded=padded),
             GROUPED if values.get(code.GROUPS) else "",
@@ -546,15 +572,25 @@ def _main(values: Flat) -> dict[str, str]:
     # The first run loads a universal checkpoint; from its own first checkpoint on it loads that.
     universal = bool(values.get("checkpoint.load_universal"))
     split = (SPLIT.format(size=tensor) if tensor > 1 else "") + (UNIVERSAL if universal else "")
-    groups = [NAMED.format(file=json.dumps(values[code.GROUPS]))] if values.get(code.GROUPS) else code.groups(values)
+    groups = (
+        [NAMED.format(file=json.dumps(values[code.GROUPS]))]
+        if values.get(code.GROUPS)
+        else code.groups(values)
+    )
     grouped = "".join(f"    {line}\n" for line in groups)
-    steered = "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n" if schedule.steers(values) else ""
+    steered = (
+        "        lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),\n"
+        if schedule.steers(values)
+        else ""
+    )
     whole = "ranks_of._get_data_parallel_rank(), ranks_of._get_data_parallel_world_size()"
     return {
         "groups": recomputed + (SETTINGS if split else "") + split + grouped,
         "parameters": "groups" if grouped else "[p for p in model.parameters() if p.requires_grad]",
         "schedule": steered,
-        "latest": 'any(Path(arguments.save).glob("latest*"))' if universal else 'Path(arguments.save, "latest").is_file()',
+        "latest": 'any(Path(arguments.save).glob("latest*"))'
+        if universal
+        else 'Path(arguments.save, "latest").is_file()',
         "settings": "settings" if split else "arguments.deepspeed_config",
         "place": "engine.grid.data_parallel_id, engine.grid.data_parallel_size" if piped else whole,
     }

@@ -5,11 +5,12 @@ statement in DeepSpeed's source that refuses the combination.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from bridge.checks import Check, Checks
 from bridge.errors import nearest
 from bridge.rules import Effect
-from compat.deepspeed.releases import RELEASES
+from compat.deepspeed.releases import RELEASES, Release
 from compat.deepspeed.seen import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Seen, form_of
 
 CONFIG = "runtime/config.py, _do_error_check"
@@ -74,7 +75,9 @@ def _unfilled(section: str, name: str, what: str, place: str) -> Check:
 TECHNIQUES: Mapping[str, tuple[str, ...]] = {
     "weight_quantization": ("start_bits", "target_bits"),
     "activation_quantization": ("bits",),
-    **dict.fromkeys(("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)),
+    **dict.fromkeys(
+        ("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)
+    ),
 }
 """Compression techniques, and the parameters that each weight group of the technique needs."""
 
@@ -93,8 +96,12 @@ def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
         found = groups(seen)
         if not isinstance(found, Mapping):
             return found is not None
-        said = [group.get("params") if isinstance(group, Mapping) else None for group in found.values()]
-        return any(not isinstance(one, Mapping) or any(key not in one for key in needed) for one in said)
+        said = [
+            group.get("params") if isinstance(group, Mapping) else None for group in found.values()
+        ]
+        return any(
+            not isinstance(one, Mapping) or any(key not in one for key in needed) for one in said
+        )
 
     message = f"{technique} without different_groups; add them, or drop {technique}"
     yield _refuse(path, lambda seen: groups(seen) is None, message, place, until="0.19.7")
@@ -186,7 +193,9 @@ REFUSALS = Checks(
     _refuse(
         "gradient_allreduce_op",
         # A zenflow section fills in its topk_ratio; without one there is no value.
-        lambda seen: seen["gradient_allreduce_op"] == "sum" and ZERO + "zenflow.topk_ratio" in seen.values,
+        lambda seen: (
+            seen["gradient_allreduce_op"] == "sum" and ZERO + "zenflow.topk_ratio" in seen.values
+        ),
         "sum is not possible with zenflow; use mean",
         CONFIG,
     ),
@@ -206,7 +215,8 @@ REFUSALS = Checks(
     _refuse(
         AUTOTP,
         lambda seen: _split(seen) and seen.stage == 3,
-        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a lower stage, or a later release",
+        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a lower stage, or"
+        " a later release",
         "runtime/engine.py",
         until="0.19.4",
     ),
@@ -231,7 +241,9 @@ REFUSALS = Checks(
         "only null is supported; leave it out",
         "module_inject/auto_ep_presets/base.py",
     ),
-    _unfilled(f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"),
+    _unfilled(
+        f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"
+    ),
     _unfilled(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
     *(check for technique, needed in TECHNIQUES.items() for check in _ungrouped(technique, needed)),
     *map(_switched, ("amp", "progressive_layer_drop", "curriculum_learning")),
@@ -251,14 +263,19 @@ REFUSALS = Checks(
     ),
     _refuse(
         "scheduler.params.warmup_num_steps",
-        lambda seen: (seen["scheduler.type"] or "").startswith("Warmup") and seen["scheduler.params.warmup_num_steps"] == 0,
+        lambda seen: (
+            (seen["scheduler.type"] or "").startswith("Warmup")
+            and seen["scheduler.params.warmup_num_steps"] == 0
+        ),
         "found 0, expected at least 1",
         "runtime/lr_schedules.py",
         since="0.19.3",
     ),
     _refuse(
         "code.context_parallel",
-        lambda seen: seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1,
+        lambda seen: (
+            seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
+        ),
         "a pipeline has no groups of sequence-parallel ranks; DeepSpeed counts these ranks as"
         " data-parallel, so the batch sizes do not agree; use data parallelism instead",
         "runtime/pipe/topology.py: PipelineParallelGrid; runtime/config.py: _batch_assertion",
@@ -297,17 +314,23 @@ MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_la
 """Keys of autotuning.model_info, with their defaults."""
 
 
+def strange(given: Mapping[str, Any], at: Release) -> Iterator[str]:
+    """Yield the arguments in `given` that its optimizer or scheduler does not take."""
+    for section in ("optimizer", "scheduler"):
+        prefix, name = f"{section}.params.", given.get(f"{section}.type")
+        known = at.arguments(f"{section}s", name) if isinstance(name, str) else None
+        if known is not None:
+            mine = (path for path in given if path.startswith(prefix))
+            yield from (path for path in mine if path.removeprefix(prefix) not in known)
+
+
 def _arguments(seen: Seen) -> Iterator[str]:
     """Yield a problem for each argument that the optimizer's or scheduler's constructor does not
     take, and for each missing one that the scheduler's requires (runtime/lr_schedules.py).
     """
-    for section in ("optimizer", "scheduler"):
-        prefix, name = f"{section}.params.", seen.given.get(f"{section}.type")
-        known = seen.at.arguments(f"{section}s", name) if isinstance(name, str) else None
-        if known is not None:
-            given = (path for path in seen.given if path.startswith(prefix))
-            strange = (path for path in given if path.removeprefix(prefix) not in known)
-            yield from (f"{path}: {name} does not take it; drop it" for path in strange)
+    for path in strange(seen.given, seen.at):
+        name = seen.given[path.replace(".params", ".type").rpartition(".")[0]]
+        yield f"{path}: {name} does not take it; drop it"
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
     for argument in form.required if form else ():
         if f"scheduler.params.{argument}" not in seen.given:

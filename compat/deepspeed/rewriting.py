@@ -31,7 +31,10 @@ def reworded(given: Mapping[str, Any], original: Original, was: Release, release
         # The config inside the script, whose lines are those of the script.
         document = scripts.read(document.data).document
     if before is None:
-        raise TranslationError(f"{document.name}: cannot be read as a config of release {was.version}; write JSON instead")
+        raise TranslationError(
+            f"{document.name}: cannot be read as a config of release {was.version}; write JSON"
+            " instead"
+        )
     text = original.text
     # Known keys first: each takes the first match on its line,
     # and a new key is put in front of what its line has.
@@ -41,7 +44,8 @@ def reworded(given: Mapping[str, Any], original: Original, was: Release, release
     after = _reading(replace(original, text=text), release)
     if after is None or _file_part(after.given) != _file_part(given):
         raise TranslationError(
-            f"{document.name}: these changes cannot be made line by line; write JSON instead, or use --no-carry"
+            f"{document.name}: these changes cannot be made line by line; write JSON instead, or"
+            " use --no-carry"
         )
     return text
 
@@ -75,7 +79,11 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
         )
     else:
         name = section.rpartition(".")[2]
-        line = document.line(*section.split(".")) if section else text[: text.index("{")].count("\n") + 1
+        line = (
+            document.line(*section.split("."))
+            if section
+            else text[: text.index("{")].count("\n") + 1
+        )
         pattern, new = (
             rf'(["\']?{re.escape(name)}["\']?\s*:\s*\{{)' if name else r"(\{)",
             rf'\g<1>"{key}": {shown}, ',

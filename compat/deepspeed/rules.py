@@ -81,9 +81,8 @@ def layout_rules() -> tuple[Rule, ...]:
             effect=Effect.ROUNDING,
             lossy="AutoEP becomes MoE layers in the model's code",
         ),
-        only_ours(
-            "parallel.expert_tensor", note=("DeepSpeed has no separate tensor-parallel size for experts"), effect=Effect.ROUNDING
-        ),
+        only_ours("parallel.expert_tensor", note=("DeepSpeed has no separate tensor-parallel size"
+                                                 " for experts"), effect=Effect.ROUNDING),
         only_ours("parallel.sequence", note="DeepSpeed has no sequence parallelism within tensor groups", effect=Effect.COST),
         only_ours("parallel.order", note="DeepSpeed has a fixed order of axes", effect=Effect.COST),
     )
@@ -114,11 +113,17 @@ def _above_one(path: str, size: int | None) -> Group:
 
 
 def _tensor(values: Group) -> int:
-    return max(values.get("code.tensor_parallel") or 1, values.get("tensor_parallel.autotp_size") or 1)
+    return max(
+        values.get("code.tensor_parallel") or 1, values.get("tensor_parallel.autotp_size") or 1
+    )
 
 
 def _read_context(values: Group, context: Context) -> Group:
-    return {"parallel.context": max(values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1)}
+    return {
+        "parallel.context": max(
+            values.get("code.context_parallel") or 1, values.get("sequence_parallel_size") or 1
+        )
+    }
 
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
@@ -135,7 +140,11 @@ def pipeline_rules() -> tuple[Rule, ...]:
             ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
             _read_partition,
             lambda values, context: (
-                {"code.partition_method": METHODS.get(values.get("stages.rule") or "even", "uniform")}
+                {
+                    "code.partition_method": METHODS.get(
+                        values.get("stages.rule") or "even", "uniform"
+                    )
+                }
                 if (values.get("parallel.pipeline") or 1) > 1
                 else {}
             ),
@@ -147,7 +156,9 @@ def pipeline_rules() -> tuple[Rule, ...]:
         convert(
             (),
             "schedule.name",
-            lambda values, context: {"schedule.name": "1f1b"} if (values.get("code.pipeline_stages") or 1) > 1 else {},
+            lambda values, context: (
+                {"schedule.name": "1f1b"} if (values.get("code.pipeline_stages") or 1) > 1 else {}
+            ),
             lambda values, context: {},
             effect=Effect.COST,
             sees=("code.pipeline_stages",),
@@ -206,12 +217,19 @@ def _write_batch(values: Group, context: Context) -> Group:
     """Write the batch keys that the plan sets. If context ranks become data-parallel ranks, the
     number of micro batches is left out, and DeepSpeed computes it.
     """
-    micro, steps, whole = (values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_"))
+    micro, steps, whole = (
+        values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_")
+    )
     anew = bool(whole) and _unserved(values)
     if anew and micro and context.world_size:
-        data = context.world_size // prod(values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline"))
+        data = context.world_size // prod(
+            values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline")
+        )
         if whole % (micro * data):
-            fits = f"found {whole}, which is not a multiple of micro batch ({micro}) x data ranks ({data})"
+            fits = (
+                f"found {whole}, which is not a multiple of micro batch ({micro}) x data ranks"
+                f" ({data})"
+            )
             raise ConfigError(f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks")
     return {
         "train_micro_batch_size_per_gpu": micro,
@@ -244,7 +262,11 @@ def _read_batch(values: Group, context: Context) -> Group:
 def _data_ranks(values: Group, context: Context) -> int | None:
     if context.world_size is None:
         return None
-    axes = _tensor(values) * (values.get("code.pipeline_stages") or 1) * _read_context(values, context)["parallel.context"]
+    axes = (
+        _tensor(values)
+        * (values.get("code.pipeline_stages") or 1)
+        * _read_context(values, context)["parallel.context"]
+    )
     return context.world_size // axes or None
 
 
@@ -274,7 +296,8 @@ ZERO = convert(
 
 
 def _sound(stage: int, pipeline: int, half: bool, clip: float) -> int:
-    """Return the ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers."""
+    """Return the ZeRO stage nearest to `stage` at which DeepSpeed computes the right numbers.
+    """
     # Pipelines refuse stages 2 and 3.
     highest = 1 if pipeline > 1 else 3
     # Stage 0 makes a step too many in half precision, and in a
@@ -336,14 +359,15 @@ def exchange_rules() -> tuple[Rule, ...]:
             _write_replicas,
             effect=Effect.COST,
             sees=("zero_optimization.stage", "zero.stage", "parallel.data", "parallel.pipeline", *AXES, *STAGE_SEES),
-            lossy=("DeepSpeed shards over groups of ranks only with MiCS, which needs ZeRO stage 3 and ends with 0.19.6"),
+            lossy=(
+                "DeepSpeed shards over groups of ranks only with MiCS, which needs ZeRO stage 3 and"
+                " ends with 0.19.6"
+            ),
             source="runtime/zero/mics.py: MiCS_Init; runtime/engine.py: mics_shard_size at stage 3",
         ),
         only_ours(
-            "zero.weight_buffers",
-            "zero.grad_buffers",
-            note=("DeepSpeed sets the sizes of buffers in elements, not in stages"),
-            effect=Effect.COST,
+            "zero.weight_buffers", "zero.grad_buffers", note=("DeepSpeed sets the sizes of buffers in elements,"
+                                                             " not in stages"), effect=Effect.COST
         ),
         OFFLOAD,
     )
@@ -444,7 +468,11 @@ def _read_offload(values: Group) -> Group:
     optimizer = devices[OPTIMIZER_DEVICE]
     # DeepSpeed splits the optimizer's state between devices only
     # at stage 3 (runtime/zero/config.py, offload_ratio_check).
-    ratio = values.get(f"{OPTIMIZER_DEVICE}.ratio") if values.get("zero_optimization.stage") == 3 else None
+    ratio = (
+        values.get(f"{OPTIMIZER_DEVICE}.ratio")
+        if values.get("zero_optimization.stage") == 3
+        else None
+    )
     return {
         "zero.offload.optimizer": optimizer,
         "zero.offload.optimizer_ratio": ratio if optimizer != "none" else None,
@@ -460,7 +488,8 @@ def _devices(values: Group) -> dict[str, str]:
     stage = values.get("zero_optimization.stage") or 0
     least = {OPTIMIZER_DEVICE: 1, PARAM_DEVICE: 3}
     return {
-        section: (values.get(f"{section}.device") or "none") if stage >= first else "none" for section, first in least.items()
+        section: (values.get(f"{section}.device") or "none") if stage >= first else "none"
+        for section, first in least.items()
     }
 
 
@@ -536,7 +565,10 @@ COMMUNICATION = convert(
         "precision.compute",
         "precision.reduce",
     ),
-    lossy=("DeepSpeed has no fp64; reductions over sequence-parallel ranks have a separate format with its own key"),
+    lossy=(
+        "DeepSpeed has no fp64; reductions over sequence-parallel ranks have a separate format with"
+        " its own key"
+    ),
     source=(
         "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
         "runtime/zero/stage_1_and_2.py: allreduce_bucket; runtime/zero/stage3.py: __avg_scatter_grads"
@@ -577,13 +609,19 @@ def _read_communication(values: Group, context: Context) -> Group:
     # accumulate in fp32 (engine.py: communication_data_type).
     exchanged = values.get("communication_data_type") or compute
     apart = _read_context(values, context)["parallel.context"] > 1
-    return {} if apart or exchanged == _accumulated(values, compute) else {"precision.communicate": exchanged}
+    return (
+        {}
+        if apart or exchanged == _accumulated(values, compute)
+        else {"precision.communicate": exchanged}
+    )
 
 
 def _write_communication(values: Group) -> Group:
     # A plan without the field reduces in the format of
     # accumulation, which DeepSpeed does only if told so.
-    exchanged = values.get("precision.communicate") or (values.get("precision.reduce") if _stage(values) else None)
+    exchanged = values.get("precision.communicate") or (
+        values.get("precision.reduce") if _stage(values) else None
+    )
     return {"communication_data_type": exchanged} if exchanged in (*HALF, "fp32") else {}
 
 
@@ -626,7 +664,9 @@ WINDOW = convert(
     "fp16.loss_scale_window",
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     lambda values, context: _read_window(values),
-    lambda values, context: _in_fp16(values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")),
+    lambda values, context: _in_fp16(
+        values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")
+    ),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy="DeepSpeed's scale doubles one good step after its window, and that step's gradients are divided by the new scale",
@@ -639,7 +679,8 @@ FLOOR = convert(
     lambda values, context: _write_floor(values, context),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
-    lossy=("DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends the run"),
+    lossy=("DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends"
+          " the run"),
     source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale, raise_error_at_min_scale",
 )
 
@@ -655,7 +696,9 @@ def _read_loss_scale(values: Group) -> Group:
         "precision.loss_scale.static": values.get("fp16.loss_scale") or None,
         "precision.loss_scale.initial": 2.0 ** (values.get("fp16.initial_scale_power") or 0),
         # The optimizer of stage 0 does not read the key: each overflow halves the scale, as with hysteresis 1.
-        "precision.loss_scale.hysteresis": values.get("fp16.hysteresis") if values.get("zero_optimization.stage") else 1,
+        "precision.loss_scale.hysteresis": values.get("fp16.hysteresis")
+        if values.get("zero_optimization.stage")
+        else 1,
     }
 
 
@@ -748,7 +791,11 @@ def _read_recompute(values: Group) -> Group:
     piped = (values.get("code.pipeline_stages") or 1) > 1
     # Both count layers. Only the pipeline engine reads the file's
     # key; elsewhere the model's code calls the function.
-    interval = values.get("pipeline.activation_checkpoint_interval") if piped else values.get("code.checkpoint_interval")
+    interval = (
+        values.get("pipeline.activation_checkpoint_interval")
+        if piped
+        else values.get("code.checkpoint_interval")
+    )
     if not interval and not values.get("code.checkpointing"):
         return {"recompute.granularity": "none"}
     return {
@@ -765,7 +812,9 @@ def _write_recompute(values: Group) -> Group:
         return {}
     # "block" counts the layers that are recomputed in a stage;
     # DeepSpeed has no such number and recomputes each.
-    interval = (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
+    interval = (
+        (values.get("recompute.layers") or 1) if values.get("recompute.method") != "block" else 1
+    )
     if (values.get("parallel.pipeline") or 1) > 1:
         # The reentrant form needs inputs with gradients, and token
         # ids have none (pipe/module.py: _is_checkpointable).
@@ -805,7 +854,8 @@ def missing_rules() -> tuple[Rule, ...]:
         always(
             "loss",
             "mean_of_microbatches",
-            "DeepSpeed averages over microbatches; the script's loss decides how tokens are averaged",
+            "DeepSpeed averages over microbatches; the script's loss decides how tokens are"
+            " averaged",
         ),
     )
 
@@ -921,7 +971,9 @@ OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
 LACKS = {
     "model": "the model is defined by the training script",
     "parallel": "DeepSpeed has no key for this field",
-    "parallel.dispatcher": ("DeepSpeed has a key for it from 0.19.7 on, but only for experts that AutoEP inserts"),
+    "parallel.dispatcher": (
+        "DeepSpeed has a key for it from 0.19.7 on, but only for experts that AutoEP inserts"
+    ),
     "zero": "DeepSpeed has no key for it",
     "precision": "DeepSpeed has no key for it",
     "optimizer": "the training script makes groups of parameters",
@@ -953,4 +1005,6 @@ def table() -> tuple[Rule, ...]:
         *switches.RULES,
         *missing_rules(),
     )
-    return completed(mapped, LACKS, fields(DeepSpeed), lambda path: Why(*longest(path, SECTIONS, OTHER)))
+    return completed(
+        mapped, LACKS, fields(DeepSpeed), lambda path: Why(*longest(path, SECTIONS, OTHER))
+    )

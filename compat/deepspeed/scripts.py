@@ -93,7 +93,10 @@ def read(script: Script) -> Found:
     said = dict(_arguments(launch))
     # Hugging Face's Trainer takes `--deepspeed FILE`; other scripts
     # take the bare switch, and `--deepspeed_config FILE`.
-    trainer = any(text == TRAINER and _names_file(after) for text, after in zip(launch.texts, launch.words[1:], strict=False))
+    trainer = any(
+        text == TRAINER and _names_file(after)
+        for text, after in zip(launch.texts, launch.words[1:], strict=False)
+    )
     trained = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     filled = arguments(trained, whole=False) if trainer else None
     file = Path(document.name).name if content is None else ""
@@ -114,7 +117,11 @@ def _unread(launch: Launch) -> Iterator[Finding]:
             " not read here; write an optimizer section into the DeepSpeed file, and pass the"
             " schedule with --code (--code scheduler.name=cosine --code scheduler.total_steps=N)"
         )
-        line = next(line for line, text in zip(launch.lines, launch.texts, strict=True) if text.partition("=")[0] in flags)
+        line = next(
+            line
+            for line, text in zip(launch.lines, launch.texts, strict=True)
+            if text.partition("=")[0] in flags
+        )
         yield Finding("optimizer.type", message, Effect.NUMBERS, origin=Origin(line))
 
 
@@ -137,7 +144,8 @@ def _names_file(word: Pieces) -> bool:
 def _here(script: Script, content: Pieces) -> Document:
     """Return the document that the script itself writes to the config file."""
     ConfigError.raise_if(
-        f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}" for part in unknowns(content)
+        f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}"
+        for part in unknowns(content)
     )
     document = parse(spelled(content), script.name, ".hjson")
     # Lines are counted from the script's first, so that a message
@@ -152,11 +160,15 @@ def _beside(script: Script, path: Pieces, line: int) -> Document:
     name = known(path)
     if name is None:
         part = next(unknowns(path))
-        raise SourceError(f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}")
+        raise SourceError(
+            f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}"
+        )
     found = find(name, folder_of(script.name))
     if found is None:
         here = "no such file in the script's folder or in the current folder"
-        give = "put it there, or pass the folder in which the script starts with --allow-path FOLDER"
+        give = (
+            "put it there, or pass the folder in which the script starts with --allow-path FOLDER"
+        )
         raise SourceError(f"{script.name}: line {line}: {name}: {here}; {give}")
     return load(found)
 
@@ -166,7 +178,9 @@ def cut_folder(path: Pieces) -> Pieces:
     starts. Return other paths unchanged.
     """
     first = spelled(path[:1])
-    return cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
+    return (
+        cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
+    )
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:

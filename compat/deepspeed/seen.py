@@ -64,7 +64,13 @@ def offloaded(values: Flat) -> bool:
 
 def wanted(values: Flat) -> str:
     """Return the implementation of an optimizer that the settings select: torch, cpu or fused."""
-    return "torch" if values.get("optimizer.params.torch_adam") else "cpu" if offloaded(values) else "fused"
+    return (
+        "torch"
+        if values.get("optimizer.params.torch_adam")
+        else "cpu"
+        if offloaded(values)
+        else "fused"
+    )
 
 
 def form_of(values: Flat, at: Release, kind: str, name: str) -> Type | None:

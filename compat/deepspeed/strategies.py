@@ -54,7 +54,11 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """
     # Groups that the script builds are the common case, so they are drawn twice as often.
     axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
-    data = axes.get("data_parallel_size") or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES) or 1
+    data = (
+        axes.get("data_parallel_size")
+        or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES)
+        or 1
+    )
     batch = draw(st.sampled_from(TRIANGLES))(draw(SMALL), draw(SMALL), data)
     return [{**axes, **batch}, *(draw(choice(case.version)) for choice in CHOICES)]
 
@@ -74,7 +78,11 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
     """Draw the size of AutoTP's groups. DeepSpeed's batch equation ignores it."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
-    nested = {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))} if draw(st.booleans()) else {}
+    nested = (
+        {"tensor_parallel.tp.tp_size": draw(st.sampled_from((1, size)))}
+        if draw(st.booleans())
+        else {}
+    )
     return {"tensor_parallel.autotp_size": size, **nested}
 
 
@@ -120,21 +128,27 @@ def _precision(version: str) -> Groups:
 
 @cache
 def _sharding(version: str) -> Groups:
-    buckets = tuple(ZERO + name for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm"))
+    buckets = tuple(
+        ZERO + name for name in ("reduce_bucket_size", "allgather_bucket_size", "overlap_comm")
+    )
     device = st.sampled_from(("cpu", "nvme", "none"))
     optimizer = {OFFLOAD + ".device": device, ZERO + "stage": st.sampled_from((1, 2, 3))}
     parameters = {PARAM + ".device": device, ZERO + "stage": st.just(3)}
     return st.one_of(
         _group({ZERO + "stage": st.sampled_from((0, 1, 2, 3))}, *buckets),
         _group(optimizer, *buckets, OFFLOAD + ".pin_memory", OFFLOAD + ".ratio"),
-        _group({**parameters, OFFLOAD + ".device": device}, PARAM + ".pin_memory", OFFLOAD + ".ratio"),
+        _group(
+            {**parameters, OFFLOAD + ".device": device}, PARAM + ".pin_memory", OFFLOAD + ".ratio"
+        ),
         st.just({}),
     )
 
 
 @cache
 def _optimizer(version: str) -> Groups:
-    return st.sampled_from([*[EMPTY] * 20, *_built("optimizer", version)]).flatmap(lambda groups: groups)
+    return st.sampled_from([*[EMPTY] * 20, *_built("optimizer", version)]).flatmap(
+        lambda groups: groups
+    )
 
 
 @cache
@@ -143,7 +157,9 @@ def _scheduler(version: str) -> Groups:
         {"code.scheduler.name": _field("code.scheduler.name")},
         *(f"code.scheduler.{name}" for name in CODED),
     )
-    return st.sampled_from([*[EMPTY, coded] * 10, *_built("scheduler", version)]).flatmap(lambda groups: groups)
+    return st.sampled_from([*[EMPTY, coded] * 10, *_built("scheduler", version)]).flatmap(
+        lambda groups: groups
+    )
 
 
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
@@ -172,16 +188,28 @@ def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
     # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
     spellings = (name, name.upper()) if own and name.islower() else (name,)
     required = {f"{section}.params.{argument}" for form in forms for argument in form.required}
-    taken = {f"{section}.params.{argument}" for form in forms for argument in (*(form.args or ()), *form.ignored)}
+    taken = {
+        f"{section}.params.{argument}"
+        for form in forms
+        for argument in (*(form.args or ()), *form.ignored)
+    }
     must = {
         f"{section}.type": st.sampled_from(spellings),
         **{path: _field(path) for path in sorted(required)},
     }
     unused = {"optimizer.params.max_grad_norm"} if section == "optimizer" and own else set()
-    defaults = {f"{section}.params.{name}": value for form in forms for name, value in (form.args or {}).items()}
+    defaults = {
+        f"{section}.params.{name}": value
+        for form in forms
+        for name, value in (form.args or {}).items()
+    }
     # A switch at its default would test nothing.
-    switches = {path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)}
-    return _group(must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches)
+    switches = {
+        path: st.just(not value) for path, value in defaults.items() if isinstance(value, bool)
+    }
+    return _group(
+        must, *sorted(((taken | unused) - required) & fields(DeepSpeed).keys()), own=switches
+    )
 
 
 @cache
@@ -223,25 +251,37 @@ def paths(case: Case) -> Iterable[str]:
 def settable(version: str) -> tuple[str, ...]:
     """Return all keys that a config of this release can set, including the keys that `core` draws."""
     own = release(version).keys
-    return tuple(path for path in fields(DeepSpeed) if path not in UNSETTABLE and (path in own or path.startswith("code.")))
+    return tuple(
+        path
+        for path in fields(DeepSpeed)
+        if path not in UNSETTABLE and (path in own or path.startswith("code."))
+    )
 
 
 SPECS = st.lists(
-    st.fixed_dictionaries({"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}),
+    st.fixed_dictionaries(
+        {"patterns": st.just([".*query"]), "partition_type": st.sampled_from(("row", "column"))}
+    ),
     max_size=2,
 )
 SWITCHED = st.fixed_dictionaries({"enabled": st.booleans()}, optional={"theta": st.floats(0, 1)})
 """Strategy for a free-form section with the key `enabled`, which DeepSpeed reads."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
-    **dict.fromkeys(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)),
+    **dict.fromkeys(
+        ("optimizer.params.lr", "scheduler.params.warmup_max_lr"), st.floats(1e-5, 1e-2)
+    ),
     **dict.fromkeys(
         ("code.scheduler.minimum", "code.scheduler.warmup_from", "scheduler.params.warmup_min_lr"),
         st.floats(0, 1e-6),
     ),
     **dict.fromkeys(("amp", "progressive_layer_drop", "curriculum_learning"), SWITCHED),
-    "autotuning.model_info": st.fixed_dictionaries({}, optional={"profile": st.booleans(), "num_params": SMALL}),
+    "autotuning.model_info": st.fixed_dictionaries(
+        {}, optional={"profile": st.booleans(), "num_params": SMALL}
+    ),
     "code.partition_method": st.sampled_from(("uniform", "parameters", "type:block")),
-    "tensor_parallel.partition_config": st.fixed_dictionaries({"layer_specs": SPECS}, optional={"tp_size": SMALL}),
+    "tensor_parallel.partition_config": st.fixed_dictionaries(
+        {"layer_specs": SPECS}, optional={"tp_size": SMALL}
+    ),
 }
 """Strategies for keys whose type also allows values that DeepSpeed cannot use."""
 

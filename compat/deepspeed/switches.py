@@ -14,7 +14,9 @@ def _write_moments(values: Group) -> Group:
     """Write the key for bf16 moments. DeepSpeed supports them only together with bf16 master
     weights, and only from ZeRO stage 1 on.
     """
-    fits = values.get("precision.compute") == values.get("precision.master") == "bf16" and values.get("zero.stage")
+    fits = values.get("precision.compute") == values.get(
+        "precision.master"
+    ) == "bf16" and values.get("zero.stage")
     return {MOMENTS: True} if values.get("precision.moments") == ("bf16", "bf16") and fits else OFF
 
 
@@ -52,7 +54,9 @@ RULES: tuple[Rule, ...] = (
         (f"{AUTOCAST}.enabled", f"{AUTOCAST}.dtype"),
         "precision.autocast",
         lambda values, context: (
-            {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"} if values.get(f"{AUTOCAST}.enabled") else OFF
+            {"precision.autocast": values.get(f"{AUTOCAST}.dtype") or "bf16"}
+            if values.get(f"{AUTOCAST}.enabled")
+            else OFF
         ),
         lambda values, context: (
             {f"{AUTOCAST}.enabled": True, f"{AUTOCAST}.dtype": values["precision.autocast"]}
@@ -66,11 +70,16 @@ RULES: tuple[Rule, ...] = (
     convert(
         MOMENTS,
         "precision.moments",
-        lambda values, context: {"precision.moments": ("bf16", "bf16")} if values.get(MOMENTS) else OFF,
+        lambda values, context: (
+            {"precision.moments": ("bf16", "bf16")} if values.get(MOMENTS) else OFF
+        ),
         lambda values, context: _write_moments(values),
         effect=EFFECTS["precision.moments"],
         sees=("precision.compute", "precision.master", "zero.stage"),
-        lossy=("DeepSpeed keeps both moments in bf16 or neither of them; for bf16 moments it needs bf16 master weights and ZeRO"),
+        lossy=(
+            "DeepSpeed keeps both moments in bf16 or neither of them; for bf16 moments it needs"
+            " bf16 master weights and ZeRO"
+        ),
         source="runtime/base_optimizer.py: bf16_optimizer_states needs bf16_master_weights_and_gradients",
     ),
     convert(
@@ -79,7 +88,8 @@ RULES: tuple[Rule, ...] = (
         # Ulysses, of the script or of the file, is the one method that DeepSpeed has.
         lambda values, context: (
             {"parallel.context_method": "a2a"}
-            if (values.get("code.context_parallel") or 1) > 1 or (values.get("sequence_parallel_size") or 1) > 1
+            if (values.get("code.context_parallel") or 1) > 1
+            or (values.get("sequence_parallel_size") or 1) > 1
             else OFF
         ),
         lambda values, context: OFF,

@@ -52,7 +52,9 @@ up from 0, and those with a decay end at 0.
 WITHOUT_WARMUP = "constant"
 """The Trainer's schedule that ignores all arguments for warmup (optimization.py: get_scheduler)."""
 
-ADAMW = frozenset({"adamw_torch", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf"})
+ADAMW = frozenset(
+    {"adamw_torch", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf"}
+)
 """Values of the argument `optim` that mean AdamW with default arguments
 (Trainer.get_optimizer_cls_and_kwargs). Recent releases use the fused AdamW by default, which
 differs only in rounding.
@@ -61,7 +63,10 @@ OWN_OPTIMIZER = (
     "not given: Hugging Face's Trainer then builds AdamW from its own arguments, without"
     " decay of biases and norms; this optimizer is read as DeepSpeed's"
 )
-OTHER_OPTIMIZER = "not given: Hugging Face's Trainer then builds optim={}, which no Plan can express; the optimizer is left open"
+OTHER_OPTIMIZER = (
+    "not given: Hugging Face's Trainer then builds optim={}, which no Plan can express; the"
+    " optimizer is left open"
+)
 
 MICRO, STEPS, TOTAL = (
     "train_micro_batch_size_per_gpu",
@@ -101,7 +106,8 @@ class Filling:
                 said = f"found {shown(found)}, but {names} of TrainingArguments {'make' if '+' in names else 'makes'} it"
                 yield (
                     path,
-                    f'{said} {shown(wanted)}, which the Trainer refuses; use the same value for both, or write "auto"',
+                    f"{said} {shown(wanted)}, which the Trainer refuses; use the same value for"
+                    ' both, or write "auto"',
                 )
 
 
@@ -112,12 +118,20 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     """
     known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
     strange = [] if whole else [name for name in said if name not in DEFAULTS]
-    problems = [f"--auto-from: {name}: this argument fills in no DeepSpeed key{nearest(name, DEFAULTS)}" for name in strange]
+    problems = [
+        f"--auto-from: {name}: this argument fills in no DeepSpeed key{nearest(name, DEFAULTS)}"
+        for name in strange
+    ]
     if whole and not known:
         problems.append(
-            f"--auto-from: found none of the used TrainingArguments, expected for example {', '.join(list(DEFAULTS)[:4])}"
+            "--auto-from: found none of the used TrainingArguments, expected for example"
+            f" {', '.join(list(DEFAULTS)[:4])}"
         )
-    problems += [f"--auto-from: {name}: {flaw}" for name, value in known.items() if (flaw := _flaw(value, DEFAULTS[name]))]
+    problems += [
+        f"--auto-from: {name}: {flaw}"
+        for name, value in known.items()
+        if (flaw := _flaw(value, DEFAULTS[name]))
+    ]
     ConfigError.raise_if(problems)
     # No defaults yet: they would win over those of a launch script.
     return known
@@ -145,7 +159,11 @@ def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
         found |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
     if (precision := found.get("mixed_precision")) in ("no", "fp16", "bf16"):
         found |= {name: name == precision for name in ("fp16", "bf16")}
-    return {name: value for name, value in found.items() if name in DEFAULTS and not _flaw(value, DEFAULTS[name])}
+    return {
+        name: value
+        for name, value in found.items()
+        if name in DEFAULTS and not _flaw(value, DEFAULTS[name])
+    }
 
 
 def _flaw(value: Any, usual: Any) -> str:
@@ -162,7 +180,11 @@ def _flaw(value: Any, usual: Any) -> str:
         fits, wanted = isinstance(value, str), "a name"
     else:
         whole = isinstance(usual, int)
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and (not whole or value == int(value))
+        fits = (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and (not whole or value == int(value))
+        )
         wanted = "a whole number" if whole else "a number"
     return "" if fits else f"found {shown(value)}, expected {wanted}"
 
@@ -201,7 +223,9 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
         demands["scheduler.params.warmup_num_steps"] = (max(1, warmup), "warmup_steps")
     if total is not None:
         demands["scheduler.params.total_num_steps"] = (total, "max_steps")
-    values = {path: value for path, (value, _) in demands.items()} | {"scheduler.params.warmup_min_lr": 0}
+    values = {path: value for path, (value, _) in demands.items()} | {
+        "scheduler.params.warmup_min_lr": 0
+    }
     # The Trainer then tries smaller batches itself and does not compare these keys.
     if args["auto_find_batch_size"]:
         demands = {path: wanted for path, wanted in demands.items() if path not in (MICRO, TOTAL)}
@@ -212,19 +236,31 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     known = {name: fact for name, fact in facts.items() if fact is not None}
     # Further arguments, such as a number of cycles or a final
     # rate, make a schedule that no plan knows.
-    schedule = {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
+    schedule = (
+        {} if args["lr_scheduler_kwargs"] else _schedule(args["lr_scheduler_type"], warmup, total)
+    )
     optimizer, said = _optimizer(args, values)
-    return Filling(values, known, demands, sets, schedule, _unscheduled(args, total), optimizer, said)
+    return Filling(
+        values, known, demands, sets, schedule, _unscheduled(args, total), optimizer, said
+    )
 
 
 def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all arguments. Arguments that are not given have their defaults."""
     # A dump of JSON may hold 8.0 for a batch of 8, and such sizes go into messages and files.
-    sizes = {name for name, usual in DEFAULTS.items() if isinstance(usual, int) and not isinstance(usual, bool)}
-    return {name: int(value) if name in sizes else value for name, value in {**DEFAULTS, **given}.items()}
+    sizes = {
+        name
+        for name, usual in DEFAULTS.items()
+        if isinstance(usual, int) and not isinstance(usual, bool)
+    }
+    return {
+        name: int(value) if name in sizes else value for name, value in {**DEFAULTS, **given}.items()
+    }
 
 
-def _optimizer(args: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _optimizer(
+    args: Mapping[str, Any], values: Mapping[str, Any]
+) -> tuple[dict[str, Any], str]:
     """Return the Trainer's own optimizer by key, and the message about it. If a plan cannot express
     the optimizer, there are no keys.
     """
@@ -248,7 +284,10 @@ def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
     if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
         return f"{own}, which no Plan can express; {read}"
     if total is None:
-        return f"{own}, over a number of steps that follows from the data; {read}; give the steps with --auto-from max_steps=1000"
+        return (
+            f"{own}, over a number of steps that follows from the data; {read}; give the"
+            " steps with --auto-from max_steps=1000"
+        )
     return ""
 
 

@@ -33,7 +33,9 @@ ZERO_SUPPORTED_OPTIMIZERS).
 """
 
 
-def _dead(path: str, message: str, place: str = "runtime/config.py: parsed, never read", name: str = "") -> Check:
+def _dead(
+    path: str, message: str, place: str = "runtime/config.py: parsed, never read", name: str = ""
+) -> Check:
     return Check(path, lambda seen: path in seen.given, message, Effect.NONE, place, name=name)
 
 
@@ -64,7 +66,9 @@ def _lr_overridden(seen: Seen) -> bool:
     does; WarmupLR does if the config sets warmup_max_lr.
     """
     kind, peak = seen["scheduler.type"], seen["scheduler.params.warmup_max_lr"]
-    sets = kind == "WarmupDecayLR" or (kind == "WarmupLR" and "scheduler.params.warmup_max_lr" in seen.given)
+    sets = kind == "WarmupDecayLR" or (
+        kind == "WarmupLR" and "scheduler.params.warmup_max_lr" in seen.given
+    )
     if not sets or not seen.wrote("optimizer.params.lr"):
         return False
     return bool(seen["optimizer.params.lr"] != (WARMUP_MAX_LR if peak is None else peak))
@@ -103,14 +107,18 @@ TRAPS = Checks(
     _dead("fp32_allreduce", "no effect since DeepSpeed 0.6; use communication_data_type"),
     Check(
         "data_parallel_size",
-        lambda seen: "data_parallel_size" in seen.given and "sequence_parallel_size" not in seen.given,
+        lambda seen: (
+            "data_parallel_size" in seen.given and "sequence_parallel_size" not in seen.given
+        ),
         "no effect without sequence_parallel_size; drop it",
         Effect.NONE,
         "__init__.py: initialize",
     ),
     Check(
         "sequence_parallel_size",
-        lambda seen: seen["sequence_parallel_size"] > 1 and not seen.wrote("data_parallel_size", "code"),
+        lambda seen: (
+            seen["sequence_parallel_size"] > 1 and not seen.wrote("data_parallel_size", "code")
+        ),
         "the batch arithmetic ignores it before DeepSpeed 0.17.0 unless data_parallel_size is set too; set both",
         Effect.NUMBERS,
         "runtime/config.py: world_size",
@@ -140,7 +148,9 @@ TRAPS = Checks(
     Check(
         "activation_checkpointing",
         lambda seen: (
-            any(seen.given[key] for key in seen.given if key.startswith("activation_checkpointing."))
+            any(
+                seen.given[key] for key in seen.given if key.startswith("activation_checkpointing.")
+            )
             and not (seen["code.checkpointing"] or seen.piped)
         ),
         "no effect unless the model calls deepspeed.checkpointing; set code.checkpointing if it does",
@@ -151,7 +161,8 @@ TRAPS = Checks(
     Check(
         "optimizer.type",
         lambda seen: _fused(seen) and seen["code.accelerator"] is None,
-        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} only; on other accelerators and on CPUs the run stops",
+        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} only; on other accelerators and on"
+        " CPUs the run stops",
         Effect.COST,
         "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
     ),
@@ -186,14 +197,20 @@ TRAPS = Checks(
     ),
     Check(
         PARAM + ".nvme_path",
-        lambda seen: seen[PARAM + ".device"] == "nvme" and not seen[PARAM + ".nvme_path"] and seen.stage == 3,
+        lambda seen: (
+            seen[PARAM + ".device"] == "nvme" and not seen[PARAM + ".nvme_path"] and seen.stage == 3
+        ),
         f"missing for device nvme: {NOT_THERE}; give a directory",
         Effect.STOPS,
         "runtime/zero/partition_parameters.py",
     ),
     Check(
         OFFLOAD + ".nvme_path",
-        lambda seen: seen[OFFLOAD + ".device"] == "nvme" and not seen[OFFLOAD + ".nvme_path"] and seen.stage == 3,
+        lambda seen: (
+            seen[OFFLOAD + ".device"] == "nvme"
+            and not seen[OFFLOAD + ".nvme_path"]
+            and seen.stage == 3
+        ),
         f"missing for device nvme: {NOT_THERE}; give a directory",
         Effect.STOPS,
         "runtime/zero/stage3.py",
@@ -207,14 +224,21 @@ TRAPS = Checks(
     ),
     Check(
         "prescale_gradients",
-        lambda seen: seen["prescale_gradients"] and seen.stage >= 2 and seen[ZERO + "reduce_scatter"],
-        f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; switch one of the two off",
+        lambda seen: (
+            seen["prescale_gradients"] and seen.stage >= 2 and seen[ZERO + "reduce_scatter"]
+        ),
+        f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; switch one of the two"
+        " off",
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
     ),
     Check(
         "gradient_predivide_factor",
-        lambda seen: seen["gradient_predivide_factor"] != 1 and seen.stage >= 2 and seen[ZERO + "reduce_scatter"],
+        lambda seen: (
+            seen["gradient_predivide_factor"] != 1
+            and seen.stage >= 2
+            and seen[ZERO + "reduce_scatter"]
+        ),
         f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; use 1.0",
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
@@ -247,7 +271,12 @@ TRAPS = Checks(
         "gradient_clipping",
         # The norm takes parameters of model-parallel rank 0 only, and a pipeline's stages
         # are such ranks to DeepSpeed (runtime/pipe/topology.py: get_model_parallel_rank).
-        lambda seen: seen.piped and seen.stage == 0 and seen.precision == "fp32" and seen["gradient_clipping"] > 0,
+        lambda seen: (
+            seen.piped
+            and seen.stage == 0
+            and seen.precision == "fp32"
+            and seen["gradient_clipping"] > 0
+        ),
         "with a pipeline at stage 0 in fp32 the gradient norm is computed only from the first"
         " pipeline stage; use ZeRO stage 1 or gradient_clipping 0",
         Effect.NUMBERS,
@@ -256,7 +285,9 @@ TRAPS = Checks(
     Check(
         "managed_gradient_accumulation",
         lambda seen: (
-            bool(seen["code.manual_accumulation"]) and seen.stage in (1, 2) and seen["managed_gradient_accumulation"] is not False
+            bool(seen["code.manual_accumulation"])
+            and seen.stage in (1, 2)
+            and seen["managed_gradient_accumulation"] is not False
         ),
         "stages 1 and 2 lose the gradients of all but the last backward before a step; set gradient_accumulation_steps, or "
         "(since DeepSpeed 0.19.4) managed_gradient_accumulation to false",
@@ -267,7 +298,11 @@ TRAPS = Checks(
         "managed_gradient_accumulation",
         lambda seen: (
             seen["managed_gradient_accumulation"] is False
-            and (seen.piped or bool(seen["compile.deepcompile"]) or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"])))
+            and (
+                seen.piped
+                or bool(seen["compile.deepcompile"])
+                or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"]))
+            )
         ),
         f"false does not go with a pipeline, DeepCompile, or overlap_comm below stage 2: {NOT_THERE}",
         Effect.STOPS,
@@ -283,7 +318,9 @@ TRAPS = Checks(
     ),
     Check(
         "data_types.grad_accum_dtype",
-        lambda seen: seen.stage == 0 and seen["data_types.grad_accum_dtype"] not in (None, seen.precision),
+        lambda seen: (
+            seen.stage == 0 and seen["data_types.grad_accum_dtype"] not in (None, seen.precision)
+        ),
         f"another format than the model's is not possible at stage 0: {NOT_THERE}; use stage 1",
         Effect.STOPS,
         "runtime/engine.py: _do_optimizer_sanity_check",
@@ -325,7 +362,9 @@ TRAPS = Checks(
     # Optimizers and schedulers
     Check(
         "scheduler.type",
-        lambda seen: seen["optimizer.type"] is not None and not seen.wrote("scheduler", "code.scheduler"),
+        lambda seen: (
+            seen["optimizer.type"] is not None and not seen.wrote("scheduler", "code.scheduler")
+        ),
         "not given: taken as a constant learning rate, which is DeepSpeed's own behaviour; if the"
         " script or a trainer builds a scheduler, give its settings, for example with --code"
         " scheduler.name=linear --code scheduler.total_steps=1000",
@@ -392,7 +431,9 @@ TRAPS = Checks(
     ),
     Check(
         "steps_per_print",
-        lambda seen: seen.piped and seen["wall_clock_breakdown"] and seen["steps_per_print"] is None,
+        lambda seen: (
+            seen.piped and seen["wall_clock_breakdown"] and seen["steps_per_print"] is None
+        ),
         "missing: with a pipeline and wall_clock_breakdown the first step fails; give a number",
         Effect.STOPS,
         "runtime/pipe/engine.py: _exec_optimizer_step",
@@ -462,7 +503,9 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
     """Yield remarks on arguments that only another implementation of the same optimizer has."""
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
-    form = next((row for row in forms if row.form == wanted(seen.values)), forms[0] if forms else None)
+    form = next(
+        (row for row in forms if row.form == wanted(seen.values)), forms[0] if forms else None
+    )
     for path in seen.given:
         argument = path.removeprefix("optimizer.params.")
         # A type without a list of arguments takes any; max_grad_norm has a check of its own.
@@ -471,7 +514,8 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
         if argument not in (*form.args, *form.ignored):
             yield (
                 path,
-                f"not an argument of the {form.form} implementation of {name}, which these settings select: {NOT_THERE}",
+                f"not an argument of the {form.form} implementation of {name}, which these"
+                f" settings select: {NOT_THERE}",
                 Effect.STOPS,
             )
 
@@ -483,6 +527,8 @@ def _world(seen: Seen) -> Iterator[Remark]:
     if seen.context.world_size is None:
         assumed = ranks(seen.values, seen.at.version, None)
         how = (
-            "it follows from the batch keys" if all(key in seen.given for key in (TOTAL, STEPS, MICRO)) else "the least possible"
+            "it follows from the batch keys"
+            if all(key in seen.given for key in (TOTAL, STEPS, MICRO))
+            else "the least possible"
         )
         yield "world_size", f"not given; {assumed.world} is assumed ({how})", Effect.NONE

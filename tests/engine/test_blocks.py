@@ -51,6 +51,8 @@ def test_layers_run_one_by_one_give_what_the_model_gives(name: str) -> None:
         ("gemma4_text", "two tensor ranks, split tokens"),
         ("mixtral", "two tensor ranks"),
         ("phi3", "two tensor ranks, split tokens"),
+        ("gemma3", "two tensor ranks, split tokens"),
+        ("qwen3_next", "two tensor ranks"),
     ],
 )
 def test_two_ranks_train_as_plain_transformers(run: Run, name: str, case: str) -> None:

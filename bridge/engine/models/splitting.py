@@ -54,13 +54,19 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     ConfigError.raise_if(_uneven(model, ranks))
     styles = dict(_styles(model))
     parents = {name.rpartition(".")[0] for name, style in styles.items() if style == ROW}
-    split = {name: styles[name] for parent in parents for name in _children(model, parent, styles, ranks)}
+    split = {
+        name: styles[name] for parent in parents for name in _children(model, parent, styles, ranks)
+    }
     split |= {name: style for name, style in styles.items() if style in (GATHERED, DIVIDED) and _alone(model, name)}
     stacks = tuple(stacks_of(model, [name for name, style in styles.items() if style == EXPERTS], ranks))
     if not split and not stacks:
-        raise ConfigError(f"parallel.tensor: {type(model).__name__} has no tensor plan that the engine can follow; leave it at 1")
+        raise ConfigError(
+            f"parallel.tensor: {type(model).__name__} has no tensor plan that the engine can "
+            "follow; leave it at 1"
+        )
     named = {
-        kind: tuple(name for name, style in split.items() if style == kind) for kind in (COLUMN, ROW, SHARE, GATHERED, DIVIDED)
+        kind: tuple(name for name, style in split.items() if style == kind)
+        for kind in (COLUMN, ROW, SHARE, GATHERED, DIVIDED)
     }
     return TensorPlan(
         columns=named[COLUMN],
@@ -106,9 +112,14 @@ def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
             **(getattr(config, "base_model_tp_plan", None) or {}),
             **(getattr(module, "_tp_plan", None) or {}),
         }
-        patterns = {re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in plan.items()}
+        patterns = {
+            re.compile(re.escape(name).replace(r"\*", r"\d+")): style
+            for name, style in plan.items()
+        }
         for name, _ in module.named_modules() if patterns else ():
-            style = next((style for pattern, style in patterns.items() if pattern.fullmatch(name)), None)
+            style = next(
+                (style for pattern, style in patterns.items() if pattern.fullmatch(name)), None
+            )
             if style is not None:
                 yield f"{parent}.{name}" if parent else name, style
 
@@ -118,7 +129,11 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
     of them, else no modules.
     """
     module = model.get_submodule(parent)
-    names = [f"{parent}.{name}" for name, part in module.named_children() if any(True for _ in part.parameters())]
+    names = [
+        f"{parent}.{name}"
+        for name, part in module.named_children()
+        if any(True for _ in part.parameters())
+    ]
     if any(True for _ in module.parameters(recurse=False)):
         return []
     for name in names:
@@ -128,9 +143,13 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
         if style != SHARE and not linear:
             return []
     # Ranks get whole heads, if the module says how wide one is.
-    width = next((value for name in WIDTHS if isinstance(value := getattr(module, name, None), int)), 1)
+    width = next(
+        (value for name in WIDTHS if isinstance(value := getattr(module, name, None), int)), 1
+    )
     columns = [model.get_submodule(name) for name in names if styles.get(name) == COLUMN]
-    even = all(part.out_features % (width * ranks) == 0 for part in columns if isinstance(part, nn.Linear))
+    even = all(
+        part.out_features % (width * ranks) == 0 for part in columns if isinstance(part, nn.Linear)
+    )
     # One sum leads out of the module: a column split without a row split behind it would leave
     # parts, and two would sum twice.
     one = [styles.get(name) for name in names].count(ROW) == 1
@@ -150,7 +169,9 @@ def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Ite
     yield
     after = _logits(model, ranks, sample)
     apart = float((after - before).abs().max() / before.abs().max().clamp(min=1e-30))
-    rounding = max(torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point())
+    rounding = max(
+        torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point()
+    )
     # Not `>=`: a difference that is NaN has to be refused too.
     if not apart < max(CLOSE, ROUNDINGS * rounding):
         raise ConfigError(

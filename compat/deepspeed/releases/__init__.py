@@ -136,9 +136,13 @@ def _keys() -> Iterator[tuple[str, Key]]:
 
 
 KEYS: Mapping[str, Key] = MappingProxyType(dict(_keys()))
-_PARTS = tuple(Part(**row, instead=DECIDED["instead"].get(row["section"], "")) for row in _rows("sections"))
+_PARTS = tuple(
+    Part(**row, instead=DECIDED["instead"].get(row["section"], "")) for row in _rows("sections")
+)
 PARTS: Mapping[str, Part] = MappingProxyType({part.section: part for part in _PARTS})
-ALIASES: Mapping[str, str] = MappingProxyType({row["alias"]: row["key"] for row in _rows("aliases")})
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {row["alias"]: row["key"] for row in _rows("aliases")}
+)
 """Alternative names of keys that DeepSpeed accepts, each with the canonical path."""
 
 
@@ -161,7 +165,9 @@ class Release(AnyRelease):
     @cached_property
     def defaults(self) -> MappingProxyType[str, Any]:
         """Return the defaults of keys outside optional sections."""
-        always = {path: value for path, value in self._filled.items() if optional_section(path) is None}
+        always = {
+            path: value for path, value in self._filled.items() if optional_section(path) is None
+        }
         # A missing offload section means the device "none", and many checks ask for the device.
         devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}
         return MappingProxyType({**always, **devices})
@@ -175,7 +181,9 @@ class Release(AnyRelease):
         """Return the defaults within an optional section, which apply if the config has the
         section.
         """
-        return {path: value for path, value in self._filled.items() if path.startswith(section + ".")}
+        return {
+            path: value for path, value in self._filled.items() if path.startswith(section + ".")
+        }
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[str, ...]]:
@@ -186,7 +194,9 @@ class Release(AnyRelease):
     @cached_property
     def rejected(self) -> frozenset[str]:
         """Return the paths that the release refuses, with any value."""
-        return frozenset(path for path, row in KEYS.items() if row.rejected and self.since(row.rejected))
+        return frozenset(
+            path for path, row in KEYS.items() if row.rejected and self.since(row.rejected)
+        )
 
     def refuses(self, section: str) -> bool:
         """Return whether the release refuses an unknown key in `section`. If not, it ignores the
@@ -213,7 +223,9 @@ class Release(AnyRelease):
         if not forms or len(listed) < len(forms):
             return None
         more = (argument for form in forms for argument in (*form.required, *form.ignored))
-        return frozenset(("max_grad_norm", *more, *(argument for args in listed for argument in args)))
+        return frozenset(
+            ("max_grad_norm", *more, *(argument for args in listed for argument in args))
+        )
 
     @cached_property
     def _lowered(self) -> frozenset[str]:
@@ -240,7 +252,10 @@ def moves() -> tuple[Move, ...]:
     """Return the moves of renamed keys, oldest first."""
     # A key that a release rejects is no rename: the release says itself what to do.
     gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
-    return tuple(renamed(row.key, row.instead, row.until) for row in sorted(gone, key=lambda row: RELEASES.place(row.until)))
+    return tuple(
+        renamed(row.key, row.instead, row.until)
+        for row in sorted(gone, key=lambda row: RELEASES.place(row.until))
+    )
 
 
 def optional_section(path: str) -> str | None:
@@ -253,7 +268,9 @@ def optional_section(path: str) -> str | None:
 @cache
 def _optional() -> Mapping[str, str]:
     sections = [part.section for part in PARTS.values() if part.optional]
-    return {path: section for path in KEYS for section in sections if path.startswith(section + ".")}
+    return {
+        path: section for path in KEYS for section in sections if path.startswith(section + ".")
+    }
 
 
 def _built(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type, ...]]:
@@ -267,7 +284,11 @@ def _built(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type, ...]]:
     for (kind, name, form), mine in grouped.items():
         named = [row for row in mine if "name" in row]
         states = {state: tuple(row["name"] for row in named if row.get(state)) for state in STATES}
-        args = {row["name"]: tuples(row.get("default")) for row in named if not any(map(row.get, STATES))}
+        args = {
+            row["name"]: tuples(row.get("default"))
+            for row in named
+            if not any(map(row.get, STATES))
+        }
         found.setdefault(kind, []).append(Type(name, form, args if args else None, **states))
     # Types that take any argument are torch's, and come last.
     return {

@@ -30,7 +30,8 @@ PASSES = 2
 
 CODE = {
     "parallel.context": (
-        "the model's own code has to implement attention over parts of the sequence (Ulysses), and this model does not"
+        "the model's own code has to implement attention over parts of the sequence (Ulysses), and"
+        " this model does not"
     ),
     "parallel.expert": "this model has no experts",
     "model.experts": "this model has no experts",
@@ -74,7 +75,9 @@ class _DropIn(Backend):
         from compat.deepspeed.runtime.native import DropInTrainer
 
         if isinstance(run, Plan):
-            raise VersionError("deepspeed: the drop-in interface runs a DeepSpeed config, not a plan")
+            raise VersionError(
+                "deepspeed: the drop-in interface runs a DeepSpeed config, not a plan"
+            )
         return DropInTrainer(run, workload)
 
     @override
@@ -142,7 +145,11 @@ class DeepSpeedBackend(Backend):
         plain = undealt(hub.config or {})
         hub = hub if plain == (hub.config or {}) else replace(hub, config=plain)
         said = (hub.config or {}).get("optimizer")
-        if is_available() or not isinstance(said, Mapping) or str(said.get("type", "")).lower() not in ("adam", "adamw"):
+        if (
+            is_available()
+            or not isinstance(said, Mapping)
+            or str(said.get("type", "")).lower() not in ("adam", "adamw")
+        ):
             return hub
         options = said.get("params") or {}
         if options.get("torch_adam"):
@@ -164,13 +171,24 @@ class DeepSpeedBackend(Backend):
         `backward` in a step, because DeepSpeed's batch keys do not count these calls.
         """
         if config.effective.get("code.manual_accumulation"):
-            changes = {path: value // PASSES if path in COUNTED and value else value for path, value in changes.items()}
-        old = {path: None for path in config.given if path in OFFLOADS} if OFFLOADED & changes.keys() else {}
+            changes = {
+                path: value // PASSES if path in COUNTED and value else value
+                for path, value in changes.items()
+            }
+        old = (
+            {path: None for path in config.given if path in OFFLOADS}
+            if OFFLOADED & changes.keys()
+            else {}
+        )
         config = without(config, old)
         if config.given.get("scheduler.type") is None:
             return edited(config, changes, world)
-        lengths = {LENGTHS[path]: value for path, value in changes.items() if path in LENGTHS and value}
-        others = {path: value for path, value in changes.items() if path not in LENGTHS or not value}
+        lengths = {
+            LENGTHS[path]: value for path, value in changes.items() if path in LENGTHS and value
+        }
+        others = {
+            path: value for path, value in changes.items() if path not in LENGTHS or not value
+        }
         said = {path: value for path, value in lengths.items() if path in config.effective}
         return without(edited(config, others, world), said)
 
@@ -182,7 +200,12 @@ class DeepSpeedBackend(Backend):
         plan = lift(config)
         if not config.effective.get("code.manual_accumulation"):
             return plan
-        return Plan.of({path: value * PASSES if path in COUNTED else value for path, value in plan.values().items()})
+        return Plan.of(
+            {
+                path: value * PASSES if path in COUNTED else value
+                for path, value in plan.values().items()
+            }
+        )
 
     def _known(self) -> str | None:
         """Return the installed release if our tables have it. Otherwise return None, which stands
@@ -193,7 +216,11 @@ class DeepSpeedBackend(Backend):
 
 def _code(plan: Plan) -> Iterator[str]:
     values = plan.values()
-    yield from (f"{path}: found {values[path]}; {why}" for path, why in CODE.items() if values.get(path, 1) > 1)
+    yield from (
+        f"{path}: found {values[path]}; {why}"
+        for path, why in CODE.items()
+        if values.get(path, 1) > 1
+    )
     yield from _split_stages(plan)
 
 

@@ -37,14 +37,20 @@ def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     known = CLASSES[settings.name or "adamw"]
     hyper = {name: getattr(settings, name) for name in HYPER if getattr(settings, name) is not None}
     taken = known([nn.Parameter(torch.zeros(()))]).param_groups[0]
-    return known(list(parameters), **{name: value for name, value in hyper.items() if name in taken})
+    return known(
+        list(parameters), **{name: value for name, value in hyper.items() if name in taken}
+    )
 
 
 def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
     """Return the optimizer that a script passes. `optimizer` is an instance, or a function that
     makes one from the parameters. Raises `ConfigError` if the engine does not have its update rule.
     """
-    found = optimizer(list(parameters)) if callable(optimizer) and not isinstance(optimizer, Optimizer) else optimizer
+    found = (
+        optimizer(list(parameters))
+        if callable(optimizer) and not isinstance(optimizer, Optimizer)
+        else optimizer
+    )
     ConfigError.raise_if(_unfit(found))
     return found  # type: ignore[no-any-return]
 
@@ -61,7 +67,10 @@ def name_of(optimizer: Any) -> str | None:
 def _unfit(optimizer: Any) -> Iterator[str]:
     if name_of(optimizer) is None:
         found = type(optimizer).__name__
-        yield (f"optimizer: found {found}; the engine has its own kernels, and none for this update rule; use {CHOICE}")
+        yield (
+            f"optimizer: found {found}; the engine has its own kernels, and none for this update"
+            f" rule; use {CHOICE}"
+        )
         return
     for number, group in enumerate(optimizer.param_groups):
         for name in OFF:
@@ -75,7 +84,11 @@ def settings_of(optimizer: Optimizer) -> dict[str, Any]:
     """
     name = name_of(optimizer)
     group = optimizer.param_groups[0]
-    momentum = {"momentum": max(group["momentum"] for group in optimizer.param_groups)} if name == "sgd" else {}
+    momentum = (
+        {"momentum": max(group["momentum"] for group in optimizer.param_groups)}
+        if name == "sgd"
+        else {}
+    )
     hyper = {name: group[name] for name in HYPER if name in group} | momentum
     return {
         "optimizer.name": name,
@@ -94,13 +107,21 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
     Raises `ConfigError` for tensors that do not belong to the model.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
-    strays = [weight for group in optimizer.param_groups for weight in group["params"] if id(weight) not in names]
+    strays = [
+        weight
+        for group in optimizer.param_groups
+        for weight in group["params"]
+        if id(weight) not in names
+    ]
     if strays:
         raise ConfigError(
             f"model_parameters: tensors that are not in the model: {len(strays)}, the first of"
             f" shape {tuple(strays[0].shape)}; register them in the model"
         )
-    return tuple(Group(frozenset(names[id(weight)] for weight in group["params"]), group) for group in optimizer.param_groups)
+    return tuple(
+        Group(frozenset(names[id(weight)] for weight in group["params"]), group)
+        for group in optimizer.param_groups
+    )
 
 
 def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding]:
@@ -108,7 +129,11 @@ def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding
     parameters.
     """
     named = frozenset[str]().union(*(group.names for group in groups))
-    others = [name for name, weight in model.named_parameters() if weight.requires_grad and name not in named]
+    others = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and name not in named
+    ]
     for name in others:
         model.get_parameter(name).requires_grad_(False)
     if others:
@@ -122,7 +147,13 @@ def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
     """Return the scheduler that a script passes: an object with `step`, or a function that makes
     such an object from the optimizer.
     """
-    found = scheduler if hasattr(scheduler, "step") else scheduler(optimizer) if callable(scheduler) else None
+    found = (
+        scheduler
+        if hasattr(scheduler, "step")
+        else scheduler(optimizer)
+        if callable(scheduler)
+        else None
+    )
     if found is None or not hasattr(found, "step"):
         raise ConfigError(
             f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or a"
@@ -140,10 +171,17 @@ def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
 SLICES = "the optimizer's state is sharded over all ranks"
 REFUSED = {
     "add_param_group": (
-        "the layout of the engine's buffers is fixed; pass all groups to initialize, or save a checkpoint and restart with them"
+        "the layout of the engine's buffers is fixed; pass all groups to initialize, or save a"
+        " checkpoint and restart with them"
     ),
-    "state_dict": (f"{SLICES}; save it with engine.save_checkpoint(folder), and restore it with engine.load_checkpoint"),
-    "load_state_dict": (f"{SLICES}; restore it with engine.load_checkpoint(folder) from a checkpoint of engine.save_checkpoint"),
+    "state_dict": (
+        f"{SLICES}; save it with engine.save_checkpoint(folder), and restore it with"
+        " engine.load_checkpoint"
+    ),
+    "load_state_dict": (
+        f"{SLICES}; restore it with engine.load_checkpoint(folder) from a checkpoint of"
+        " engine.save_checkpoint"
+    ),
 }
 """Methods of an optimizer that raise an error, because they would have no effect or return wrong
 state. Each has advice for the user.
@@ -159,7 +197,10 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
 
     def stepped(*_: Any) -> None:
         if not stepping():
-            raise BridgeError("optimizer.step: the engine updates the weights; call engine.step() instead of optimizer.step()")
+            raise BridgeError(
+                "optimizer.step: the engine updates the weights; call engine.step() instead of"
+                " optimizer.step()"
+            )
 
     optimizer.register_step_pre_hook(stepped)
 

@@ -53,7 +53,10 @@ WEIGHTY = {
 """Settings that affect DeepSpeed's own run but not the plan, each with the effect. All settings
 that are not listed here have no effect.
 """
-SIZES = tuple(f"get_{kind}_parallel_world_size" for kind in ("model", "tensor_model", "pipeline_model", "pipe"))
+SIZES = tuple(
+    f"get_{kind}_parallel_world_size"
+    for kind in ("model", "tensor_model", "pipeline_model", "pipe")
+)
 MANAGED = "managed_gradient_accumulation"
 
 
@@ -124,7 +127,9 @@ def init_distributed(
         return
     found = detect()
     address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
-    found = replace(found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world))
+    found = replace(
+        found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world)
+    )
     backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
     comm.connect(
         found.rank,
@@ -143,7 +148,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
         action="store_true",
         help="Use DeepSpeed (only the script itself reads this flag).",
     )
-    group.add_argument("--deepspeed_config", metavar="FILE", help="DeepSpeed's configuration in JSON.")
+    group.add_argument(
+        "--deepspeed_config", metavar="FILE", help="DeepSpeed's configuration in JSON."
+    )
     return parser
 
 
@@ -163,7 +170,9 @@ def _environment(port: int, required: bool | None) -> Environment:
     return found
 
 
-def _read(args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None) -> Config:
+def _read(
+    args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None
+) -> Config:
     """Return the config from the only argument that has one. Raises `ConfigError` if no argument or
     several have a config.
     """
@@ -171,7 +180,10 @@ def _read(args: Any, config: Any, params: Any, world: int, code: Mapping[str, An
     given = [one for one in (config if config is not None else params, *named) if one is not None]
     if len(given) != 1:
         found = "none" if not given else f"{len(given)} of them"
-        raise ConfigError(f"config: found {found}, expected exactly one of config=, config_params= and args.deepspeed_config")
+        raise ConfigError(
+            f"config: found {found}, expected exactly one of config=, config_params= and"
+            " args.deepspeed_config"
+        )
     one = given[0]
     # accelerate writes infinity for "never", which is no number of JSON.
     if isinstance(one, Mapping) and one.get("steps_per_print") == math.inf:
@@ -184,7 +196,9 @@ def opened(plan: Plan, own: bool) -> Plan:
     rates, and the script's `own` optimizer sets the update rule.
     """
     left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
-    return Plan.of({path: value for path, value in plan.values().items() if not path.startswith(left)})
+    return Plan.of(
+        {path: value for path, value in plan.values().items() if not path.startswith(left)}
+    )
 
 
 def _lost(config: Config) -> Iterator[Finding]:
@@ -199,7 +213,8 @@ def beyond(config: Config) -> Iterator[str]:
     for finding in _lost(config):
         if finding.effect is Effect.NUMBERS:
             yield (
-                f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not implement it; leave it out"
+                f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does"
+                " not implement it; leave it out"
             )
     kind = config.effective.get("optimizer.type")
     if kind is not None and lift(config).optimizer.name is None:
@@ -257,7 +272,9 @@ def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
         yield f"mesh_param: found {mesh_param}; the engine has no sequence axis; leave it out"
 
 
-def _face(plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module) -> torch.optim.Optimizer | None:
+def _face(
+    plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module
+) -> torch.optim.Optimizer | None:
     """Return the optimizer that the script sees: the script's own, or one that the config
     describes; None if neither exists.
     """
@@ -297,10 +314,16 @@ def _native(
     formats = _formats(model, plan)
     if plan.precision.compute in ("bf16", "fp16"):
         for weight in model.parameters():
-            weight.data = weight.data.to(TORCH[plan.precision.compute]) if weight.is_floating_point() else weight.data
+            weight.data = (
+                weight.data.to(TORCH[plan.precision.compute])
+                if weight.is_floating_point()
+                else weight.data
+            )
     given = {path: read.given[path] for path in sorted(read.given)}
     whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
-    engine = bridge.engine.initialize(model, whole, loss_fn, environment=here, groups=groups, alike=given)
+    engine = bridge.engine.initialize(
+        model, whole, loss_fn, environment=here, groups=groups, alike=given
+    )
     engine.findings += (*left, *frozen, *_narrow(formats))
     engine.divide_early()
     return engine
@@ -356,4 +379,6 @@ def _warn(engine: Engine, config: Config) -> None:
     for finding in engine.findings if engine.comm.rank == 0 else ():
         rule = rules.get(finding.path)
         if rule is None or any(path in config.given for path in rule.carriers(finding.path)):
-            warnings.warn(f"{finding.path}: {finding.message} ({finding.effect.value})", stacklevel=3)
+            warnings.warn(
+                f"{finding.path}: {finding.message} ({finding.effect.value})", stacklevel=3
+            )

@@ -82,7 +82,9 @@ class DeepSpeedEngine(nn.Module):
         parts.note(native)
         mark(native)
         self._modules["module"] = native.model
-        self.__dict__.update(native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn)
+        self.__dict__.update(
+            native=native, optimizer=optimizer, lr_scheduler=lr_scheduler, loss_fn=loss_fn
+        )
         self.collate_fn, self.local_rank = collate_fn, local_rank
         self.training = native.model.training
         model: Any = native.model
@@ -107,7 +109,9 @@ class DeepSpeedEngine(nn.Module):
         """Return the attribute `name` of the model."""
         if name.startswith("__") or name == "native":
             raise AttributeError(name)
-        if name in self.__dict__.get("_parameters", {}) or name in self.__dict__.get("_buffers", {}):
+        if name in self.__dict__.get("_parameters", {}) or name in self.__dict__.get(
+            "_buffers", {}
+        ):
             return super().__getattr__(name)
         return getattr(self.native.module, name)
 
@@ -133,17 +137,27 @@ class DeepSpeedEngine(nn.Module):
                 return by_itself(*inputs, **named)
             if torch.is_grad_enabled() and model.training:
                 raise BridgeError(
-                    "model(...): each layer's weights are whole only while that layer runs; call engine(...) to train"
+                    "model(...): each layer's weights are whole only while that layer runs; call"
+                    " engine(...) to train"
                 )
             if self.native.line.size == 1:
-                away = [weight for weight in model.parameters() if getattr(weight, "ds_status", None) is AWAY]
+                away = [
+                    weight
+                    for weight in model.parameters()
+                    if getattr(weight, "ds_status", None) is AWAY
+                ]
                 with self._ours(), GatheredParameters(away):
                     return by_itself(*inputs, **named)
-            raise BridgeError("model(...): some layers of the model are on other pipeline ranks; call engine.eval_batch(batches)")
+            raise BridgeError(
+                "model(...): some layers of the model are on other pipeline ranks; call"
+                " engine.eval_batch(batches)"
+            )
 
         model.forward = forward
         for name, part in model.named_modules():
-            weights = [weight for weight in part.parameters(recurse=False) if hasattr(weight, "ds_status")]
+            weights = [
+                weight for weight in part.parameters(recurse=False) if hasattr(weight, "ds_status")
+            ]
             if weights:
                 yield part.register_forward_pre_hook(self._guard(name, weights))
 
@@ -157,16 +171,23 @@ class DeepSpeedEngine(nn.Module):
 
         return guard
 
-    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
+    def backward(
+        self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
+    ) -> Tensor:
         """Compute the gradients of a microbatch's mean loss. Returns the loss divided by the number
         of microbatches, as DeepSpeed does.
         """
         self._needs_optimizer("backward")
         if retain_graph:
-            raise BridgeError("backward: retain_graph=True is not supported; add the losses up and call backward once")
+            raise BridgeError(
+                "backward: retain_graph=True is not supported; add the losses up and call backward once"
+            )
         scale = 1 if scale_wrt_gas else self.gradient_accumulation_steps()
         with self._ours():
-            return self.native.backward(loss * scale if scale > 1 else loss) / self.gradient_accumulation_steps()
+            return (
+                self.native.backward(loss * scale if scale > 1 else loss)
+                / self.gradient_accumulation_steps()
+            )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """After the last microbatch of a step, update the weights and advance the scheduler. After
@@ -205,7 +226,11 @@ class DeepSpeedEngine(nn.Module):
         self.train()
         if self.native.line.size > 1:
             return self._piped(self._batches() if data_iter is None else data_iter)
-        source = self._batches() if data_iter is None else iter(fitting(data_iter, self.gradient_accumulation_steps()))
+        source = (
+            self._batches()
+            if data_iter is None
+            else iter(fitting(data_iter, self.gradient_accumulation_steps()))
+        )
         for _ in range(self.gradient_accumulation_steps()):
             self.backward(self._loss(self._fed(source))[0])
             self.step()
@@ -230,7 +255,10 @@ class DeepSpeedEngine(nn.Module):
         training, source = self.native.module.training, iter(data_iter)
         self.eval()
         try:
-            batches = [self._next(source) for _ in range(num_micro_batches or self.gradient_accumulation_steps())]
+            batches = [
+                self._next(source)
+                for _ in range(num_micro_batches or self.gradient_accumulation_steps())
+            ]
             if not compute_loss:
                 return [self._output(batch) for batch in batches]
             found = [self._loss(batch) for batch in batches]
@@ -265,7 +293,8 @@ class DeepSpeedEngine(nn.Module):
         calls.
         """
         raise BridgeError(
-            "engine.compile: the engine cannot compile a model that it holds; compile the model's blocks before initialize"
+            "engine.compile: the engine cannot compile a model that it holds; compile the model's"
+            " blocks before initialize"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DeepSpeedEngine:
@@ -303,14 +332,19 @@ class DeepSpeedEngine(nn.Module):
 
     def offload_states(self, *_: Any, **__: Any) -> None:
         """Warn that all state stays on the device, which costs memory and changes no numbers."""
-        warnings.warn("offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2)
+        warnings.warn(
+            "offload_states: masters and moments stay on the device (memory or speed)", stacklevel=2
+        )
 
     def reload_states(self, *_: Any, **__: Any) -> None:
         """Do nothing, because nothing was moved."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Return whether the current microbatch is the last of its step."""
-        return self.native.is_gradient_accumulation_boundary() or self._calls + 1 == self.gradient_accumulation_steps()
+        return (
+            self.native.is_gradient_accumulation_boundary()
+            or self._calls + 1 == self.gradient_accumulation_steps()
+        )
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Set whether the next microbatch is the last of its step.
@@ -371,7 +405,11 @@ class DeepSpeedEngine(nn.Module):
 
     def train_batch_size(self) -> int:
         """Return the number of samples in a step over all ranks."""
-        return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.dp_world_size
+        return (
+            self.train_micro_batch_size_per_gpu()
+            * self.gradient_accumulation_steps()
+            * self.dp_world_size
+        )
 
     def train_micro_batch_size_per_gpu(self) -> int:
         """Return the number of samples in a microbatch on one rank."""
@@ -499,12 +537,19 @@ class DeepSpeedEngine(nn.Module):
         """Return a loader of this rank's samples in DeepSpeed's order. Training data is shuffled
         once, and every epoch has the same order.
         """
-        if not (isinstance(dataset, IterableDataset) or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))):
-            raise ConfigError(f"training_data: found {type(dataset).__name__}, expected a torch dataset")
+        if not (
+            isinstance(dataset, IterableDataset)
+            or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"))
+        ):
+            raise ConfigError(
+                f"training_data: found {type(dataset).__name__}, expected a torch dataset"
+            )
         sampler = None
         if not isinstance(dataset, IterableDataset):
             index, shuffle = self.native.data.index, route == "train"
-            sampler = data_sampler or DistributedSampler(dataset, self.dp_world_size, index, shuffle=shuffle)
+            sampler = data_sampler or DistributedSampler(
+                dataset, self.dp_world_size, index, shuffle=shuffle
+            )
         return DataLoader(
             dataset,
             batch_size or self.train_micro_batch_size_per_gpu(),
@@ -529,9 +574,13 @@ class DeepSpeedEngine(nn.Module):
         optimizer's settings. All ranks must take part.
         """
         if exclude_frozen_parameters:
-            raise BridgeError("save_checkpoint: exclude_frozen_parameters is not supported; a checkpoint holds the whole model")
+            raise BridgeError(
+                "save_checkpoint: exclude_frozen_parameters is not supported; a checkpoint holds the whole model"
+            )
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
-        self.native.save_checkpoint(save_dir, name, {CLIENT: dict(client_state or {}), OWN: self._state()}, save_latest)
+        self.native.save_checkpoint(
+            save_dir, name, {CLIENT: dict(client_state or {}), OWN: self._state()}, save_latest
+        )
         return True
 
     def load_checkpoint(
@@ -555,11 +604,15 @@ class DeepSpeedEngine(nn.Module):
                 " load_module_strict and custom_load_fn at their defaults"
             )
         if tag is None and not (Path(load_dir) / LATEST).is_file():
-            warnings.warn(f"{load_dir}: found no file {LATEST!r} in it, so nothing is loaded", stacklevel=2)
+            warnings.warn(
+                f"{load_dir}: found no file {LATEST!r} in it, so nothing is loaded", stacklevel=2
+            )
             return None, None
         before = replace(self.native.progress)
         optimizer = load_optimizer_states and not load_module_only
-        path, state = self.native.load_checkpoint(load_dir, None if tag is None else str(tag), optimizer)
+        path, state = self.native.load_checkpoint(
+            load_dir, None if tag is None else str(tag), optimizer
+        )
         if load_module_only:
             self.native.progress = before
         else:
@@ -603,7 +656,9 @@ class DeepSpeedEngine(nn.Module):
         part.
         """
         if custom_load_fn is not None:
-            raise BridgeError("load_module_state_dict: custom_load_fn is not supported; rename the entries first")
+            raise BridgeError(
+                "load_module_state_dict: custom_load_fn is not supported; rename the entries first"
+            )
         names = buffers.aliases(self.native.model)
         missing, strange = (
             [name for name in names if name not in state_dict],
@@ -611,14 +666,20 @@ class DeepSpeedEngine(nn.Module):
         )
         if strict:
             BridgeError.raise_if(
-                f"load_module_state_dict: {name} of the model is missing from the given state; add it, or pass strict=False"
+                f"load_module_state_dict: {name} of the model is missing from the given state; add"
+                " it, or pass strict=False"
                 for name in missing
             )
             BridgeError.raise_if(
-                f"load_module_state_dict: the model has no {name}; remove it from the given state, or pass strict=False"
+                f"load_module_state_dict: the model has no {name}; remove it from the given state,"
+                " or pass strict=False"
                 for name in strange
             )
-        places = {place[2]: place for weight in self.native.model.parameters() if (place := parts.place_of(weight))}
+        places = {
+            place[2]: place
+            for weight in self.native.model.parameters()
+            if (place := parts.place_of(weight))
+        }
         given = {names[name]: value for name, value in state_dict.items() if name in names}
         parts.set_masters(
             self.native,
@@ -628,21 +689,34 @@ class DeepSpeedEngine(nn.Module):
             if name in given:
                 held.copy_(given[name])
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Set weights, masters and buffers from a state dictionary of the engine, as `state_dict`
         returns it.
         """
         if assign:
-            raise BridgeError("load_state_dict: assign=True would replace weights that are in the engine's buffers; leave it out")
-        self.load_module_state_dict({name.removeprefix("module."): value for name, value in state_dict.items()}, strict)
+            raise BridgeError(
+                "load_state_dict: assign=True would replace weights that are in the engine's"
+                " buffers; leave it out"
+            )
+        self.load_module_state_dict(
+            {name.removeprefix("module."): value for name, value in state_dict.items()}, strict
+        )
 
-    def _zero3_consolidated_16bit_state_dict(self, exclude_frozen_parameters: bool = False) -> dict[str, Tensor] | None:
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Tensor] | None:
         """Return the whole model in the compute format on the CPU of the first rank, and None on
         other ranks. All ranks must take part.
         """
         found = self._whole()
         left = self._frozen() if exclude_frozen_parameters else set()
-        return {name: value.cpu() for name, value in found.items() if name not in left} if self.global_rank == 0 else None
+        return (
+            {name: value.cpu() for name, value in found.items() if name not in left}
+            if self.global_rank == 0
+            else None
+        )
 
     def _whole(self) -> dict[str, Tensor]:
         """Return the whole model in the compute format. A tensor with several names appears under
@@ -652,14 +726,20 @@ class DeepSpeedEngine(nn.Module):
         found = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
         found.update(buffers.whole(self.native))
         with self._ours():
-            return {alias: found[name] for alias, name in buffers.aliases(model).items() if name in found}
+            return {
+                alias: found[name]
+                for alias, name in buffers.aliases(model).items()
+                if name in found
+            }
 
     def _in_turns(self) -> bool:
         """Return whether this rank lacks whole weights between steps: weights are whole only while
         their stage runs, or they are on other pipeline ranks.
         """
         flats = range(len(self.native.layout.flats))
-        return self.native.line.size > 1 or any(parts.in_turns(self.native, index) for index in flats)
+        return self.native.line.size > 1 or any(
+            parts.in_turns(self.native, index) for index in flats
+        )
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
@@ -678,7 +758,11 @@ class DeepSpeedEngine(nn.Module):
         """
         if self._inside or keep_vars or not self._in_turns():
             return
-        absent = [name for name, weight in module.named_parameters() if getattr(weight, "ds_status", None) is AWAY]
+        absent = [
+            name
+            for name, weight in module.named_parameters()
+            if getattr(weight, "ds_status", None) is AWAY
+        ]
         if absent or self.native.line.size > 1:
             name = (absent or [next(iter(dict(module.named_parameters())))])[0]
             raise BridgeError(
@@ -701,14 +785,17 @@ class DeepSpeedEngine(nn.Module):
         """
         model = self.native.model
         BridgeError.raise_if(
-            f"save_16bit_model: {name} of the model's state is not a tensor; make it a buffer" for name in buffers.others(model)
+            f"save_16bit_model: {name} of the model's state is not a tensor; make it a buffer"
+            for name in buffers.others(model)
         )
         compute = TORCH[self.native.plan.precision.compute or "fp32"]
         found = {name: weight.to(compute).cpu() for name, weight in self.native.state_dict()}
         found.update((name, held.cpu()) for name, held in buffers.whole(self.native))
         if exclude_frozen_parameters:
             found = {name: held for name, held in found.items() if name not in self._frozen()}
-        whole = {alias: found[name] for alias, name in buffers.aliases(model).items() if name in found}
+        whole = {
+            alias: found[name] for alias, name in buffers.aliases(model).items() if name in found
+        }
         with together(self.native):
             if self.global_rank == 0:
                 write(whole, Path(save_dir), save_filename)
@@ -727,9 +814,13 @@ class DeepSpeedEngine(nn.Module):
     # Parts
 
     def _state(self) -> dict[str, Any]:
-        scheduler = self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None
+        scheduler = (
+            self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None
+        )
         groups = self.optimizer.param_groups if self.optimizer else []
-        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        settings = [
+            {name: value for name, value in group.items() if name != "params"} for group in groups
+        ]
         own = {id(weight): name for name, weight in self.native.model.named_parameters()}
         names = [[own.get(id(weight)) for weight in group["params"]] for group in groups]
         known = {} if any(None in group for group in names) else {"names": names}
@@ -737,8 +828,15 @@ class DeepSpeedEngine(nn.Module):
 
     def _restore(self, state: Mapping[str, Any], optimizer: bool, scheduler: bool) -> None:
         saved = state.get("groups", []) if optimizer and self.optimizer else []
-        for group, settings in zip(self.optimizer.param_groups if saved and self.optimizer else [], saved, strict=False):
-            group.update({name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+        for group, settings in zip(
+            self.optimizer.param_groups if saved and self.optimizer else [], saved, strict=False
+        ):
+            group.update(
+                {
+                    name: tuple(value) if isinstance(value, list) else value
+                    for name, value in settings.items()
+                }
+            )
         if scheduler and self.lr_scheduler is not None and state.get("lr_scheduler"):
             self.lr_scheduler.load_state_dict(state["lr_scheduler"])
 
@@ -770,13 +868,22 @@ class DeepSpeedEngine(nn.Module):
     def _epoch(self) -> Any:
         """Return the number of the scheduler's last step; None if the scheduler does not store it."""
         return next(
-            (getattr(self.lr_scheduler, name) for name in EPOCHS if hasattr(self.lr_scheduler, name)),
+            (
+                getattr(self.lr_scheduler, name)
+                for name in EPOCHS
+                if hasattr(self.lr_scheduler, name)
+            ),
             None,
         )
 
     def _twice(self) -> None:
         """Warn once if the script also steps the scheduler."""
-        if self._moved is not None and self._epoch() != self._moved and not self._told_twice and self.global_rank == 0:
+        if (
+            self._moved is not None
+            and self._epoch() != self._moved
+            and not self._told_twice
+            and self.global_rank == 0
+        ):
             self._told_twice = True
             said = (
                 "the script calls lr_scheduler.step(), and engine.step() calls it too: the"
@@ -785,12 +892,19 @@ class DeepSpeedEngine(nn.Module):
             warnings.warn(f"step {self.global_steps}: {said}", stacklevel=4)
 
     def _each(self, name: str) -> list[Any]:
-        return [group.get(name, 0.0) for group in self.optimizer.param_groups] if self.optimizer else []
+        return (
+            [group.get(name, 0.0) for group in self.optimizer.param_groups]
+            if self.optimizer
+            else []
+        )
 
     def _batches(self) -> Iterator[Any]:
         """Yield the batches of the training data, epoch after epoch without end."""
         if self.training_dataloader is None:
-            raise BridgeError("train_batch: no data; pass an iterator to train_batch, or training_data to initialize")
+            raise BridgeError(
+                "train_batch: no data; pass an iterator to train_batch, or training_data to"
+                " initialize"
+            )
         if self._iterator is None:
             # Not `cycle`: every epoch asks the loader anew, and `cycle` would keep all batches of
             # the first.
@@ -816,7 +930,8 @@ class DeepSpeedEngine(nn.Module):
         except StopIteration:
             number = self.gradient_accumulation_steps()
             raise BridgeError(
-                f"the data ended within a step of {number} microbatches; pass more batches, or repeat the data"
+                f"the data ended within a step of {number} microbatches; pass more batches,"
+                " or repeat the data"
             ) from None
 
     def _output(self, batch: Any) -> Any:
@@ -871,4 +986,7 @@ def write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
         beside.replace(folder / name)
     except (OSError, RuntimeError) as error:
         beside.unlink(missing_ok=True)
-        raise BridgeError(f"{folder / name}: could not be written ({error}); free disk space, or choose another folder") from None
+        raise BridgeError(
+            f"{folder / name}: could not be written ({error}); free disk space, or choose another"
+            " folder"
+        ) from None

@@ -40,7 +40,9 @@ class DropInTrainer:
 
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
         here = detect()
-        comm.connect(here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo")
+        comm.connect(
+            here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo"
+        )
         model = native(workload)
         kept = exact(model) if workload.folder else {}
         self.engine, *_ = initialize(
@@ -66,17 +68,26 @@ class DropInTrainer:
             engine.step()
             total += float(loss.detach())
         mean = sum(everyones(total)) / (self.accumulation * self.data[1])
-        return Step(mean, engine.get_global_grad_norm(), float(lr), engine.was_step_applied(), scale)
+        return Step(
+            mean, engine.get_global_grad_norm(), float(lr), engine.was_step_applied(), scale
+        )
 
     def resume(self, place: Path) -> int:
         found, _ = self.engine.load_checkpoint(place.parent, tag=place.name)
         BridgeError.raise_if(
-            [] if found else [f"{place}: found no checkpoint to continue from; name the folder of a saved checkpoint"]
+            []
+            if found
+            else [
+                f"{place}: found no checkpoint to continue from; name the folder of a saved"
+                " checkpoint"
+            ]
         )
         return self.engine.global_steps
 
     def weights(self) -> Mapping[str, Tensor]:
-        return {name: whole.detach().cpu().float() for name, whole in self.engine.native.state_dict()}
+        return {
+            name: whole.detach().cpu().float() for name, whole in self.engine.native.state_dict()
+        }
 
     def bytes(self) -> Mapping[str, int]:
         found = self.engine.native.bytes()

@@ -166,7 +166,9 @@ def held(config: Any) -> dict[str, Any]:
     that the object does not store are left out.
     """
     names = dict(zip(TOP, TOP, strict=True)) | SINGLE
-    found = {path: _plain(getattr(config, name)) for path, name in names.items() if hasattr(config, name)}
+    found = {
+        path: _plain(getattr(config, name)) for path, name in names.items() if hasattr(config, name)
+    }
     for attribute, section in MODELS.items():
         model = getattr(config, attribute, None)
         found.update(_flat(model.model_dump(by_alias=True) if model is not None else {}, section))
@@ -195,15 +197,25 @@ def _scaling(config: Any) -> dict[str, Any]:
         return {}
     dynamic = config.dynamic_loss_scale_args or {}
     found = {path: dynamic[name] for path, name in SCALING.items() if name in dynamic}
-    power = {"fp16.initial_scale_power": dynamic["init_scale"].bit_length() - 1} if "init_scale" in dynamic else {}
-    return found | power | {"fp16.loss_scale": config.loss_scale, "fp16.auto_cast": config.fp16_auto_cast}
+    power = (
+        {"fp16.initial_scale_power": dynamic["init_scale"].bit_length() - 1}
+        if "init_scale" in dynamic
+        else {}
+    )
+    return (
+        found
+        | power
+        | {"fp16.loss_scale": config.loss_scale, "fp16.auto_cast": config.fp16_auto_cast}
+    )
 
 
 def _rest(config: Any) -> dict[str, Any]:
     found = {"data_efficiency.seed": config.data_efficiency_config["seed"]}
     if config.comms_config.comms_logger_enabled:
         logger = config.comms_config.comms_logger
-        found |= _flat(logger.model_dump() if hasattr(logger, "model_dump") else vars(logger), "comms_logger")
+        found |= _flat(
+            logger.model_dump() if hasattr(logger, "model_dump") else vars(logger), "comms_logger"
+        )
     return found
 
 

@@ -31,7 +31,9 @@ class Scheduler:
 
     def step(self, last_batch_iteration: int | None = None) -> None:
         """Advance by one step, or to the given step."""
-        self.last_batch_iteration = self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
+        self.last_batch_iteration = (
+            self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
+        )
         self._set()
 
     def get_lr(self) -> list[float]:
@@ -62,9 +64,15 @@ def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optim
     """
     torchs: Callable[..., Any] | None = getattr(torch.optim.lr_scheduler, kind, None)
     if kind not in RATES and torchs is None:
-        raise ConfigError(f"scheduler.type: the engine has no {kind}; use one of {', '.join(RATES)}, or pass lr_scheduler")
+        raise ConfigError(
+            f"scheduler.type: the engine has no {kind}; use one of {', '.join(RATES)}, or pass lr_scheduler"
+        )
     try:
-        return Scheduler(optimizer, RATES[kind](**params)) if torchs is None else torchs(optimizer, **params)
+        return (
+            Scheduler(optimizer, RATES[kind](**params))
+            if torchs is None
+            else torchs(optimizer, **params)
+        )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"scheduler.params: {error}; correct the parameters of {kind}") from None
 
@@ -118,7 +126,9 @@ def warmup_decay_lr(
     def rate(step: int, base: float) -> float:
         decayed = max(0.0, (total_num_steps - step) / max(1.0, total_num_steps - warmup))
         gamma = share(step) if 0 <= step < warmup else decayed
-        return warmup_min_lr + (warmup_max_lr - warmup_min_lr) * gamma if step >= 0 else warmup_min_lr
+        return (
+            warmup_min_lr + (warmup_max_lr - warmup_min_lr) * gamma if step >= 0 else warmup_min_lr
+        )
 
     return rate
 
@@ -159,7 +169,9 @@ def lr_range_test(
     def rate(step: int, base: float) -> float:
         # Each `step_size` steps add `step_rate` times the low rate; stairs add it at once.
         over = (step + 1) / lr_range_test_step_size
-        return lr_range_test_min_lr * (1 + lr_range_test_step_rate * (math.floor(over) if lr_range_test_staircase else over))
+        return lr_range_test_min_lr * (
+            1 + lr_range_test_step_rate * (math.floor(over) if lr_range_test_staircase else over)
+        )
 
     return rate
 

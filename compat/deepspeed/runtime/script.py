@@ -38,7 +38,9 @@ def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> Scrip
     except BridgeError:
         raise
     except Exception as error:
-        raise BridgeError(f"deepspeed: the script failed before training: {type(error).__name__}: {error}") from error
+        raise BridgeError(
+            f"deepspeed: the script failed before training: {type(error).__name__}: {error}"
+        ) from error
 
 
 class ScriptTrainer(DeepSpeedTrainer):
@@ -68,15 +70,24 @@ class ScriptTrainer(DeepSpeedTrainer):
     def model(self, workload: Workload) -> nn.Module:
         module: nn.Module = self.script.build(str(self.described))
         self.stages = getattr(module, "num_stages", 1)
-        own = {self._whole_name(name): tuple(weight.shape) for name, weight in module.named_parameters()}
+        own = {
+            self._whole_name(name): tuple(weight.shape)
+            for name, weight in module.named_parameters()
+        }
         self.shapes = {name: shape for part in self._everyones(own) for name, shape in part.items()}
         first, shape = dict(native(workload).named_parameters()), workload.architecture
         facts = Model(shape.kv_heads, shape.vocab)
-        self.made = [it for it in _made_of(self.shapes, facts) if all(block.name in first for block in it.blocks)]
+        self.made = [
+            it
+            for it in _made_of(self.shapes, facts)
+            if all(block.name in first for block in it.blocks)
+        ]
         made = {it.name: it for it in self.made}
         with torch.no_grad():
             for name, weight in module.named_parameters():
-                if theirs := made.get(self._whole_name(name)):  # else it belongs to a part of no width
+                if theirs := made.get(
+                    self._whole_name(name)
+                ):  # else it belongs to a part of no width
                     weight.copy_(_filled(theirs, first))
         return module
 
@@ -88,11 +99,16 @@ class ScriptTrainer(DeepSpeedTrainer):
         path = Path(self.place.name, "run.json")
         path.write_text(json.dumps(data))
         self.script.build = lambda place: model
-        return self.script.prepare(SimpleNamespace(model=str(self.described), deepspeed_config=str(path)))
+        return self.script.prepare(
+            SimpleNamespace(model=str(self.described), deepspeed_config=str(path))
+        )
 
     @override
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from ((self._whole_name(name), weight) for name, weight in self.engine.module.named_parameters())
+        yield from (
+            (self._whole_name(name), weight)
+            for name, weight in self.engine.module.named_parameters()
+        )
 
     @override
     def run(self, batches: list[Batch]) -> float:
@@ -103,7 +119,10 @@ class ScriptTrainer(DeepSpeedTrainer):
         rows: dict[int, Tensor] = {}
         for part, (tokens, targets) in enumerate(batches):
             first = ((self.step * self.accumulation + part) * ranks + rank) * self.micro
-            rows |= {first + at: torch.cat((row, last[-1:])) for at, (row, last) in enumerate(zip(tokens, targets, strict=True))}
+            rows |= {
+                first + at: torch.cat((row, last[-1:]))
+                for at, (row, last) in enumerate(zip(tokens, targets, strict=True))
+            }
         if any((targets[:, :-1] != tokens[:, 1:]).any() for tokens, targets in batches):
             self.script.micro_batches = lambda *_: iter(batches)
         loss = float(self.script.one_step(self.engine, rows, self.step, rank, ranks))
@@ -176,7 +195,10 @@ def _made_of(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs
         table = naming.family(shapes) if naming.stack == "huggingface" else None
         if table is not None:
             return names.read(naming, table, shapes, facts)
-    raise BridgeError("deepspeed: the parameter names in the script's model follow no naming that stagebridge knows")
+    raise BridgeError(
+        "deepspeed: the parameter names in the script's model follow no naming that"
+        " stagebridge knows"
+    )
 
 
 def _filled(theirs: Theirs, ours: Mapping[str, Tensor]) -> Tensor:

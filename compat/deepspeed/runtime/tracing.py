@@ -98,14 +98,21 @@ class DeepSpeedSource(ModuleSource):
         """
         if self.engine.zero_optimization() or not self.engine.gradient_clipping():
             return None
-        norms = [weight.grad.float().norm() for weight in self.model.parameters() if weight.grad is not None]
+        norms = [
+            weight.grad.float().norm()
+            for weight in self.model.parameters()
+            if weight.grad is not None
+        ]
         return float(torch.stack(norms).norm()) if norms else None
 
     @override
     def tensors(self, kind: Kind) -> Iterator[Held]:
         if kind == "replica":
             if self.engine.zero_optimization_stage() in (1, 2):
-                yield from (self.held(name, kind, "", value.detach()) for name, value in self.model.named_parameters())
+                yield from (
+                    self.held(name, kind, "", value.detach())
+                    for name, value in self.model.named_parameters()
+                )
         else:
             yield from super().tensors(kind)
 
@@ -129,9 +136,15 @@ class DeepSpeedSource(ModuleSource):
             return super().of(kind, parameter)
         self._link(parameter)
         if kind == "moment":
-            found = {name: safe_get_full_optimizer_state(parameter, name) for name in self._moments()}
+            found = {
+                name: safe_get_full_optimizer_state(parameter, name) for name in self._moments()
+            }
         else:
-            found = {"": {"weight": safe_get_full_fp32_param, "gradient": safe_get_full_grad}[kind](parameter)}
+            found = {
+                "": {"weight": safe_get_full_fp32_param, "gradient": safe_get_full_grad}[kind](
+                    parameter
+                )
+            }
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _link(self, parameter: nn.Parameter) -> None:
@@ -153,5 +166,10 @@ class DeepSpeedSource(ModuleSource):
 
     def _moments(self) -> tuple[str, ...]:
         states = self.engine.optimizer.optimizer.state.values()
-        found = {name for state in states for name, value in state.items() if isinstance(value, Tensor) and value.dim()}
+        found = {
+            name
+            for state in states
+            for name, value in state.items()
+            if isinstance(value, Tensor) and value.dim()
+        }
         return tuple(sorted(found))

@@ -69,7 +69,11 @@ def join() -> int:
     if not deepspeed.comm.is_initialized():
         # DeepSpeed asks for a group even on one rank; port 0 leaves the choice of a free one to the
         # system.
-        alone = {} if comm.joined() else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+        alone = (
+            {}
+            if comm.joined()
+            else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+        )
         deepspeed.comm.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **alone)
     return int(deepspeed.comm.get_world_size())
 
@@ -106,7 +110,9 @@ def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
     except BridgeError:
         raise
     except Exception as error:
-        raise BridgeError(f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}") from error
+        raise BridgeError(
+            f"deepspeed: refused by DeepSpeed itself: {type(error).__name__}: {error}"
+        ) from error
 
 
 def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
@@ -150,13 +156,17 @@ def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
         return dict(data)
     return {
         **data,
-        "zero_optimization": {key: value for key, value in zero.items() if key != "round_robin_gradients"},
+        "zero_optimization": {
+            key: value for key, value in zero.items() if key != "round_robin_gradients"
+        },
     }
 
 
 def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     """Return the optimizer that the script builds if the config has none."""
-    return torch.optim.AdamW(parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")})
+    return torch.optim.AdamW(
+        parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    )
 
 
 def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
@@ -169,7 +179,9 @@ def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list
     decay = config.effective.get("optimizer.params.weight_decay")
     if config.given.get("code.decay_scope") != "matrices" or not decay:
         return trained
-    matrices, rest = ([weight for weight in trained if (weight.ndim > 1) is wide] for wide in (True, False))
+    matrices, rest = (
+        [weight for weight in trained if (weight.ndim > 1) is wide] for wide in (True, False)
+    )
     return [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
 
 
@@ -285,7 +297,12 @@ class DeepSpeedTrainer:
     def resume(self, place: Path) -> int:
         found, _ = self.engine.load_checkpoint(str(place.parent), tag=place.name)
         BridgeError.raise_if(
-            [] if found else [f"{place}: DeepSpeed found nothing to load in it; name the folder of a saved checkpoint"]
+            []
+            if found
+            else [
+                f"{place}: DeepSpeed found nothing to load in it; name the folder of a saved"
+                " checkpoint"
+            ]
         )
         return int(self.engine.global_steps)
 
@@ -335,7 +352,10 @@ class EngineTrainer(DeepSpeedTrainer):
     @property
     def tensor(self) -> int:
         """Return the number of ranks over which AutoTP splits the model."""
-        sizes = (self.config.effective.get(path) or 1 for path in ("code.tensor_parallel", "tensor_parallel.autotp_size"))
+        sizes = (
+            self.config.effective.get(path) or 1
+            for path in ("code.tensor_parallel", "tensor_parallel.autotp_size")
+        )
         return max(sizes)
 
     @property
@@ -379,7 +399,10 @@ class EngineTrainer(DeepSpeedTrainer):
                 data.pop("train_batch_size", None)
             kinds = {"column": names.columns, "row": names.rows}
             # The vocabulary is not split: AutoTP has no split of it that this loss could take.
-            specs = [{"patterns": [f".*{end}\\.weight$" for end in ends], "partition_type": kind} for kind, ends in kinds.items()]
+            specs = [
+                {"patterns": [f".*{end}\\.weight$" for end in ends], "partition_type": kind}
+                for kind, ends in kinds.items()
+            ]
             split = {"use_default_specs": False, "layer_specs": specs}
             data["tensor_parallel"] = {
                 "partition_config": split,
@@ -410,7 +433,9 @@ def _whole(names: TensorPlan, name: str, parts: list[Tensor]) -> Tensor:
     module, _, kind = name.rpartition(".")
     if module.endswith(tuple(names.columns)):
         return torch.cat(parts)
-    return torch.cat(parts, 1) if module.endswith(tuple(names.rows)) and kind == "weight" else parts[0]
+    return (
+        torch.cat(parts, 1) if module.endswith(tuple(names.rows)) and kind == "weight" else parts[0]
+    )
 
 
 class PipelineTrainer(DeepSpeedTrainer):
@@ -433,7 +458,8 @@ class PipelineTrainer(DeepSpeedTrainer):
             num_stages=values["code.pipeline_stages"],
             loss_fn=mean_cross_entropy,
             partition_method=values.get("code.partition_method") or "parameters",
-            activation_checkpoint_interval=values.get("pipeline.activation_checkpoint_interval") or 0,
+            activation_checkpoint_interval=values.get("pipeline.activation_checkpoint_interval")
+            or 0,
         )
         first = whole.state_dict()
         with torch.no_grad():
@@ -464,7 +490,11 @@ def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
         return {str(at): name for at, name in enumerate(names)}, layers
     from deepspeed.pipe import TiedLayerSpec
 
-    made = (Embedding, model.architecture) if isinstance(model, GPT) else (dense.Embedding, model.model, model.architecture)
+    made = (
+        (Embedding, model.architecture)
+        if isinstance(model, GPT)
+        else (dense.Embedding, model.model, model.architecture)
+    )
     tied = partial(TiedLayerSpec, "embedding", *made, tied_weight_attr="tokens.weight")
     head = model.get_submodule("head")
     line = [tied(), *layers[1:-1], head.norm, tied(forward_fn=partial(_logits, head))]
@@ -489,7 +519,11 @@ def masters(engine: Any) -> dict[int, Tensor]:
     """
     optimizer = None if engine.zero_optimization() else engine.optimizer
     halves, wholes = getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ())
-    return {id(half): whole for low, high in zip(halves, wholes, strict=True) for half, whole in zip(low, high, strict=True)}
+    return {
+        id(half): whole
+        for low, high in zip(halves, wholes, strict=True)
+        for half, whole in zip(low, high, strict=True)
+    }
 
 
 def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
@@ -516,7 +550,9 @@ def gradients(engine: Any) -> Iterator[Tensor]:
     """
     yield from (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
     if engine.zero_optimization() or engine.bfloat16_enabled():
-        yield from _tensors([value for name, value in vars(engine.optimizer).items() if "grad" in name])
+        yield from _tensors(
+            [value for name, value in vars(engine.optimizer).items() if "grad" in name]
+        )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -539,5 +575,7 @@ def _bytes(tensors: Iterable[Tensor], beside: Iterable[Tensor] = ()) -> int:
     storages that `beside` uses too do not count.
     """
     left_out = {tensor.untyped_storage().data_ptr() for tensor in beside}
-    found = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    found = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
     return sum(size for place, size in found.items() if place not in left_out)

@@ -22,10 +22,14 @@ from compat.deepspeed.state.stages import DAMAGED as DAMAGED
 
 LATEST = "latest"
 MODEL = re.compile(r"(?:zero_pp_rank_(?P<data>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt")
-OPTIMIZER = re.compile(r"(?P<kind>bf16_|fp16_)?zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_?optim_states\.pt")
+OPTIMIZER = re.compile(
+    r"(?P<kind>bf16_|fp16_)?zero_pp_rank_(?P<data>\d+)_mp_rank_(?P<model>\d+)_?optim_states\.pt"
+)
 LAYER = re.compile(r"layer_(?P<layer>\d+)-model_states\.pt")
 OTHERS = {
-    re.compile(r"layer_\d+-.+-model_states\.pt"): "layers of a pipeline whose stages have tensor ranks",
+    re.compile(
+        r"layer_\d+-.+-model_states\.pt"
+    ): "layers of a pipeline whose stages have tensor ranks",
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
@@ -110,10 +114,17 @@ class Files:
                 _complete(folder, ranks, f"{what} of rank")
         if optimizers and len(optimizers) != len(models):
             raise SourceError(
-                f"{folder}: found {len(models)} parts of model states, but {len(optimizers)} parts of optimizer states; {DAMAGED}"
+                f"{folder}: found {len(models)} parts of model states, but {len(optimizers)} parts"
+                f" of optimizer states; {DAMAGED}"
             )
-        parts = tuple(cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models)))
-        numbered = {int(match["layer"]): path for path in sorted(folder.iterdir()) if (match := LAYER.fullmatch(path.name))}
+        parts = tuple(
+            cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models))
+        )
+        numbered = {
+            int(match["layer"]): path
+            for path in sorted(folder.iterdir())
+            if (match := LAYER.fullmatch(path.name))
+        }
         if not numbered:
             return parts
         _complete(folder, numbered, "layer")
@@ -128,12 +139,16 @@ class Files:
     @cached_property
     def states(self) -> tuple[Mapping[str, Any], ...]:
         """Contents of each rank's file of optimizer states."""
-        found = [loaded(path, self.folder, "optimizer_state_dict") for _, path in sorted(self.optimizers.items())]
+        found = [
+            loaded(path, self.folder, "optimizer_state_dict")
+            for _, path in sorted(self.optimizers.items())
+        ]
         for path, held in zip(self.optimizers.values(), found, strict=True):
             for key in ("ds_version", "ds_config"):
                 if held.get(key) != found[0].get(key):
                     raise SourceError(
-                        f"{path}: {key} differs from {key} in {self.optimizers[0].name}; the file belongs to another run"
+                        f"{path}: {key} differs from {key} in {self.optimizers[0].name}; the"
+                        " file belongs to another run"
                     )
         states = tuple(held["optimizer_state_dict"] for held in found)
         for path, state in zip(self.optimizers.values(), states, strict=True):
@@ -151,10 +166,14 @@ class Files:
 def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
     missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
     if missing:
-        raise SourceError(f"{folder}: no {what} {missing[0]}, though {found[max(found)].name} is there; {DAMAGED}")
+        raise SourceError(
+            f"{folder}: no {what} {missing[0]}, though {found[max(found)].name} is there; {DAMAGED}"
+        )
 
 
-def _staged(folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]) -> tuple[Files, ...]:
+def _staged(
+    folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]
+) -> tuple[Files, ...]:
     """Return the files of each pipeline stage in `parts`, with the weights of the stage's layers
     added.
     """
@@ -179,7 +198,10 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
             continue
         ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
         if rank in ranks:
-            raise SourceError(f"{path}: {ranks[rank].name} belongs to the same rank; remove the file that belongs to another run")
+            raise SourceError(
+                f"{path}: {ranks[rank].name} belongs to the same rank; remove the file that"
+                " belongs to another run"
+            )
         ranks[rank] = path
     return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}
 
@@ -197,10 +219,16 @@ def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
     """
     found = archive.read(path, root, KNOWN)
     if not isinstance(found, dict) or (needed and needed not in found):
-        raise SourceError(f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed always writes; {DAMAGED}")
+        raise SourceError(
+            f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed always writes; {DAMAGED}"
+        )
     was = archive.title(path, root)
-    if was not in (path.stem, "archive") and any(pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)):
-        raise SourceError(f"{path}: it was written as {was}.pt; rename each file to its original name")
+    if was not in (path.stem, "archive") and any(
+        pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)
+    ):
+        raise SourceError(
+            f"{path}: it was written as {was}.pt; rename each file to its original name"
+        )
     return found
 
 
@@ -231,7 +259,9 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
             return None
         # Without ZeRO the scaler's numbers stand beside the optimizer's state, under the same
         # names.
-        scaler = Record("", (), {key: found.get(key) for key in found if key != "optimizer_state_dict"})
+        scaler = Record(
+            "", (), {key: found.get(key) for key in found if key != "optimizer_state_dict"}
+        )
     held, dynamic = scaler.state, bool(found.get("dynamic_loss_scale"))
     if not dynamic and held.get("cur_scale") == 1.0:
         return None

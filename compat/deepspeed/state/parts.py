@@ -43,11 +43,15 @@ def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
     )
     if stages > 1 and ranks > 1:
         raise SourceError(
-            f"{parts[0].folder}: found {stages} stages with {ranks} tensor ranks each, which cannot be read yet; {ADVICE}"
+            f"{parts[0].folder}: found {stages} stages with {ranks} tensor ranks each, which"
+            f" cannot be read yet; {ADVICE}"
         )
     ranks = ranks if stages > 1 or said.get("tp_degree") else len(parts)
     if stages * ranks != len(parts):
-        raise SourceError(f"{parts[0].folder}: found {len(parts)} parts of a model, expected {stages * ranks}; {DAMAGED}")
+        raise SourceError(
+            f"{parts[0].folder}: found {len(parts)} parts of a model, expected {stages * ranks};"
+            f" {DAMAGED}"
+        )
     return stages, ranks
 
 
@@ -56,11 +60,16 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
         for key in ("where", "schedule", "scale", "config", "client"):
             if getattr(hub, key) != getattr(hubs[0], key):
                 said = f"{key} differs from the file {parts[0].models[0].name}"
-                raise SourceError(f"{files.models[0]}: its {said}; the file belongs to another run or another step")
+                raise SourceError(
+                    f"{files.models[0]}: its {said}; the file belongs to another run or another"
+                    " step"
+                )
         if len(hub.groups) != len(hubs[0].groups) or hub.origin.layout != hubs[0].origin.layout:
             said = f"{len(hub.groups)} groups, {dict(hub.origin.layout)}"
             there = f"{len(hubs[0].groups)} groups, {dict(hubs[0].origin.layout)}"
-            raise SourceError(f"{files.models[0]}: found {said}, expected {there} as in {parts[0].models[0].name}; {DAMAGED}")
+            raise SourceError(
+                f"{files.models[0]}: found {said}, expected {there} as in {parts[0].models[0].name}; {DAMAGED}"
+            )
 
 
 # Stages
@@ -75,12 +84,21 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
         for name, held in hub.parameters.items():
             known = parameters.setdefault(name, held)
             if known.weight.shape != held.weight.shape:
-                raise SourceError(f"{files.models[0]}: {shown(name)} has another shape on an earlier stage; {DAMAGED}")
+                raise SourceError(
+                    f"{files.models[0]}: {shown(name)} has another shape on an earlier stage; {DAMAGED}"
+                )
     groups = []
     for rows in zip(*(hub.groups for hub in hubs), strict=True):
         if any(row.settings != rows[0].settings for row in rows):
-            raise SourceError(f"{parts[0].folder}: the settings of an optimizer group differ between the stages; {DAMAGED}")
-        groups.append(Group(tuple(dict.fromkeys(name for row in rows for name in row.names)), rows[0].settings))
+            raise SourceError(
+                f"{parts[0].folder}: the settings of an optimizer group differ between the stages;"
+                f" {DAMAGED}"
+            )
+        groups.append(
+            Group(
+                tuple(dict.fromkeys(name for row in rows for name in row.names)), rows[0].settings
+            )
+        )
     buffers = {name: held for hub in hubs for name, held in hub.buffers.items()}
     ties = {alias: name for hub in hubs for alias, name in hub.ties.items()}
     return replace(hubs[0], parameters=parameters, groups=tuple(groups), buffers=buffers, ties=ties)
@@ -100,7 +118,8 @@ def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
     for files, hub in zip(parts, hubs, strict=True):
         if list(hub.parameters) != list(hubs[0].parameters):
             raise SourceError(
-                f"{files.models[0]}: the parameters differ from the parameters in {parts[0].models[0].name}; {DAMAGED}"
+                f"{files.models[0]}: the parameters differ from the parameters in"
+                f" {parts[0].models[0].name}; {DAMAGED}"
             )
     parameters = {name: _whole(name, map, hubs, parts[0]) for name in hubs[0].parameters}
     where = hubs[0].where
@@ -115,19 +134,29 @@ def _map(files: Files) -> Mapping[str, Any]:
     info = files.model.get(MAP) or {}
     found = (info.get("affine_map") or {}).get("params")
     if not found or info.get("autotp_unsupported_parameter_patterns"):
-        said = "the file lacks the map of the parts' positions, which AutoTP writes since DeepSpeed 0.19"
+        said = (
+            "the file lacks the map of the parts' positions, which AutoTP writes since"
+            " DeepSpeed 0.19"
+        )
         raise SourceError(f"{files.models[0]}: {said}; {ADVICE}")
-    return {re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$")): row for key, row in found.items()}
+    return {
+        re.sub(r"\\(.)", r"\1", key.removeprefix("^").removesuffix("$")): row
+        for key, row in found.items()
+    }
 
 
 def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files) -> Parameter:
     if name not in map:
-        raise SourceError(f"{files.models[0]}: the map of the parts' positions lacks {shown(name)}; {ADVICE}")
+        raise SourceError(
+            f"{files.models[0]}: the map of the parts' positions lacks {shown(name)}; {ADVICE}"
+        )
     row, held = map[name], [hub.parameters[name] for hub in hubs]
     first = held[0]
     kinds = (set(first.moments), first.step, first.master is None)
     if any((set(other.moments), other.step, other.master is None) != kinds for other in held):
-        raise SourceError(f"{files.folder}: the steps of {shown(name)} differ between tensor-parallel ranks; {DAMAGED}")
+        raise SourceError(
+            f"{files.folder}: the steps of {shown(name)} differ between tensor-parallel ranks; {DAMAGED}"
+        )
 
     def put(tensors: Sequence[Lazy]) -> Lazy:
         return _placed(name, row, tensors, files)
@@ -149,14 +178,19 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
     for rank, held in enumerate(tensors):
         part = row["ranks"][rank]
         if tuple(part["shard_shape"]) != held.shape:
-            said = f"{held.shape} on tensor-parallel rank {rank}, but the map expects {tuple(part['shard_shape'])}"
+            said = (
+                f"{held.shape} on tensor-parallel rank {rank}, but the map expects"
+                f" {tuple(part['shard_shape'])}"
+            )
             raise SourceError(f"{files.folder}: {shown(name)} has shape {said}; {DAMAGED}")
         # Replicas, such as norms, are on every rank: `locations` has all of them, and one is
         # enough.
         pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))
         found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
     if not _fills(shape, [part.place for part in found]):
-        raise SourceError(f"{files.folder}: the parts of {shown(name)} do not fill its shape {shape}; {DAMAGED}")
+        raise SourceError(
+            f"{files.folder}: the parts of {shown(name)} do not fill its shape {shape}; {DAMAGED}"
+        )
     return found[0].source if len(found) == 1 else Boxed(tuple(found), shape, tensors[0].dtype)
 
 
@@ -165,7 +199,9 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box
     offset, strides = piece["source"]
     # Other strides would mean a transposed or strided part.
     if tuple(strides) != steps(shape) or offset < 0:
-        raise SourceError(f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of it; {ADVICE}")
+        raise SourceError(
+            f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of it; {ADVICE}"
+        )
     # A flat place in row-major order, taken apart: dimension by dimension, offset // stride modulo
     # size.
     offsets = tuple(offset // step % size for step, size in zip(steps(shape), shape, strict=True))
@@ -177,9 +213,15 @@ def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
     rectangular block of the tensor.
     """
     (offset, strides), sizes = piece["dest"], tuple(piece["shape"])
-    offsets = tuple(offset // step % size for step, size in zip(steps(held.shape), held.shape, strict=True))
+    offsets = tuple(
+        offset // step % size for step, size in zip(steps(held.shape), held.shape, strict=True)
+    )
     ends = zip(offsets, sizes, held.shape, strict=True)
-    if tuple(strides) != steps(held.shape) or offset < 0 or any(start + size > whole or size < 1 for start, size, whole in ends):
+    if (
+        tuple(strides) != steps(held.shape)
+        or offset < 0
+        or any(start + size > whole or size < 1 for start, size, whole in ends)
+    ):
         raise ValueError(f"{piece}: not a rectangular block of {held.shape}")
     return held if sizes == held.shape else Strided(held, offset, sizes, steps(held.shape))
 
@@ -200,7 +242,9 @@ def _fills(shape: Shape, places: Sequence[Box]) -> bool:
     apart = all(
         any(
             start + size <= begin or begin + length <= start
-            for start, size, begin, length in zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+            for start, size, begin, length in zip(
+                one.offsets, one.sizes, other.offsets, other.sizes, strict=True
+            )
         )
         for number, one in enumerate(places)
         for other in places[:number]

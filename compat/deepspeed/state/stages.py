@@ -15,7 +15,9 @@ from bridge.state.lazy import Lazy, Shape
 DAMAGED = "the checkpoint is damaged"
 
 
-def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str) -> list[dict[str, Lazy]]:
+def modules(
+    entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str
+) -> list[dict[str, Lazy]]:
     """Return for each stage the tensors in `entries` that belong to it, by parameter name.
 
     A parameter name is the layer's number followed by the name in this layer, or `tied_modules.`
@@ -35,16 +37,24 @@ def modules(entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], w
             name: [
                 entry
                 for entry, held in free.items()
-                if name.startswith("tied_modules.") and name.endswith(f".{entry.partition('.')[2]}") and held.shape == shape
+                if name.startswith("tied_modules.")
+                and name.endswith(f".{entry.partition('.')[2]}")
+                and held.shape == shape
             ]
             for name, shape in names.items()
             if name not in entries
         }
         for name, same in copies.items():
-            if not same or any(not torch.equal(free[same[0]].whole(), free[other].whole()) for other in same[1:]):
-                raise SourceError(f"{where}: {shown(name)} is in {len(same)} layer files, expected one; {DAMAGED}")
+            if not same or any(
+                not torch.equal(free[same[0]].whole(), free[other].whole()) for other in same[1:]
+            ):
+                raise SourceError(
+                    f"{where}: {shown(name)} is in {len(same)} layer files, expected one; {DAMAGED}"
+                )
         shared |= {copy for same in copies.values() for copy in same}
-        found.append({name: entries[name] if name in entries else free[copies[name][0]] for name in names})
+        found.append(
+            {name: entries[name] if name in entries else free[copies[name][0]] for name in names}
+        )
     found[0] |= {name: held for name, held in free.items() if name not in shared}
     return found
 
@@ -60,5 +70,8 @@ def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
     """
     if not isinstance(found := model.get("param_shapes"), list):
         said = "the file has no shapes of parameters, so the layers of the stage are not known"
-        raise SourceError(f"{path}: {said}; save the checkpoint with zero_optimization.stage 1, which gives the same numbers")
+        raise SourceError(
+            f"{path}: {said}; save the checkpoint with zero_optimization.stage 1, which gives the"
+            " same numbers"
+        )
     yield from ((name, tuple(shape)) for group in found for name, shape in group.items())

@@ -47,7 +47,8 @@ class Universal(Format):
     name = "universal"
     title = "DeepSpeed universal"
     unseen = (
-        "a file swapped with that of another parameter of the same shape is detected only if its values do not fit the parameter"
+        "a file swapped with that of another parameter of the same shape is detected only if its"
+        " values do not fit the parameter"
     )
 
     def find(self, folder: Path) -> Path | None:
@@ -67,7 +68,11 @@ class Universal(Format):
         # Beside it lie model states of other levels, the common state, and a folder for each
         # parameter.
         others = [place / other for other in MODELS if other != name and (place / other).is_file()]
-        whole = [path for path in sorted((place / ZERO).rglob("*.pt")) if path.is_file() and not path.is_symlink()]
+        whole = [
+            path
+            for path in sorted((place / ZERO).rglob("*.pt"))
+            if path.is_file() and not path.is_symlink()
+        ]
         files = Files(place, {0: place / name}, {}, beside=(*others, *whole))
         optimizer = archive.read(place / ZERO / OPTIMIZER, place, KNOWN)
         level = 3 if name == MODELS[1] else 2
@@ -78,8 +83,14 @@ class Universal(Format):
             raise SourceError(f"{place / ZERO / OPTIMIZER}: the file lacks param_groups; {DAMAGED}")
         # Our own writing pads the rows (see GROUPS): those without parameters are no groups.
         unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
-        groups = tuple(groups_of(rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)))
-        hub = hub_of(self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer)
+        groups = tuple(
+            groups_of(
+                rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)
+            )
+        )
+        hub = hub_of(
+            self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer
+        )
         return replace(hub, groups=(), settings=groups[0].settings) if unknown else hub
 
     def verify(self, place: Path, used: Used | None = None) -> None:
@@ -101,10 +112,15 @@ class Universal(Format):
         stage, and the settings of the source's optimizer groups.
         """
         groups = hub.groups or (Group(tuple(hub.trained), hub.settings),)
-        layout = writing.Layout(hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups))
+        layout = writing.Layout(
+            hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups)
+        )
         tag = f"global_step{writing.steps_of(hub)}_universal"
         empty = writing.Layout(hub, 3, 1, layout.dtype, groups, layout.flats)
-        models = (saved(f"{tag}/{name}", writing.model_of(held, 0)) for name, held in zip(MODELS, (layout, empty), strict=True))
+        models = (
+            saved(f"{tag}/{name}", writing.model_of(held, 0))
+            for name, held in zip(MODELS, (layout, empty), strict=True)
+        )
         common = saved(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
         files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
         return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
@@ -114,7 +130,9 @@ def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether stagebridge wrote these groups because the source had no groups. They stand
     for groups of unknown number and contents.
     """
-    return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (GROUPS - 1)
+    return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (
+        GROUPS - 1
+    )
 
 
 def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
@@ -122,7 +140,12 @@ def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Name
     checkpoint assigned parameters in turn (`round_robin_gradients`), this order is undone.
     """
     ranks = files.model.get("dp_world_size")
-    if level == 3 or not isinstance(ranks, int) or ranks < 1 or not dealt_out(files.model.get("ds_config")):
+    if (
+        level == 3
+        or not isinstance(ranks, int)
+        or ranks < 1
+        or not dealt_out(files.model.get("ds_config"))
+    ):
         return shapes
     return [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
 
@@ -144,7 +167,8 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
             continue  # `read` names this problem, or the weight is a tensor-parallel part
         if bytes(raw(cast(held, weight.dtype).flat(0, count))) != bytes(raw(weight.flat(0, count))):
             raise SourceError(
-                f"{path}: does not round to the model's weight; the file belongs to another parameter or another run"
+                f"{path}: does not round to the model's weight; the file belongs to another"
+                " parameter or another run"
             )
 
 
@@ -164,12 +188,15 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
     for named in shapes:
         found = {_step(place, name, common) for name in named}
         if len(found) > 1:
-            raise SourceError(f"{place / ZERO}: parameters of one group have different steps ({shown(found)}); {DAMAGED}")
+            raise SourceError(
+                f"{place / ZERO}: parameters of one group have different steps ({shown(found)}); {DAMAGED}"
+            )
         steps.append(found.pop() if found else None)
         tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
     every = {kind for kinds in tensors.values() for kind in kinds}
     SourceError.raise_if(
-        f"{place / ZERO / name / kind}.pt: missing, though other parameters have this file; {DAMAGED}"
+        f"{place / ZERO / name / kind}.pt: missing, though other parameters have this file;"
+        f" {DAMAGED}"
         for name, kinds in tensors.items()
         for kind in sorted(every - set(kinds))
     )
@@ -197,7 +224,9 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
         value = archive.read(path, place, KNOWN)
         was = archive.title(path, place)
         if was not in (path.stem, "archive"):
-            raise SourceError(f"{path}: it was written as {was}.pt; rename each file to its original name")
+            raise SourceError(
+                f"{path}: it was written as {was}.pt; rename each file to its original name"
+            )
         held = value.get("param") if isinstance(value, dict) else value
         if not isinstance(held, Lazy) or held.count != prod(shape):
             raise SourceError(
@@ -223,7 +252,10 @@ def _common(layout: writing.Layout) -> dict[str, Any]:
     settings from `optimizer_state_dict`.
     """
     rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
-    rows += [{**layout.hub.settings, "params": []} for _ in range(0 if layout.hub.groups else GROUPS - len(rows))]
+    rows += [
+        {**layout.hub.settings, "params": []}
+        for _ in range(0 if layout.hub.groups else GROUPS - len(rows))
+    ]
     first = layout.groups[0].names[:1] if layout.groups else ()
     clip = (layout.hub.config or {}).get("gradient_clipping")
     return {

@@ -43,14 +43,23 @@ class Zero(Format):
     title = "DeepSpeed ZeRO 0 to 3"
     fixed = True
     takes = frozenset({"ranks", "level"})
-    unseen = "a rank's file from another run at the same step is detected only if its values do not fit the other files"
+    unseen = (
+        "a rank's file from another run at the same step is detected only if its values do not fit"
+        " the other files"
+    )
 
     def find(self, folder: Path) -> Path | None:
         """Return the checkpoint folder: `folder` itself, or the subfolder that the file `latest`
         names. Return None if there is no checkpoint.
         """
         place = pointed(folder, LATEST)
-        return place if place is not None and any(place.glob("*model_states.pt")) and not (place / "zero").is_dir() else None
+        return (
+            place
+            if place is not None
+            and any(place.glob("*model_states.pt"))
+            and not (place / "zero").is_dir()
+            else None
+        )
 
     def verify(self, place: Path, used: Used | None = None) -> None:
         """Check also the checksums inside each archive, and below ZeRO stage 3 that masters round
@@ -108,8 +117,13 @@ def _of_one_run(files: Files) -> None:
             count = min(len(run), SAMPLE)
             found = cast(run.source, weight.dtype).flat(run.start, run.start + count)
             if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
-                said = f"the masters of {shown(name)} in this file do not round to the weights in {files.models[0].name}"
-                raise SourceError(f"{paths[run.source]}: {said}; the file belongs to another run or another step")
+                said = (
+                    f"the masters of {shown(name)} in this file do not round to the"
+                    f" weights in {files.models[0].name}"
+                )
+                raise SourceError(
+                    f"{paths[run.source]}: {said}; the file belongs to another run or another step"
+                )
             at += len(run)
 
 
@@ -153,16 +167,22 @@ def _parameters(files: Files) -> Found:
     stages = {_stage(state) for state in files.states}
     if len(stages) > 1:
         raise SourceError(
-            f"{files.folder}: found files of several ZeRO stages ({', '.join(map(str, sorted(stages)))}); {DAMAGED}"
+            f"{files.folder}: found files of several ZeRO stages"
+            f" ({', '.join(map(str, sorted(stages)))}); {DAMAGED}"
         )
     stage = stages.pop()
     shapes = shapes_of(files)
     # Stages 1 and 2 have a count for each flat group, stage 3 has one for all, and a file may have
     # none.
     counts = files.states[0].get("partition_count", [])
-    count = max(map(int, counts if isinstance(counts, list) else [counts]), default=len(files.states))
+    count = max(
+        map(int, counts if isinstance(counts, list) else [counts]), default=len(files.states)
+    )
     if count != len(files.states):
-        raise SourceError(f"{files.folder}: found optimizer states of {len(files.states)} ranks, expected {count}; {DAMAGED}")
+        raise SourceError(
+            f"{files.folder}: found optimizer states of {len(files.states)} ranks, expected"
+            f" {count}; {DAMAGED}"
+        )
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
     rows = _rows(files, stage)
     left = [*_left(rows, _flat_states(files, stage)), *_excluded(files, stage)]
@@ -171,7 +191,9 @@ def _parameters(files: Files) -> Found:
         # Flat groups have their parameters as they were dealt out; the optimizer's groups have the
         # model's order.
         ranks = len(files.states)
-        ordered = [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
+        ordered = [
+            {name: named[name] for name in collected(tuple(named), ranks)} for named in shapes
+        ]
     return stage, held_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, ordered)), left
 
 
@@ -182,8 +204,13 @@ def _excluded(files: Files, stage: int) -> Iterator[Finding]:
     At ZeRO 1 the files do not show this, so there is no finding.
     """
     if stage > 1 and files.model.get("frozen_param_shapes", {}) is None:
-        said = "saved with exclude_frozen_parameters, so the checkpoint lacks frozen parameters if the model has any"
-        yield lost("frozen", f"{said}; load them from the weights with which the run began", Effect.NUMBERS)
+        said = (
+            "saved with exclude_frozen_parameters, so the checkpoint lacks frozen parameters if the"
+            " model has any"
+        )
+        yield lost(
+            "frozen", f"{said}; load them from the weights with which the run began", Effect.NUMBERS
+        )
 
 
 def _stage(state: Mapping[str, Any]) -> int:
@@ -198,10 +225,13 @@ def shapes_of(files: Files) -> list[Named]:
     """Return the shapes of the parameters in each flat group, by name and in the group's order."""
     found = files.model.get("param_shapes")
     right = isinstance(found, list) and all(
-        isinstance(group, dict) and all(isinstance(shape, tuple) for shape in group.values()) for group in found
+        isinstance(group, dict) and all(isinstance(shape, tuple) for shape in group.values())
+        for group in found
     )
     if not right:
-        raise SourceError(f"{files.models[0]}: found {shown(found, 40)} as param_shapes, expected shapes by name; {DAMAGED}")
+        raise SourceError(
+            f"{files.models[0]}: found {shown(found, 40)} as param_shapes, expected shapes by name; {DAMAGED}"
+        )
     return list(found)  # type: ignore[arg-type]
 
 
@@ -234,14 +264,20 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
             _in_step(steps, group, step, path)
             for kind, held in {FP32: flat, **moments}.items():
                 kinds.setdefault(kind, []).append(held)
-            places = _dealt(state, group, named, begins[rank]) if dealt else _fragments(state, group, named, path)
+            places = (
+                _dealt(state, group, named, begins[rank])
+                if dealt
+                else _fragments(state, group, named, path)
+            )
             for name, start, count in places:
                 for kind, held in {FP32: flat, **moments}.items():
                     if start + count > held.count:
                         raise SourceError(
                             f"{path}: {shown(name)} ends at element {start + count} of {kind}, which has {held.count}; {DAMAGED}"
                         )
-                    runs.setdefault(name, {}).setdefault(kind, []).append(Run(held, start, start + count))
+                    runs.setdefault(name, {}).setdefault(kind, []).append(
+                        Run(held, start, start + count)
+                    )
     if not dealt:
         _in_order(files, shapes)
     return Flats({name: _joined(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
@@ -258,23 +294,33 @@ def _in_step(steps: list[float | None], group: int, step: float | None, path: Pa
         )
 
 
-def _group(state: Mapping[str, Any], group: int, path: Path) -> tuple[Lazy, dict[str, Lazy], float | None]:
+def _group(
+    state: Mapping[str, Any], group: int, path: Path
+) -> tuple[Lazy, dict[str, Lazy], float | None]:
     """Return masters, moments and step of a flat group on one rank, from the state of the optimizer
     that ZeRO wraps (`base_optimizer_state`).
     """
     try:
         flat = state["single_partition_of_fp32_groups"][group]
         base = state["base_optimizer_state"]
-        held = base[group] if isinstance(base, list) else base["state"].get(base["param_groups"][group]["params"][0], {})
+        held = (
+            base[group]
+            if isinstance(base, list)
+            else base["state"].get(base["param_groups"][group]["params"][0], {})
+        )
         settings = {} if isinstance(base, list) else base["param_groups"][group]
     except (LookupError, TypeError) as error:
         raise SourceError(f"{path}: found no flat group {group} ({error}); {DAMAGED}") from None
     return flat, *_moments(held, settings, path)
 
 
-def _moments(held: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> tuple[dict[str, Lazy], float | None]:
+def _moments(
+    held: Mapping[str, Any], settings: Mapping[str, Any], path: Path
+) -> tuple[dict[str, Lazy], float | None]:
     """Return moments and step of an optimizer. Some optimizers store the step in their settings."""
-    moments = {kind: value for kind, value in held.items() if kind != "step" and _is_moment(kind, value)}
+    moments = {
+        kind: value for kind, value in held.items() if kind != "step" and _is_moment(kind, value)
+    }
     step = held.get("step", settings.get("step"))
     if isinstance(step, Lazy):
         step = float(step.whole())
@@ -283,15 +329,22 @@ def _moments(held: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -
     return moments, None if step is None else float(step)
 
 
-def _fragments(state: Mapping[str, Any], group: int, named: Named, path: Path) -> Iterator[tuple[str, int, int]]:
+def _fragments(
+    state: Mapping[str, Any], group: int, named: Named, path: Path
+) -> Iterator[tuple[str, int, int]]:
     try:
         rows = state["param_slice_mappings"][group].items()
         found = [(name, int(held.state["start"]), int(held.state["numel"])) for name, held in rows]
     except (LookupError, TypeError, AttributeError) as error:
-        raise SourceError(f"{path}: found no positions of the parameters in flat group {group} ({error}); {DAMAGED}") from None
+        raise SourceError(
+            f"{path}: found no positions of the parameters in flat group {group} ({error});"
+            f" {DAMAGED}"
+        ) from None
     for name, start, count in found:
         if name not in named or start < 0 or count < 0:
-            raise SourceError(f"{path}: {shown(name)} is not a parameter of flat group {group}; {DAMAGED}")
+            raise SourceError(
+                f"{path}: {shown(name)} is not a parameter of flat group {group}; {DAMAGED}"
+            )
         yield name, start, count
 
 
@@ -299,12 +352,17 @@ def _begins(files: Files, group: int) -> list[range]:
     """Return, for each rank, the range of elements of a flat group that its file contains. Padding
     at the end of the group is not saved.
     """
-    sizes = [_group(state, group, files.optimizers[rank])[0].count for rank, state in enumerate(files.states)]
+    sizes = [
+        _group(state, group, files.optimizers[rank])[0].count
+        for rank, state in enumerate(files.states)
+    ]
     ends = list(accumulate(sizes))
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _dealt(state: Mapping[str, Any], group: int, named: Named, held: range) -> Iterator[tuple[str, int, int]]:
+def _dealt(
+    state: Mapping[str, Any], group: int, named: Named, held: range
+) -> Iterator[tuple[str, int, int]]:
     """Yield the parameters with elements on this rank: the name, the offset of the part in the
     rank's tensor, and the part's number of elements.
 
@@ -340,13 +398,16 @@ def _in_order(files: Files, shapes: Sequence[Named]) -> None:
                 last = numbers[name]
 
 
-def _joined(files: Files, shapes: Sequence[Named], name: str, kinds: Mapping[str, Sequence[Run]]) -> dict[str, Lazy]:
+def _joined(
+    files: Files, shapes: Sequence[Named], name: str, kinds: Mapping[str, Sequence[Run]]
+) -> dict[str, Lazy]:
     shape = next(tuple(named[name]) for named in shapes if name in named)
     for kind, runs in kinds.items():
         count = sum(map(len, runs))
         if count != prod(shape):
             said = (
-                f"all ranks together hold {count} elements of {kind} {shown(name)}, expected {prod(shape)} for its shape {shape}"
+                f"all ranks together hold {count} elements of {kind} {shown(name)}, expected"
+                f" {prod(shape)} for its shape {shape}"
             )
             raise SourceError(f"{files.folder}: {said}; {DAMAGED}")
     return {kind: Joined(tuple(runs), shape, runs[0].source.dtype) for kind, runs in kinds.items()}
@@ -358,28 +419,37 @@ def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
     """
     if any(state.get("ds_zero_partition_groups") for state in files.states):
         raise SourceError(
-            f"{files.folder}: experts have their own data-parallel groups in this checkpoint, which cannot be read yet"
+            f"{files.folder}: experts have their own data-parallel groups in this checkpoint,"
+            " which cannot be read yet"
         )
     ranks = len(files.states)
     tensors: dict[str, dict[str, Lazy]] = {}
     steps: list[float | None] = []
     for group, named in enumerate(shapes):
-        held = [_third(state, group, files.optimizers[rank]) for rank, state in enumerate(files.states)]
+        held = [
+            _third(state, group, files.optimizers[rank]) for rank, state in enumerate(files.states)
+        ]
         for rank, (_, step) in enumerate(held):
             _in_step(steps, group, step, files.optimizers[rank])
         offset = 0
         for name, shape in named.items():
             part = -(-prod(shape) // ranks)  # rounded up
-            tensors[name] = dict(_cut(files, [kinds for kinds, _ in held], offset, part, tuple(shape)))
+            tensors[name] = dict(
+                _cut(files, [kinds for kinds, _ in held], offset, part, tuple(shape))
+            )
             offset += part
     return Flats(tensors, steps)
 
 
-def _third(state: Mapping[str, Any], group: int, path: Path) -> tuple[dict[str, Lazy], float | None]:
+def _third(
+    state: Mapping[str, Any], group: int, path: Path
+) -> tuple[dict[str, Lazy], float | None]:
     """Return masters and moments of a flat group on one rank, by kind, and the step."""
     try:
         flat, base = state["fp32_flat_groups"][group], state["optimizer_state_dict"]
-        settings: Mapping[str, Any] = next((row for row in base["param_groups"] if group in row["params"]), {})
+        settings: Mapping[str, Any] = next(
+            (row for row in base["param_groups"] if group in row["params"]), {}
+        )
         moments, step = _moments(base["state"].get(group, {}), settings, path)
     except (LookupError, TypeError) as error:
         raise SourceError(f"{path}: found no flat group {group} ({error}); {DAMAGED}") from None
@@ -395,12 +465,16 @@ def _cut(
         for rank, kinds in enumerate(held):
             size = max(0, min(part, count - rank * part))  # the last ranks may hold only padding
             if kind not in kinds or offset + size > kinds[kind].count:
-                raise SourceError(f"{files.optimizers[rank]}: {kind} ends before element {offset + size}; {DAMAGED}")
+                raise SourceError(
+                    f"{files.optimizers[rank]}: {kind} ends before element {offset + size}; {DAMAGED}"
+                )
             runs.append(Run(kinds[kind], offset, offset + size))
         yield kind, Joined(tuple(runs), shape, runs[0].source.dtype)
 
 
-def held_of(files: Files, stage: int, shapes: Sequence[Named], flats: Flats) -> dict[str, Parameter]:
+def held_of(
+    files: Files, stage: int, shapes: Sequence[Named], flats: Flats
+) -> dict[str, Parameter]:
     """Return all parameters in the model's order: trained ones with masters and moments, frozen
     ones with only the weight.
     """
@@ -415,16 +489,23 @@ def held_of(files: Files, stage: int, shapes: Sequence[Named], flats: Flats) -> 
             continue
         if name in group_of:
             kinds = flats.tensors[name]
-            parameters[name] = _trained(name, held, kinds, flats.steps[group_of[name]], stage, files)
+            parameters[name] = _trained(
+                name, held, kinds, flats.steps[group_of[name]], stage, files
+            )
         else:
             parameters[name] = Parameter(_frozen(files, name, held, stage), trained=False)
     missing = [name for name in group_of if name not in parameters]
     if missing:
-        raise SourceError(f"{files.models[0]}: {shown(missing[0])} is in the optimizer, but not in the model; {DAMAGED}")
+        raise SourceError(
+            f"{files.models[0]}: {shown(missing[0])} is in the optimizer, but not in the model;"
+            f" {DAMAGED}"
+        )
     return parameters
 
 
-def _trained(name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files) -> Parameter:
+def _trained(
+    name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files
+) -> Parameter:
     """Return a trained parameter. ZeRO stage 3 saves no weights in the compute format, so its
     weight is the rounded master.
     """
@@ -452,7 +533,9 @@ def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
     found = [(state.get("frozen_param_fragments") or {}).get(name) for state in states]
     parts = [part for part in found if isinstance(part, Lazy)]
     if len(parts) != len(states) or sum(part.count for part in parts) < prod(shape):
-        raise SourceError(f"{files.folder}: {shown(name)} is frozen, and some of its parts are missing; {DAMAGED}")
+        raise SourceError(
+            f"{files.folder}: {shown(name)} is frozen, and some of its parts are missing; {DAMAGED}"
+        )
     runs, at = [], 0
     for part in parts:
         size = min(part.count, prod(shape) - at)
@@ -465,7 +548,9 @@ def _model(files: Files, rank: int) -> Mapping[str, Any]:
     return loaded(files.models[rank], files.folder, "module")
 
 
-def groups_of(rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Named]) -> Iterator[Group]:
+def groups_of(
+    rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Named]
+) -> Iterator[Group]:
     """Return the optimizer's groups with their settings. At ZeRO stage 3 several flat groups may
     form one group.
     """
@@ -477,7 +562,11 @@ def groups_of(rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Na
 def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
     state = files.states[0]
     base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
-    return base["param_groups"] if isinstance(base, dict) else [{"params": [number]} for number in range(len(base))]
+    return (
+        base["param_groups"]
+        if isinstance(base, dict)
+        else [{"params": [number]} for number in range(len(base))]
+    )
 
 
 def _without(files: Files) -> Found:
@@ -495,7 +584,10 @@ def _without(files: Files) -> Found:
         return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [none]
     names = _numbered(files, module, numbers, base, held)
     masters = dict(_masters(held, rows, names, module))
-    parameters = {name: _unsharded(name, tensor, names, base, masters, files) for name, tensor in module.items()}
+    parameters = {
+        name: _unsharded(name, tensor, names, base, masters, files)
+        for name, tensor in module.items()
+    }
     groups = tuple(
         Group(tuple(name for name in names if names[name] in row["params"]), _settings(row, number))
         for number, row in enumerate(rows)
@@ -512,7 +604,11 @@ def _ties(files: Files) -> dict[str, str]:
     if said is not None:
         return {str(alias): str(name) for alias, name in said.items()}
     places: dict[Lazy, str] = {}
-    found = {name: places.setdefault(tensor, name) for name, tensor in files.model["module"].items() if tensor.count}
+    found = {
+        name: places.setdefault(tensor, name)
+        for name, tensor in files.model["module"].items()
+        if tensor.count
+    }
     return {alias: name for alias, name in found.items() if alias != name}
 
 
@@ -520,12 +616,23 @@ def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     return settings_of(row, f"param_groups.{number}")[0]
 
 
-def _left(rows: Sequence[Mapping[str, Any]], states: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+def _left(
+    rows: Sequence[Mapping[str, Any]], states: Mapping[str, Mapping[str, Any]]
+) -> list[Finding]:
     """Return a finding for each optimizer setting and each optimizer state that is not carried
     over.
     """
-    odd = [finding for number, row in enumerate(rows) for finding in settings_of(row, f"param_groups.{number}")[1]]
-    kinds = ((name, kind) for name, state in states.items() for kind, value in state.items() if not _is_moment(kind, value))
+    odd = [
+        finding
+        for number, row in enumerate(rows)
+        for finding in settings_of(row, f"param_groups.{number}")[1]
+    ]
+    kinds = (
+        (name, kind)
+        for name, state in states.items()
+        for kind, value in state.items()
+        if not _is_moment(kind, value)
+    )
     return [*odd, *unshaped(kinds)]
 
 
@@ -569,17 +676,26 @@ def _numbered(
         for number in numbers
     }
     alone = len(base["param_groups"]) == 1
-    fits = len(own) == len(numbers) and all(shapes[n] in (None, module[name].shape) for name, n in zip(own, numbers, strict=True))
+    fits = len(own) == len(numbers) and all(
+        shapes[n] in (None, module[name].shape) for name, n in zip(own, numbers, strict=True)
+    )
     if fits and alone:
         return dict(zip(own, numbers, strict=True))
-    found = _chosen(own, module, numbers, shapes, held) if alone and len(own) > len(numbers) else None
+    found = (
+        _chosen(own, module, numbers, shapes, held) if alone and len(own) > len(numbers) else None
+    )
     found = found or _by_shape(own, module, shapes)
     if found is not None:
         return found
     several = "the groups of the optimizer are not in the model's order"
-    frozen = f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and the shapes do not tell which"
+    frozen = (
+        f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and the shapes do not tell"
+        " which"
+    )
     said = f"the optimizer's parameters have numbers but no names, and {frozen if len(own) > len(numbers) else several}"
-    raise SourceError(f"{files.models[0]}: {said}; save the checkpoint under ZeRO 1, whose files have names")
+    raise SourceError(
+        f"{files.models[0]}: {said}; save the checkpoint under ZeRO 1, whose files have names"
+    )
 
 
 def _chosen(
@@ -594,7 +710,9 @@ def _chosen(
     The numbers are in the model's order. Return None unless exactly one choice of the trained
     parameters fits.
     """
-    masters = dict(zip(numbers, _listed_masters(held, [shapes[number] for number in numbers]), strict=False))
+    masters = dict(
+        zip(numbers, _listed_masters(held, [shapes[number] for number in numbers]), strict=False)
+    )
 
     def fit(number: int, name: str) -> bool:
         master, weight = masters.get(number), module[name]
@@ -603,14 +721,18 @@ def _chosen(
         if master is None:
             return True
         count = min(SAMPLE, weight.count)
-        return bytes(raw(cast(master, weight.dtype).flat(0, count))) == bytes(raw(weight.flat(0, count)))
+        return bytes(raw(cast(master, weight.dtype).flat(0, count))) == bytes(
+            raw(weight.flat(0, count))
+        )
 
     # The earliest choice and the latest one agree exactly if there is no other between them.
     first, last = _earliest(numbers, own, fit), _earliest(numbers[::-1], own[::-1], fit)
     return first if first is not None and first == last else None
 
 
-def _earliest(numbers: Sequence[int], own: Sequence[str], fit: Callable[[int, str], bool]) -> dict[str, int] | None:
+def _earliest(
+    numbers: Sequence[int], own: Sequence[str], fit: Callable[[int, str], bool]
+) -> dict[str, int] | None:
     """Match each number with the first fitting name that follows the previous number's name. Return
     None if a number has no such name.
     """
@@ -629,15 +751,25 @@ def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy
     """
     flats = held.get("fp32_groups_flat") or ()
     if not flats or None in shapes:
-        return [master for group in held.get("fp32_groups") or () for master in group if isinstance(master, Lazy)]
+        return [
+            master
+            for group in held.get("fp32_groups") or ()
+            for master in group
+            if isinstance(master, Lazy)
+        ]
     ends = list(accumulate(map(prod, shapes)))
     if ends[-1] > flats[0].count:
         return []
     cuts = zip(shapes, ends, strict=True)
-    return [Joined((Run(flats[0], end - prod(shape), end),), shape, flats[0].dtype) for shape, end in cuts]
+    return [
+        Joined((Run(flats[0], end - prod(shape), end),), shape, flats[0].dtype)
+        for shape, end in cuts
+    ]
 
 
-def _by_shape(own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[int, Any]) -> dict[str, int] | None:
+def _by_shape(
+    own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[int, Any]
+) -> dict[str, int] | None:
     """Return parameter numbers by name if shapes leave only one match, else None."""
     by: dict[Any, list[str]] = {}  # with frozen ones, which may be those that have the shape
     for name in own:
@@ -683,5 +815,8 @@ def _unsharded(
         return Parameter(tensor, trained=False)
     moments, step = _moments(base["state"].get(names[name], {}), {}, files.models[0])
     if any(moment.shape != tensor.shape for moment in moments.values()):
-        raise SourceError(f"{files.models[0]}: the moments of {shown(name)} have another shape than the parameter; {DAMAGED}")
+        raise SourceError(
+            f"{files.models[0]}: the moments of {shown(name)} have another shape than the"
+            f" parameter; {DAMAGED}"
+        )
     return replace(Parameter(tensor, None, moments, step), master=masters.get(name))

@@ -67,14 +67,18 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
     """
     if wanted.level == 0:
         raise SourceError(
-            "deepspeed: checkpoints of ZeRO 0 can be read, but not written; use --level 1, which gives the same numbers"
+            "deepspeed: checkpoints of ZeRO 0 can be read, but not written; use --level 1, which"
+            " gives the same numbers"
         )
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
     # More ranks than elements would leave some rank with nothing to hold.
     elements = sum(prod(held.weight.shape) for held in hub.trained.values())
     if elements < ranks:
-        raise SourceError(f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer ranks with --ranks")
+        raise SourceError(
+            f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer"
+            " ranks with --ranks"
+        )
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
     layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
     _same_moments(hub)
@@ -88,12 +92,20 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     parameter is in exactly one group.
     """
     if not hub.groups:
-        said = "the source has no optimizer groups, but DeepSpeed reads groups and settings from these files by their position"
-        raise SourceError(f"deepspeed: {said}; write the checkpoint with --to universal, which uses names")
+        said = (
+            "the source has no optimizer groups, but DeepSpeed reads groups and settings from these"
+            " files by their position"
+        )
+        raise SourceError(
+            f"deepspeed: {said}; write the checkpoint with --to universal, which uses names"
+        )
     named = [name for group in hub.groups for name in group.names]
     odd = sorted(set(named) ^ set(hub.trained))
     if odd or len(named) != len(set(named)):
-        raise SourceError(f"deepspeed: {(odd or named)[0]} is in no group of the optimizer, or in several; the source is damaged")
+        raise SourceError(
+            f"deepspeed: {(odd or named)[0]} is in no group of the optimizer, or in several; the"
+            " source is damaged"
+        )
     return hub.groups
 
 
@@ -106,7 +118,8 @@ def _same_moments(hub: Hub) -> None:
         if set(held.moments) != set(hub.moments):
             missing = sorted(set(hub.moments) - set(held.moments))
             raise SourceError(
-                f"deepspeed: {name} has no {', '.join(missing)}; all parameters of a flat group need the same moments"
+                f"deepspeed: {name} has no {', '.join(missing)}; all parameters of a flat group"
+                " need the same moments"
             )
 
 
@@ -119,7 +132,10 @@ def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
     for group in layout.groups:
         # Elements of each parameter on one rank, rounded up: stage 3 splits every parameter for
         # itself.
-        sizes = {name: -(-layout.hub.parameters[name].weight.count // layout.ranks) for name in group.names}
+        sizes = {
+            name: -(-layout.hub.parameters[name].weight.count // layout.ranks)
+            for name in group.names
+        }
         if layout.level < 3 and dealt_out(layout.hub.config):
             yield dealt(group.names, layout.ranks)
             continue
@@ -156,7 +172,11 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
         layout.hub,
         {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()},
     )
-    frozen = [name for name, held in hub.parameters.items() if not held.trained] if layout.level > 1 else []
+    frozen = (
+        [name for name, held in hub.parameters.items() if not held.trained]
+        if layout.level > 1
+        else []
+    )
     schedule = hub.schedule
     if schedule is None and hub.where.steps is not None:
         # All that DeepSpeed's own schedulers keep is the number of the last update
@@ -166,10 +186,16 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
         "module": OrderedDict(_module(layout)),
         "buffer_names": list(hub.buffers),
         "optimizer": None,
-        "param_shapes": [OrderedDict((name, shapes[name]) for name in flat) for flat in layout.flats],
-        "frozen_param_shapes": OrderedDict((name, shapes[name]) for name in frozen) if layout.level > 1 else None,
+        "param_shapes": [
+            OrderedDict((name, shapes[name]) for name in flat) for flat in layout.flats
+        ],
+        "frozen_param_shapes": OrderedDict((name, shapes[name]) for name in frozen)
+        if layout.level > 1
+        else None,
         "shared_params": dict(hub.ties) if rank == 0 else {},
-        "frozen_param_fragments": OrderedDict((name, _fragment(layout, name, rank)) for name in frozen)
+        "frozen_param_fragments": OrderedDict(
+            (name, _fragment(layout, name, rank)) for name in frozen
+        )
         if layout.level > 1
         else None,
         "lr_scheduler": schedule,
@@ -192,7 +218,9 @@ def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
     buffers have values.
     """
     empty = Held(_zeros(0, layout.dtype))
-    found = {name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters}
+    found = {
+        name: empty if layout.level == 3 else layout.weight(name) for name in layout.hub.parameters
+    }
     yield from found.items()
     yield from ((alias, found[name]) for alias, name in layout.hub.ties.items() if name in found)
     yield from layout.hub.buffers.items()
@@ -300,7 +328,9 @@ def _padded(held: Lazy, padding: int) -> Lazy:
     if not padding:
         return held
     zeros = Held(_zeros(padding, held.dtype))
-    return Joined((Run(held, 0, held.count), Run(zeros, 0, padding)), (held.count + padding,), held.dtype)
+    return Joined(
+        (Run(held, 0, held.count), Run(zeros, 0, padding)), (held.count + padding,), held.dtype
+    )
 
 
 def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
@@ -324,7 +354,10 @@ def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[st
 
 def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
     """Return a rank's optimizer states at ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
-    parts = [{kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()} for flat in layout.flats]
+    parts = [
+        {kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()}
+        for flat in layout.flats
+    ]
     state = {
         number: {
             **step_of(layout, flat),
@@ -369,7 +402,9 @@ def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
-    settings = {key: tuple(value) if key == "betas" else value for key, value in group.settings.items()}
+    settings = {
+        key: tuple(value) if key == "betas" else value for key, value in group.settings.items()
+    }
     return {**settings, "params": numbers}
 
 
@@ -382,7 +417,9 @@ def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
     step = layout.hub.parameters[flat[0]].step if flat else None
     if step is None:
         return {}
-    return {"step": int(step)} if own_adam(layout.hub) else {"step": Held(torch.tensor(float(step)))}
+    return (
+        {"step": int(step)} if own_adam(layout.hub) else {"step": Held(torch.tensor(float(step)))}
+    )
 
 
 def own_adam(hub: Hub) -> bool:
@@ -403,7 +440,9 @@ def scaler(layout: Layout) -> dict[str, Any]:
     scale = layout.hub.scale
     if scale is None:
         none = {
-            "loss_scaler": Record(f"{SCALERS} LossScaler", (), {"cur_scale": 1.0, "dynamic": False}),
+            "loss_scaler": Record(
+                f"{SCALERS} LossScaler", (), {"cur_scale": 1.0, "dynamic": False}
+            ),
             "dynamic_loss_scale": False,
         }
         return none if layout.level == 3 or layout.dtype != "F16" else {}
@@ -445,7 +484,8 @@ def unsaid(layout: Layout) -> Iterator[Any]:
     if hub.trained and not hub.moments:
         yield lost(
             "moments",
-            "the source has no optimizer state; load the checkpoint with load_optimizer_states=False",
+            "the source has no optimizer state; load the checkpoint with"
+            " load_optimizer_states=False",
             Effect.NUMBERS,
         )
     if hub.schedule is None:

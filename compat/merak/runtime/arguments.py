@@ -39,11 +39,22 @@ def _kind(name: str, default: Any) -> Any:
     return int if name in NUMBERS else list[str] if name in LISTS else str
 
 
+def _settle(self: Any) -> None:
+    """Pass on the old name of `eval_strategy`, which today's transformers no longer reads."""
+    if self.evaluation_strategy not in (None, "no"):
+        self.eval_strategy = self.evaluation_strategy
+    theirs: Any = TrainingArguments.__post_init__  # it has no types
+    theirs(self)
+
+
 MerakArguments: Any = make_dataclass(
     "MerakArguments",
     list(_own()),
     bases=(TrainingArguments,),
-    namespace={"__doc__": "Arguments of a run with Merak's names and defaults."},
+    namespace={
+        "__doc__": "Arguments of a run with Merak's names and defaults.",
+        "__post_init__": _settle,
+    },
 )
 
 

@@ -46,6 +46,10 @@ MINE = (
     "args.max_steps",
     "args.num_train_epochs",
     "args.eval_steps",
+    "args.do_eval",
+    "args.eval_strategy",
+    "args.evaluation_strategy",
+    "args.per_device_eval_batch_size",
 )
 """Settings that the trainer reads although no plan field stands for them."""
 

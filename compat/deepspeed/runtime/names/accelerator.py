@@ -27,7 +27,8 @@ class Accelerator:
         found = getattr(torch.cuda, name, None) if not name.startswith("__") else None
         if found is None:
             raise AttributeError(
-                f"get_accelerator().{name}: neither the native engine's accelerator nor torch.cuda has this attribute"
+                f"get_accelerator().{name}: neither the native engine's accelerator nor torch.cuda"
+                " has this attribute"
             )
         return found
 
@@ -85,7 +86,9 @@ class Accelerator:
         }
         return [dtype for dtype in dtypes if has[dtype]]
 
-    def pin_memory(self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
         """Return a copy of the tensor in pinned memory, which the device reads directly."""
         return tensor.pin_memory()
 
@@ -97,7 +100,9 @@ class Accelerator:
         """Return whether a call returns only when its work is done."""
         return self._name == "cpu"
 
-    use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
+    use_host_timers = resolves_data_dependency = handles_memory_backpressure = (
+        is_synchronized_device
+    )
 
     def is_triton_supported(self) -> bool:
         """Return False, because the engine has no kernels in Triton."""
@@ -134,7 +139,9 @@ class Processor(Accelerator):
         if name in ("Stream", "Event", "current_stream", "default_stream", "create_graph"):
             return lambda *_: None
         if name.startswith(("memory_", "max_memory_", "reset_max_memory_")):
-            return {"memory": self._held, "max": self._most, "reset": self._forget}[name.partition("_")[0]]
+            return {"memory": self._held, "max": self._most, "reset": self._forget}[
+                name.partition("_")[0]
+            ]
         raise AttributeError(f"get_accelerator().{name}: a CPU does not have this attribute")
 
     def device_name(self, device_index: int | None = None) -> str:
@@ -217,7 +224,9 @@ class Processor(Accelerator):
         """Return True."""
         return True
 
-    def pin_memory(self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
+    def pin_memory(
+        self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True
+    ) -> torch.Tensor:
         """Return the tensor unchanged."""
         return tensor
 

@@ -50,10 +50,13 @@ def configure(
     """Record that checkpointing is configured. Settings for the memory of saved activations have no
     effect, and each gives a warning; they change no numbers.
     """
-    named = dict(zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True))
+    named = dict(
+        zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True)
+    )
     for name in (name for name, value in named.items() if value):
         logger.warning(
-            "checkpointing.configure: %s: the inputs of recomputed layers stay whole on the device (memory)",
+            "checkpointing.configure: %s: the inputs of recomputed layers stay whole on the device"
+            " (memory)",
             name,
         )
     _state.update(configured=True, mpu=mpu_)
@@ -101,7 +104,8 @@ class CudaRNGStatesTracker:
         """Add the state `name`, seeded with `seed`."""
         if seed in self.seeds_ or name in self.states_:
             raise BridgeError(
-                f"rng tracker: the name {name!r} or the seed {seed} is used already; choose others, or call reset() first"
+                f"rng tracker: the name {name!r} or the seed {seed} is used already; choose"
+                " others, or call reset() first"
             )
         place, before = get_accelerator(), get_accelerator().get_rng_state()
         place.manual_seed(seed)
@@ -137,7 +141,10 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
     """Seed two generators: one with the same numbers on all tensor ranks, and one whose numbers
     differ between them.
     """
-    sizes = (getattr(_state["mpu"], name, None) for name in ("get_tensor_model_parallel_rank", "get_model_parallel_rank"))
+    sizes = (
+        getattr(_state["mpu"], name, None)
+        for name in ("get_tensor_model_parallel_rank", "get_model_parallel_rank")
+    )
     rank = next((call() for call in sizes if call is not None), 0)
     _tracker.reset()
     get_accelerator().manual_seed(seed)

@@ -75,7 +75,10 @@ def is_initialized() -> bool:
 
 def _needs_group(what: str) -> None:
     if not is_initialized():
-        raise BridgeError(f"deepspeed.comm.{what}: there is no process group; call deepspeed.init_distributed() first")
+        raise BridgeError(
+            f"deepspeed.comm.{what}: there is no process group; call deepspeed.init_distributed()"
+            " first"
+        )
 
 
 def get_rank(group: Any = None) -> int:
@@ -161,7 +164,9 @@ def has_all_gather_into_tensor() -> bool:
     return True
 
 
-has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = has_all_gather_into_tensor
+has_reduce_scatter_tensor = has_all_reduce_coalesced = has_coalescing_manager = (
+    has_all_gather_into_tensor
+)
 
 
 def set_backend() -> None:
@@ -174,4 +179,6 @@ def configure(*_: Any, **__: Any) -> None:
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Any:
     """Raise `BridgeError`, because the engine itself counts collectives."""
-    raise BridgeError("deepspeed.comm.log_summary: the engine counts collectives itself; see engine.native.comm.ledger")
+    raise BridgeError(
+        "deepspeed.comm.log_summary: the engine counts collectives itself; see engine.native.comm.ledger"
+    )

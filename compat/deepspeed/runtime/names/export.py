@@ -32,8 +32,14 @@ def get_fp32_state_dict_from_zero_checkpoint(
     precise copy, and a tied parameter appears under each name. No pickle is executed.
     """
     hub = read(find(Path(checkpoint_dir), tag))
-    left = {name for name, held in hub.parameters.items() if exclude_frozen_parameters and not held.trained}
-    found = {name: held.best.whole().float() for name, held in hub.parameters.items() if name not in left}
+    left = {
+        name
+        for name, held in hub.parameters.items()
+        if exclude_frozen_parameters and not held.trained
+    }
+    found = {
+        name: held.best.whole().float() for name, held in hub.parameters.items() if name not in left
+    }
     found.update((name, held.whole()) for name, held in hub.buffers.items())
     found.update((alias, found[name]) for alias, name in hub.ties.items() if name in found)
     return found
@@ -62,7 +68,9 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     )
 
 
-def load_state_dict_from_zero_checkpoint(model: nn.Module, checkpoint_dir: str | Path, tag: str | None = None) -> nn.Module:
+def load_state_dict_from_zero_checkpoint(
+    model: nn.Module, checkpoint_dir: str | Path, tag: str | None = None
+) -> nn.Module:
     """Return the model on the CPU with the weights of a checkpoint. Raises `SourceError` if the
     checkpoint lacks a parameter or buffer of the model.
     """
@@ -70,7 +78,8 @@ def load_state_dict_from_zero_checkpoint(model: nn.Module, checkpoint_dir: str |
     with torch.no_grad():
         missing = model.cpu().load_state_dict(values, strict=False).missing_keys
     SourceError.raise_if(
-        f"{checkpoint_dir}: does not contain {name} of the model; load the checkpoint into the model that it was written from"
+        f"{checkpoint_dir}: does not contain {name} of the model; load the checkpoint into the"
+        " model that it was written from"
         for name in missing
     )
     return model

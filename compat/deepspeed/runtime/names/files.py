@@ -57,11 +57,15 @@ class AIOHandle:
         """
         return int(self._kept["intra_op_parallelism"]) * ALIGNED
 
-    def read(self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
+    def read(
+        self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0
+    ) -> int:
         """Fill a tensor from a file. Returns 1."""
         return _read(buffer, filename, file_offset)
 
-    def write(self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0) -> int:
+    def write(
+        self, buffer: Tensor, filename: str, validate: bool = False, file_offset: int = 0
+    ) -> int:
         """Write a tensor into a file. Returns 1."""
         return _write(buffer, filename, file_offset)
 
@@ -89,11 +93,15 @@ class AIOHandle:
         """
         return self._started(partial(_write, buffer, filename, file_offset), True)
 
-    def pread(self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0) -> int:
+    def pread(
+        self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
+    ) -> int:
         """Fill a tensor from a file, synchronously or asynchronously."""
         return self._started(partial(_read, buffer, filename, file_offset), async_)
 
-    def pwrite(self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0) -> int:
+    def pwrite(
+        self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
+    ) -> int:
         """Write a tensor into a file, synchronously or asynchronously."""
         return self._started(partial(_write, buffer, filename, file_offset), async_)
 
@@ -108,7 +116,9 @@ class AIOHandle:
         """Return a tensor of `num_elem` elements in the format of `example_tensor`. On a machine
         with a GPU, its memory is pinned.
         """
-        found = torch.empty(num_elem, dtype=example_tensor.dtype, pin_memory=torch.cuda.is_available())
+        found = torch.empty(
+            num_elem, dtype=example_tensor.dtype, pin_memory=torch.cuda.is_available()
+        )
         self._locked[found.data_ptr()] = found
         return found
 
@@ -141,7 +151,8 @@ def _read(buffer: Tensor, filename: str, offset: int) -> int:
             done += got
     if done < size:
         raise BridgeError(
-            f"{filename}: found {done} bytes after offset {offset}, expected {size}; read a larger file, or into a smaller tensor"
+            f"{filename}: found {done} bytes after offset {offset}, expected {size}; read a larger"
+            " file, or into a smaller tensor"
         )
     if held is not buffer:
         buffer.copy_(held)
@@ -150,7 +161,11 @@ def _read(buffer: Tensor, filename: str, offset: int) -> int:
 
 def _write(buffer: Tensor, filename: str | int, offset: int) -> int:
     view, done = _bytes(buffer.cpu()), 0
-    number = filename if isinstance(filename, int) else os.open(filename, os.O_WRONLY | os.O_CREAT, 0o644)
+    number = (
+        filename
+        if isinstance(filename, int)
+        else os.open(filename, os.O_WRONLY | os.O_CREAT, 0o644)
+    )
     try:
         while done < len(view):
             done += os.pwrite(number, view[done:], offset + done)

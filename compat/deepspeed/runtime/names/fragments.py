@@ -76,7 +76,9 @@ def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
 
 
 @torch.no_grad()
-def safe_update_full_grad_vectorized(param_list: Sequence[Tensor], update_func: Callable[[Any, Any], Any]) -> None:
+def safe_update_full_grad_vectorized(
+    param_list: Sequence[Tensor], update_func: Callable[[Any, Any], Any]
+) -> None:
     """Replace each parameter's gradient by `update_func(gradient, parameter)`."""
     for param in param_list:
         found = safe_get_full_grad(param)
@@ -96,8 +98,12 @@ def _local(name: str) -> Callable[..., Any]:
     return refuse
 
 
-safe_get_local_fp32_param, safe_set_local_fp32_param = map(_local, ("safe_get_local_fp32_param", "safe_set_local_fp32_param"))
-safe_get_local_grad, safe_set_local_grad = map(_local, ("safe_get_local_grad", "safe_set_local_grad"))
+safe_get_local_fp32_param, safe_set_local_fp32_param = map(
+    _local, ("safe_get_local_fp32_param", "safe_set_local_fp32_param")
+)
+safe_get_local_grad, safe_set_local_grad = map(
+    _local, ("safe_get_local_grad", "safe_set_local_grad")
+)
 safe_get_local_optimizer_state, safe_set_local_optimizer_state = map(
     _local, ("safe_get_local_optimizer_state", "safe_set_local_optimizer_state")
 )

@@ -28,7 +28,9 @@ def _get_data_parallel_world_size() -> int:
 
 
 def _get_sequence_parallel_group() -> Any:
-    raise BridgeError("deepspeed.utils.groups: the native engine has no sequence axis; leave sequence_parallel_size at 1")
+    raise BridgeError(
+        "deepspeed.utils.groups: the native engine has no sequence axis; leave sequence_parallel_size at 1"
+    )
 
 
 def _get_sequence_parallel_rank() -> int:

@@ -58,32 +58,45 @@ class InferenceEngine(nn.Module):
     def generate(self, *inputs: Any, **named: Any) -> Any:
         """Call the model's own `generate`."""
         if not hasattr(self.module, "generate"):
-            raise BridgeError(f"generate: {type(self.module).__name__} has no method generate; call the engine itself")
+            raise BridgeError(
+                f"generate: {type(self.module).__name__} has no method generate; call the engine"
+                " itself"
+            )
         model: Any = self.module
         return model.generate(*inputs, **named)
 
 
-def init_inference(model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any) -> InferenceEngine:
+def init_inference(
+    model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any
+) -> InferenceEngine:
     """Return a model for inference.
 
     The default of `dtype` is fp16, as in DeepSpeed. Settings of kernels change no numbers beyond
     rounding; each gives a warning. Raises `ConfigError` for a model that is split over ranks, for a
     format that torch does not have, and for weights from a `checkpoint`.
     """
-    said = json.loads(Path(config).read_text(encoding="utf-8")) if isinstance(config, str | Path) else dict(config or {})
+    said = (
+        json.loads(Path(config).read_text(encoding="utf-8"))
+        if isinstance(config, str | Path)
+        else dict(config or {})
+    )
     ConfigError.raise_if(
-        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give it only once"
+        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give it"
+        " only once"
         for name, value in kwargs.items()
         if name in said and said[name] != value
     )
     said.update(kwargs)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; if it is a pipeline, pass its model"
+            f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; if it is a"
+            " pipeline, pass its model"
         )
     ConfigError.raise_if(_refused(said))
     for name in (name for name in KERNELS if said.get(name)):
-        logger.warning("init_inference: %s: torch's own kernels are used instead (same up to rounding)", name)
+        logger.warning(
+            "init_inference: %s: torch's own kernels are used instead (same up to rounding)", name
+        )
     wanted: Any = said.get("dtype", torch.half)
     return InferenceEngine(model, NAMES[wanted] if isinstance(wanted, str) else wanted)
 
@@ -95,7 +108,8 @@ def _refused(said: Mapping[str, Any]) -> Any:
     for name, value in sizes.items():
         if isinstance(value, int) and value > 1:
             yield (
-                f"init_inference: found {name}={value}; the engine does not split models for inference; run the model on one rank"
+                f"init_inference: found {name}={value}; the engine does not split models for"
+                " inference; run the model on one rank"
             )
     dtype = said.get("dtype", torch.half)
     if dtype not in (*NAMES, *NAMES.values()):

@@ -33,7 +33,9 @@ class FusedAdam(torch.optim.Adam):
     ) -> None:
         _check(type(self).__name__, bias_correction, amsgrad)
         decoupled: dict[str, Any] = {"decoupled_weight_decay": adam_w_mode}
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **decoupled)
+        super().__init__(
+            params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **decoupled
+        )
 
 
 class DeepSpeedCPUAdam(FusedAdam):
@@ -57,11 +59,18 @@ class DeepSpeedCPUAdam(FusedAdam):
             raise BridgeError(
                 "DeepSpeedCPUAdam: found fp32_optimizer_states=False; the engine keeps moments in fp32; leave it out"
             )
-        super().__init__(model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay, amsgrad)
+        super().__init__(
+            model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay, amsgrad
+        )
 
 
 def _check(name: str, bias_correction: bool, amsgrad: bool) -> None:
     if not bias_correction:
-        raise BridgeError(f"{name}: found bias_correction=False, which the engine does not support; leave it out")
+        raise BridgeError(
+            f"{name}: found bias_correction=False, which the engine does not support; leave it out"
+        )
     if amsgrad:
-        raise BridgeError(f"{name}: found amsgrad=True, which neither DeepSpeed nor the engine supports; leave it out")
+        raise BridgeError(
+            f"{name}: found amsgrad=True, which neither DeepSpeed nor the engine supports; leave"
+            " it out"
+        )

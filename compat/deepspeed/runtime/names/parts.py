@@ -83,9 +83,13 @@ def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> 
     for piece in flat.pieces(native.data.index):
         if piece.parameter.name == name:
             if tuple(value.shape) != tuple(piece.parameter.shape):
-                raise BridgeError(f"{name}: found a value of shape {tuple(value.shape)}, expected {tuple(piece.parameter.shape)}")
+                raise BridgeError(
+                    f"{name}: found a value of shape {tuple(value.shape)}, expected {tuple(piece.parameter.shape)}"
+                )
             length = piece.stop - piece.start
-            shard[piece.offset : piece.offset + length].copy_(value.detach().reshape(-1)[piece.start : piece.stop])
+            shard[piece.offset : piece.offset + length].copy_(
+                value.detach().reshape(-1)[piece.start : piece.stop]
+            )
 
 
 def master(native: Engine, index: int, name: str) -> Tensor:
@@ -130,7 +134,9 @@ def moment(native: Engine, index: int, key: str) -> Tensor:
     """Return this rank's slice of the optimizer state `key` (such as `exp_avg`) for a flat."""
     state = native.optimizer.state(trained(native, index))
     if key not in state:
-        raise BridgeError(f"optimizer state: found no {key!r}, expected one of {', '.join(state) or 'none'}")
+        raise BridgeError(
+            f"optimizer state: found no {key!r}, expected one of {', '.join(state) or 'none'}"
+        )
     return state[key]
 
 

@@ -21,7 +21,9 @@ class LayerSpec:
 
     def __init__(self, typename: type[nn.Module], *module_args: Any, **module_kwargs: Any) -> None:
         if not (isinstance(typename, type) and issubclass(typename, nn.Module)):
-            raise ConfigError(f"LayerSpec: found {typename!r}, expected a subclass of torch.nn.Module")
+            raise ConfigError(
+                f"LayerSpec: found {typename!r}, expected a subclass of torch.nn.Module"
+            )
         self.typename, self.module_args, self.module_kwargs = typename, module_args, module_kwargs
 
     def __repr__(self) -> str:
@@ -52,7 +54,9 @@ class TiedLayerSpec(LayerSpec):
     ) -> None:
         super().__init__(typename, *module_args, **module_kwargs)
         self.key, self.forward_fn = key, forward_fn
-        self.tied_weight_attr = [tied_weight_attr] if isinstance(tied_weight_attr, str) else tied_weight_attr
+        self.tied_weight_attr = (
+            [tied_weight_attr] if isinstance(tied_weight_attr, str) else tied_weight_attr
+        )
 
 
 class Function(nn.Module):
@@ -103,7 +107,9 @@ class PipelineModule(nn.Sequential):
         dynamic_shape: bool = False,
     ) -> None:
         if num_stages is None and topology is None:
-            raise ConfigError("PipelineModule: found neither num_stages nor topology; pass num_stages")
+            raise ConfigError(
+                "PipelineModule: found neither num_stages nor topology; pass num_stages"
+            )
         if checkpointable_layers:
             raise ConfigError(
                 "PipelineModule: found checkpointable_layers, but the engine recomputes chunks of"
@@ -112,7 +118,9 @@ class PipelineModule(nn.Sequential):
         stages: int = num_stages if num_stages is not None else topology.get_dim("pipe")
         world = torch_distributed.get_world_size() if torch_distributed.is_initialized() else 1
         if world % stages:
-            raise ConfigError(f"num_stages: found {stages}, which does not divide the {world} ranks; use a divisor")
+            raise ConfigError(
+                f"num_stages: found {stages}, which does not divide the {world} ranks; use a divisor"
+            )
         specs, ties = list(layers), dict[str, nn.Module]()
         seed: Callable[[int], Any] = seed_fn or torch.manual_seed
         built = []
@@ -128,12 +136,18 @@ class PipelineModule(nn.Sequential):
             dynamic_shape,
         )
         self.activation_checkpoint_interval = activation_checkpoint_interval
-        self.tied_weight_attrs = {spec.key: spec.tied_weight_attr for spec in specs if isinstance(spec, TiedLayerSpec)}
+        self.tied_weight_attrs = {
+            spec.key: spec.tied_weight_attr for spec in specs if isinstance(spec, TiedLayerSpec)
+        }
 
     @property
     def code(self) -> dict[str, Any]:
         """Return the settings of the script that belong to the code part of the config."""
-        stages = {"pipeline_stages": self.num_stages, "partition_method": self.partition_method} if self.num_stages > 1 else {}
+        stages = (
+            {"pipeline_stages": self.num_stages, "partition_method": self.partition_method}
+            if self.num_stages > 1
+            else {}
+        )
         interval = self.activation_checkpoint_interval
         return {
             **stages,
@@ -152,8 +166,12 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
     """Return the layer for an entry of the list."""
     if isinstance(spec, TiedLayerSpec):
         known = spec.key in ties
-        module = ties.setdefault(spec.key, spec.build() if not known else ties.get(spec.key, nn.Identity()))
-        others = [name for name, _ in module.named_parameters() if name not in spec.tied_weight_attr]
+        module = ties.setdefault(
+            spec.key, spec.build() if not known else ties.get(spec.key, nn.Identity())
+        )
+        others = [
+            name for name, _ in module.named_parameters() if name not in spec.tied_weight_attr
+        ]
         if known and others and stages > 1:
             raise ConfigError(
                 f"TiedLayerSpec {spec.key!r}: {others[0]} is not in tied_weight_attr, so each"
@@ -162,7 +180,9 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
             )
         return module if spec.forward_fn is None else Tied(module, spec.forward_fn)
     if isinstance(spec, PipelineModule):
-        raise BridgeError("PipelineModule: found a PipelineModule among the layers; pass its layers instead")
+        raise BridgeError(
+            "PipelineModule: found a PipelineModule among the layers; pass its layers instead"
+        )
     if isinstance(spec, nn.Module):
         return spec
     if isinstance(spec, LayerSpec):
@@ -170,5 +190,6 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
     if callable(spec):
         return Function(spec)
     raise ConfigError(
-        f"PipelineModule: found {type(spec).__name__} among the layers, expected a torch.nn.Module, a LayerSpec or a function"
+        f"PipelineModule: found {type(spec).__name__} among the layers, expected a"
+        " torch.nn.Module, a LayerSpec or a function"
     )

@@ -138,7 +138,9 @@ def set_random_seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None) -> Any:
+def move_to_device(
+    item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
+) -> Any:
     """Return a copy of nested lists, tuples and dictionaries in which the items that meet the
     criterion (default: all tensors) are moved to a device.
     """
@@ -157,12 +159,18 @@ def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
     gets its own storage.
     """
     if isinstance(item, Tensor):
-        return item.detach().clone() if torch.device(device) == item.device else item.detach().to(device)
+        return (
+            item.detach().clone()
+            if torch.device(device) == item.device
+            else item.detach().to(device)
+        )
     if isinstance(item, list | tuple):
         found = [clone_tensors_for_torch_save(value, device) for value in item]
         return found if isinstance(item, list) else tuple(found)
     if isinstance(item, dict):
-        return type(item)({name: clone_tensors_for_torch_save(value, device) for name, value in item.items()})
+        return type(item)(
+            {name: clone_tensors_for_torch_save(value, device) for name, value in item.items()}
+        )
     return item
 
 
@@ -188,17 +196,23 @@ def _leaves(model: nn.Module, classes: Iterable[Any]) -> Iterator[nn.Module]:
     wanted = list(classes)
     for module in model.modules():
         names = (type(module).__name__, f"{type(module).__module__}.{type(module).__qualname__}")
-        if any(name in names if isinstance(name, str) else isinstance(module, name) for name in wanted):
+        if any(
+            name in names if isinstance(name, str) else isinstance(module, name) for name in wanted
+        ):
             yield module
 
 
-def set_z3_leaf_modules(model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True) -> list[nn.Module]:
+def set_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True
+) -> list[nn.Module]:
     """Mark modules whose weights should be gathered together. The mark has no effect, because the
     engine gathers whole blocks.
     """
     found = list(_leaves(model, leaf_module_classes))
     if not found and raise_if_not_found:
-        raise BridgeError(f"set_z3_leaf_modules: no module of type {leaf_module_classes} found in {type(model).__name__}")
+        raise BridgeError(
+            f"set_z3_leaf_modules: no module of type {leaf_module_classes} found in {type(model).__name__}"
+        )
     for module in found:
         set_z3_leaf_module(module, True)
     return found

@@ -58,7 +58,11 @@ def mark(native: Engine) -> None:
     for number, weight in enumerate(native.model.parameters()):
         place = parts.place_of(weight)
         if place is not None and native.plan.zero.effective_stage == 3:
-            state = ZeroParamStatus.NOT_AVAILABLE if parts.in_turns(native, place[1]) else ZeroParamStatus.AVAILABLE
+            state = (
+                ZeroParamStatus.NOT_AVAILABLE
+                if parts.in_turns(native, place[1])
+                else ZeroParamStatus.AVAILABLE
+            )
             facts = {"id": number, "shape": weight.shape, "numel": weight.numel(), "status": state}
             for name, value in facts.items():
                 setattr(weight, f"ds_{name}", value)
@@ -71,7 +75,9 @@ class Init(AbstractContextManager["Init"]):
     model. The numbers are the same as with DeepSpeed. All of DeepSpeed's arguments are accepted.
     """
 
-    def __init__(self, module: nn.Module | None = None, *_: Any, enabled: bool = True, **__: Any) -> None:
+    def __init__(
+        self, module: nn.Module | None = None, *_: Any, enabled: bool = True, **__: Any
+    ) -> None:
         self.enabled = enabled
         self._before: Callable[..., None] | None = None
         for weight in module.parameters() if module is not None and enabled else ():
@@ -144,7 +150,9 @@ class GatheredParameters(AbstractContextManager[None]):
             return
         for number, native in engines.items():
             for *_, value in changed[number]:
-                native.comm.broadcast("modified parameters", value, *_source(native, self.modifier_rank))()
+                native.comm.broadcast(
+                    "modified parameters", value, *_source(native, self.modifier_rank)
+                )()
             parts.set_masters(native, changed[number])
         self._spread()
 
@@ -168,7 +176,8 @@ def _source(native: Engine, rank: int) -> tuple[Any, int]:
         return native.data, rank
     if rank:
         raise BridgeError(
-            f"GatheredParameters: found modifier_rank={rank} with tensor or pipeline ranks, which hold parts of the model; use 0"
+            f"GatheredParameters: found modifier_rank={rank} with tensor or pipeline ranks, which"
+            " hold parts of the model; use 0"
         )
     return native.data, 0
 
@@ -180,7 +189,8 @@ def register_external_parameter(module: Any, parameter: Any) -> None:
     if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
         found = type(parameter if isinstance(module, nn.Module) else module).__name__
         raise BridgeError(
-            f"register_external_parameter: found {found} among the arguments, expected a torch.nn.Module and a torch.nn.Parameter"
+            f"register_external_parameter: found {found} among the arguments, expected a"
+            " torch.nn.Module and a torch.nn.Parameter"
         )
     own = {id(weight) for weight in module.parameters()}
     if id(parameter) in own or id(parameter) in {id(weight) for weight in also_uses(module)}:
