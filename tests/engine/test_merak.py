@@ -168,3 +168,9 @@ def test_what_the_engine_cannot_run_is_refused() -> None:
         compat.merak.MerakTrainer(model=object(), args=object())
     with pytest.raises(AttributeError, match="it provides these names of Merak: init"):
         _ = compat.merak.Trainer
+
+
+@pytest.mark.parametrize("name", ["evaluation_strategy", "eval_strategy"])
+def test_a_strategy_of_evaluation_is_heard_under_both_of_its_names(tmp_path: Path, name: str) -> None:
+    assert arguments(tmp_path, **{name: "epoch"}).do_eval
+    assert not arguments(tmp_path, **{name: "no"}).do_eval
