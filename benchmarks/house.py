@@ -9,8 +9,9 @@ import random
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from copy import copy
 from difflib import SequenceMatcher
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -193,10 +194,10 @@ def _name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def texts(source: Source) -> Iterator[tuple[bool, str, str]]:
-    """The docstrings of a module (true), and its other texts of at least `WORDS` words, each with its place."""
+def texts(source: Source) -> Iterator[tuple[bool, str, str, str]]:
+    """The docstrings of a module (true), and its other texts of at least `WORDS` words, with their places and owners."""
     inner = {id(part) for node in ast.walk(source.tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    documents = {id(node.value) for node in ast.walk(source.tree) if isinstance(node, ast.Expr)}
+    documents = dict(_documented(source.tree))
     for node in ast.walk(source.tree):
         if isinstance(node, ast.JoinedStr):
             text = "".join(_shown(part) for part in node.values)
@@ -205,12 +206,35 @@ def texts(source: Source) -> Iterator[tuple[bool, str, str]]:
         else:
             continue
         if len(text.split()) >= WORDS:
-            yield id(node) in documents, f"{source.path.relative_to(ROOT)}:{node.lineno}", " ".join(text.split())
+            place = f"{source.path.relative_to(ROOT)}:{node.lineno}"
+            yield id(node) in documents, place, documents.get(id(node), ""), " ".join(text.split())
 
 
 def _shown(part: ast.expr) -> str:
     """A part of an f-string: its text, or what stands in its braces."""
     return str(part.value) if isinstance(part, ast.Constant) else "{" + ast.unparse(getattr(part, "value", part)) + "}"
+
+
+def _documented(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Each docstring's identity, with the definition that it stands in or the assignment that it stands below."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list):
+            continue
+        for before, statement in pairwise([node, *body]):
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                yield id(statement.value), _head(before)
+
+
+def _head(owner: ast.AST) -> str:
+    """The first line of a definition, or the whole of a short assignment."""
+    if isinstance(owner, ast.Module):
+        return ""
+    if isinstance(owner, Definition | ast.ClassDef):
+        owner = copy(owner)
+        owner.body, owner.decorator_list = [ast.Pass()], []
+        return ast.unparse(owner).partition(":\n")[0]
+    return ast.unparse(owner).partition("\n")[0][:WIDE]
 
 
 def sample(found: Iterable[Source], seed: int) -> None:
@@ -219,8 +243,8 @@ def sample(found: Iterable[Source], seed: int) -> None:
     for documents in (False, True):
         own = [text for text in everything if text[0] is documents]
         print(f"\n{'Docstrings' if documents else 'Messages'}: {SAMPLE} of {len(own)}\n")
-        for number, (_, place, text) in enumerate(random.Random(seed).sample(own, SAMPLE), 1):
-            print(f"{number:3}. {place}\n     {text}")
+        for number, (_, place, owner, text) in enumerate(random.Random(seed).sample(own, SAMPLE), 1):
+            print(f"{number:3}. {place}", *([f"     {owner}"] if owner else []), f"     {text}", sep="\n")
 
 
 def main() -> None:

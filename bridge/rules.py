@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from packaging.version import Version
 
+from bridge.effects import Effect as Effect  # tables name an effect beside its rule
 from bridge.plan import paths
 
 Group = Mapping[str, Any]
@@ -27,28 +28,6 @@ class How(StrEnum):
     DEFAULTED = "defaulted"
     DROPPED = "dropped"
     MISSING = "missing"
-
-
-class Effect(StrEnum):
-    """The effect of a field, or of its loss, on the run; the worst first."""
-
-    STOPS = "the run stops"
-    NUMBERS = "different numbers"
-    ROUNDING = "same up to rounding"
-    COST = "memory or speed"
-    NONE = "same numbers"
-
-    @property
-    def rank(self) -> int:
-        """Its position in the order of effects, 0 for the worst."""
-        return _RANKS[self]
-
-    def reaches(self, threshold: Effect) -> bool:
-        """Whether it is as bad as `threshold`, or worse."""
-        return self.rank <= threshold.rank
-
-
-_RANKS: Mapping[Effect, int] = {effect: rank for rank, effect in enumerate(Effect)}
 
 
 # Parsing a version is slow, and a table asks for the same few in every row.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bridge.rules import Effect
+from bridge.effects import Effect
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ def test_help_loads_no_stack() -> None:
     light = loaded(code)
     assert not light & (set(HEAVY) - {"typer", "rich"})
     assert "compat" not in light
+    assert not loaded(code.replace("'convert', ", "")) & {*HEAVY, "compat", "pydantic"} - {"typer", "rich"}
 
 
 def test_converting_needs_no_torch() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bridge.effects import Effect
 from bridge.errors import BridgeError, nearest
-from bridge.rules import Effect
 
 if TYPE_CHECKING:
     from pathlib import Path

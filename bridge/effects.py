@@ -1,0 +1,28 @@
+"""Effects of a setting on a run. The command line imports them at its start, so this module imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Effect(StrEnum):
+    """The effect of a field, or of its loss, on the run; the worst first."""
+
+    STOPS = "the run stops"
+    NUMBERS = "different numbers"
+    ROUNDING = "same up to rounding"
+    COST = "memory or speed"
+    NONE = "same numbers"
+
+    @property
+    def rank(self) -> int:
+        """Its position in the order of effects, 0 for the worst."""
+        return _RANKS[self]
+
+    def reaches(self, threshold: Effect) -> bool:
+        """Whether it is as bad as `threshold`, or worse."""
+        return self.rank <= threshold.rank
+
+
+_RANKS: Mapping[Effect, int] = {effect: rank for rank, effect in enumerate(Effect)}
