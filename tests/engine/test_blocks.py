@@ -61,6 +61,38 @@ def test_two_ranks_train_as_plain_transformers(run: Run, name: str, case: str) -
     assert good(errors(found, plain(small(name), wide=wide)))
 
 
+def most_held(rank: int, world: int, name: str) -> tuple[int, int]:
+    """The most bytes of weights, gradients and optimizer state in two steps at ZeRO 3, looked up at every module and gradient,
+    and the layout's bytes.
+    """
+    plan = {"zero.stage": 3, "optimizer.lr": 1e-3, "batch.accumulation": 2}
+    engine, found = initialize(small(name), Plan.of(plan), seed=5), [0]
+
+    def look(*_: Any) -> None:
+        own = (engine.weights.stored(), engine.weights.masters_apart(), engine.gradients.tensors(), engine.optimizer.tensors())
+        tensors = (tensor for each in (*own, engine.model.parameters()) for tensor in each)
+        storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, tensors)}
+        found.append(sum(storages.values()))
+
+    for module in engine.model.modules():
+        module.register_forward_pre_hook(look)
+        module.register_forward_hook(look)
+    for parameter in engine.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(look)
+    for step in range(2):
+        engine.train_batch(batches(step)[rank::world][:2])
+    return max(found), sum(engine.layout.bytes().values())
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "mixtral", "qwen3", "gemma3", "phi3", "opt", "bloom", "deepseek_v3", "granite"]
+)
+def test_the_peak_at_zero_3_is_that_of_the_layout(run: Run, name: str) -> None:
+    for most, said in run(2, most_held, name):
+        assert most == said
+
+
 def test_names_are_those_of_the_model() -> None:
     cut = cut_of(small("gemma4_text"))
     assert cut.blocks == tuple(f"model.layers.{number}" for number in range(4))
