@@ -179,7 +179,8 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
     path = theirs if other and not own else mine
-    change = f"{_said(before)} -> {theirs + ' ' if other and theirs != path else ''}{_said(after)}"
+    named = f"{theirs} " if other and theirs != path else ""
+    change = f"{_said(before)} -> {named}{_said(after)}"
     origin, given = pair.other.origins.get(theirs), mine in pair.one.given
     return Finding(
         path, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change

@@ -224,9 +224,12 @@ def compared(
     console: Console,
     view: View,
 ) -> None:
-    """Print the differences between the meanings of two configs."""
+    """Print the differences between the meanings of two configs. A setting stands with its line in
+    the first file, and its new value with the line in the second file.
+    """
     from rich.markup import escape
 
+    told = [_of_first(finding, sides[0]) for finding in told]
     _judged(verdict(told), told, console)
     if not view.quiet:
         said = (
@@ -235,6 +238,18 @@ def compared(
         console.print(Hung(marked(" -> ".join(said))))
         _causes(told, console, view)
         _footer(told, console, view)
+
+
+def _of_first(finding: Finding, one: Config) -> Finding:
+    """The finding with the place of its setting in `one`, and with the place in the other file
+    behind the value there. What only the other config has keeps its place.
+    """
+    origin = finding.origin
+    if finding.how is None and origin is not None:
+        return finding
+    there = f" ({replace(origin, spelling='')})" if origin and origin.line else ""
+    change = f"{finding.change}{there}"
+    return replace(finding, origin=one.origins.get(finding.path), change=change)
 
 
 def first(findings: Iterable[Finding], console: Console) -> None:

@@ -142,7 +142,32 @@ class TestDiff:
             rows = json.loads(said("diff", *names, "--world-size", "8", "--json")[1])["findings"]
             assert not [row["path"] for row in rows if row["effect"] != "same numbers" and row["path"] not in known]
         told = said("diff", "launch.args", "ds.json", "--world-size", "8")[1]
-        assert re.search(r"activation_checkpointing.cpu_checkpointing \(line \d+\) nothing -> False", told)
+        assert re.search(r"activation_checkpointing.cpu_checkpointing nothing -> False \(line \d+\)", told)
+        lines = [Path(name).read_text().splitlines() for name in ("launch.args", "ds.json")]
+        Path("ds.json").write_text(Path("ds.json").read_text().replace('"gradient_clipping": 1.0', '"gradient_clipping": 0.5'))
+        own, other = (next(n for n, line in enumerate(each, 1) if "clip" in line) for each in lines)
+        told = said("diff", "launch.args", "ds.json", "--world-size", "8")[1]
+        assert f"clip_grad (line {own}) 1.0 -> gradient_clipping 0.5 (line {other})" in told
+
+    def test_a_file_without_ranks_is_read_on_those_of_the_other(
+        self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script, config = (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py --train-iters 9 --lr 1e-4\n",
+            {
+                "train_micro_batch_size_per_gpu": 1,
+                "train_batch_size": 8,
+            },
+        )
+        (tmp_path / "run.sh").write_text(script.replace("--lr", "--micro-batch-size 1 --global-batch-size 8 --lr"))
+        written(tmp_path, "few.json", config)
+        monkeypatch.chdir(tmp_path)
+        for names in (("run.sh", "few.json"), ("few.json", "run.sh")):
+            _, out, err = said("diff", *names)
+            assert "few.json does not state its ranks: read on 8, as run.sh states" in err
+            assert "train_batch_size" not in out and "gradient_accumulation_steps" not in out
+        assert "does not state" not in said("diff", "few.json", "few.json")[2]
+        assert "does not state" not in said("diff", "run.sh", "few.json", "--world-size", "8")[2]
 
     def test_a_path_of_a_commit_from_where_one_stands(self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """`./` and `../` are read as git reads them."""

@@ -283,7 +283,7 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
 
     @bounded()
     def work() -> int:
-        one, two = (_side(replace(job, file=name)) for name in names)
+        one, two = _sides(job, names)
         findings = gate.choice.of(compare(one, two), other)
         code = report.exit_of(findings, job.threshold)
         records = [record(finding, other, two.dialect.name) for finding in findings]
@@ -300,6 +300,23 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         return code
 
     return answered(job, work)
+
+
+def _sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
+    """Both configs. If only one file states its ranks, the other one is read on as many."""
+    jobs = [replace(job, file=name) for name in names]
+    # Standard input can be read only once, and a side may be read twice.
+    jobs = [replace(one, text=text_of(one)) if one.file == STDIN else one for one in jobs]
+    sides = [_side(one) for one in jobs]
+    stated = [side.world_size for side in sides]
+    if all(stated) or not any(stated):
+        return sides[0], sides[1]
+    open_ = stated.index(None)
+    ranks = stated[1 - open_]
+    shown = ["standard input" if name == STDIN else name for name in names]
+    note(f"{shown[open_]} does not state its ranks: read on {ranks}, as {shown[1 - open_]} states")
+    sides[open_] = _side(replace(jobs[open_], world_size=ranks))
+    return sides[0], sides[1]
 
 
 def _side(job: Job) -> Config:
