@@ -21,6 +21,11 @@ NARROW = 24
 """Least width of a column of sentences. If there is less room, the values of a row stand one under
 the other.
 """
+ARROW = "-> "
+GLUE = "\ue000"
+"""Stands for the blank behind an arrow while a text is wrapped. No text has this character: `clean`
+escapes it.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,14 @@ def marked(markup: str) -> Text:
 
 
 def wrapped(text: Text, console: Console, width: int) -> list[Text]:
-    """Wrap `text` into lines of at most `width` columns, without blanks at line ends."""
-    lines = list(text.wrap(console, max(8, width), overflow="fold"))
+    """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow
+    stands on the line of the value behind it.
+    """
+    glued = text.copy()
+    glued.plain = glued.plain.replace(ARROW, f"->{GLUE}")
+    lines = list(glued.wrap(console, max(8, width), overflow="fold"))
     for line in lines:
+        line.plain = line.plain.replace(GLUE, " ")
         line.rstrip()
     return lines
 

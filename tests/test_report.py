@@ -204,6 +204,13 @@ class TestWidths:
         for one in findings:
             assert re.sub(r"\s+", "", one["message"]) in packed and one["path"] in packed
 
+    @pytest.mark.parametrize("width", range(60, 130, 7))
+    def test_an_arrow_stands_on_the_line_of_its_value(self, said: Said, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = said("convert", "demo.args", "--to", "deepspeed", "--world-size", "8", "--all")[2]
+        assert " -> nothing" in text and not re.search(r"->$", text, re.MULTILINE)
+        assert max(map(len, text.partition("In the training script")[0].splitlines())) <= width
+
     @pytest.mark.parametrize("words", [("layout", "demo.args", "--vocab", "32000"), ("show", "deepspeed", "gradient_clipping")])
     def test_tables_of_other_commands_keep_to_the_width(
         self, said: Said, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
