@@ -243,7 +243,7 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def brief(name: str, limit: int = 60) -> str:
-    """A name as it is written, cut to `limit` characters."""
+    """A name as the source spells it, cut to `limit` characters."""
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 

@@ -173,7 +173,7 @@ class Zero(Section):
         description="Number of elements reduced in one collective; open: the stack's own choice.",
     )
     gather_bucket: Size | None = field(
-        None, description="Number of elements gathered in one collective; open: `bucket`."
+        None, description="Number of elements gathered in one collective; open: the value of `bucket`."
     )
     prescale: bool | None = field(
         None,
@@ -390,7 +390,7 @@ class Optimizer(Section):
 
 
 class Adapters(Section):
-    """Low-rank adapters (LoRA). The weights that they are added to do not train."""
+    """Low-rank adapters (LoRA). The weights under them are frozen."""
 
     rank: Count | None = field(None, description="Width of an adapter; open: no adapters.")
     alpha: Annotated[Real, Gt(0)] | None = field(

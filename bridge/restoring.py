@@ -114,7 +114,7 @@ class Way:
 
     @cached_property
     def goal(self) -> Meaning:
-        """The meaning of the sidecar's source with the edits made since."""
+        """The meaning of the sidecar's source after the edits that were made since it was written."""
         now = self.before | {path: self.ours.get(path) for path in self.changed}
         return Meaning((path, value) for path, value in now.items() if value is not None)
 

@@ -299,7 +299,7 @@ def as_json(
 
 
 def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
-    """Return groups of ranks whose bytes and messages are equal, each with this content."""
+    """Return groups of ranks with equal bytes and messages, each with those bytes and messages."""
     found: dict[str, tuple[list[int], dict[str, Any]]] = {}
     written: dict[object, tuple[str, dict[str, Any]]] = {}
     for rank in range(outline.mesh.world):

@@ -46,7 +46,7 @@ def edited(texts: Texts, output: Path) -> Iterator[Path]:
 
 def _known(output: Path) -> Mapping[str, str] | None:
     """Return the digest of each file that the earlier conversion wrote, by file name; None if there
-    is no sidecar, or if it is damaged.
+    is no sidecar, or if the file is damaged.
     """
     try:
         carry = carry_over.find(output)

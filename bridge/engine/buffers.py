@@ -66,8 +66,8 @@ def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(engine: Engine) -> int:
-    """Return a digest of the buffers below 2**63. It is equal on two ranks if their buffers hold
-    the same bytes.
+    """Return a digest of the buffers, a number below 2**63. It is equal on two ranks if their
+    buffers hold the same bytes.
     """
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in held(engine):

@@ -211,7 +211,7 @@ class ModelKeys(Section):
     rotary_emb_base: Positive | None = field(
         None, description="Base of the frequencies, as GPT-NeoX calls it."
     )
-    rope_local_base_freq: Positive | None = field(None, description="Base in blocks with a window.")
+    rope_local_base_freq: Positive | None = field(None, description="Base of the frequencies in blocks with a window.")
     rope_scaling: Free | None = field(
         None, description="Scaling of rotary positions, before transformers 5."
     )

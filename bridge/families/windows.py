@@ -32,7 +32,7 @@ def read(source: Source, model: Group, options: Group) -> Group:
     """Read the window in tokens, the pattern of blocks with the window, and the pattern of blocks
     with rotary positions.
 
-    A pattern has one boolean for each block. It stays open if all blocks are alike.
+    A pattern has one boolean for each block. A pattern is left unset if all blocks are alike.
     """
     rule, layers = options["rule"], model.get("layers")
     window = source.find(WINDOW) or None

@@ -32,11 +32,11 @@ def unseal(text: str, where: object) -> dict[str, Any]:
     match = SEAL.fullmatch(text)
     if match is None:
         raise SourceError(
-            f"{where}: found {shown(text[-30:])} at its end, expected a digest; it is damaged"
+            f"{where}: found {shown(text[-30:])} at its end, expected a digest; the file is damaged"
         )
     if _digest(match[1]) != match[2]:
         raise SourceError(
-            f"{where}: its digest does not match its content; it is damaged"
+            f"{where}: its digest does not match its content; the file is damaged"
         )
     return parsed(match[1] + "}", where)
 
@@ -49,9 +49,9 @@ def parsed(text: str, where: object) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{where}: no JSON ({error}); it is damaged") from None
+        raise SourceError(f"{where}: no JSON ({error}); the file is damaged") from None
     if not isinstance(found, dict):
-        raise SourceError(f"{where}: found {shown(found, 30)}, expected an object; it is damaged")
+        raise SourceError(f"{where}: found {shown(found, 30)}, expected an object; the file is damaged")
     return found
 
 

@@ -45,7 +45,7 @@ def read(folder: Path, root: Path) -> dict[str, str]:
         match = LINE.fullmatch(line)
         if match is None:
             raise SourceError(
-                f"{path}:{number}: found {shown(line)}, expected a digest, two spaces and a name; it is damaged"
+                f"{path}:{number}: found {shown(line)}, expected a digest, two spaces and a name; the file is damaged"
             )
         # A name must not lead out of the folder: "..", an absolute path and an empty part are
         # refused.
@@ -56,7 +56,7 @@ def read(folder: Path, root: Path) -> dict[str, str]:
     # this one comparison.
     if text_of(found) != text:
         raise SourceError(
-            f"{path}: found repeated or unordered lines, expected one line for each file, sorted; it is damaged"
+            f"{path}: found repeated or unordered lines, expected one line for each file, sorted; the file is damaged"
         )
     return found
 
@@ -80,4 +80,4 @@ def _problem(path: Path, root: Path, expected: str | None) -> str:
     except OSError as error:
         return f"{path}: {error.strerror}; expected a file that can be read"
     said = f"{path}: its {size} bytes are not those that were written (SHA-256 {found[:12]}, {SUMS} has {expected[:12]})"
-    return "" if found == expected else f"{said}; it is damaged: load another checkpoint"
+    return "" if found == expected else f"{said}; the file is damaged: load another checkpoint"

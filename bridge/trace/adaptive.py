@@ -175,7 +175,7 @@ class Updates:
             )
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise SourceError(
-                f"run.json: expected numbers as settings of the optimizer ({error}); it is damaged"
+                f"run.json: expected numbers as settings of the optimizer ({error}); the file is damaged"
             ) from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:

@@ -53,10 +53,10 @@ class Stored:
                 # Mapped: of whole tensors a few elements are needed, and the rest must not fill the memory.
                 content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
-            raise SourceError(f"{path}: {error}; it is damaged") from None
+            raise SourceError(f"{path}: {error}; the file is damaged") from None
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise SourceError(
-                f"{path}: its digest differs from the one in {STEPS}; it is damaged"
+                f"{path}: its digest differs from the one in {STEPS}; the file is damaged"
             )
         # A safetensors file begins with 8 bytes that hold the length of its header.
         length = 8 + int.from_bytes(content[:8], "little")

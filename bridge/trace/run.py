@@ -56,12 +56,12 @@ class Part:
         try:
             found = _opened(path, path.stat().st_mtime_ns, self.digest).get(key)
         except (SafetensorError, OSError, UnicodeEncodeError) as error:
-            raise SourceError(f"{path}: {error}; it is damaged") from None
+            raise SourceError(f"{path}: {error}; the file is damaged") from None
         if found is None:
-            raise SourceError(f"{path}: it has no tensor {shown(key)}; it is damaged")
+            raise SourceError(f"{path}: it has no tensor {shown(key)}; the file is damaged")
         if found.dim() != 1 or (count is not None and len(found) != count):
             raise SourceError(
-                f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); it is damaged"
+                f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); the file is damaged"
             )
         return found.double()
 
@@ -73,7 +73,7 @@ def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor
     """
     if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
         raise SourceError(
-            f"{path}: its digest differs from the one in {STEPS}; it is damaged"
+            f"{path}: its digest differs from the one in {STEPS}; the file is damaged"
         )
     return load_file(regular(path, path.parent.parent))
 
@@ -84,7 +84,7 @@ def _room(elements: int, present: int, name: object) -> None:
     """
     if elements > MOST_MISSING * max(present, 1):
         raise SourceError(
-            f"{name}: found {present} numbers in the log, expected about {elements}; it is damaged"
+            f"{name}: found {present} numbers in the log, expected about {elements}; the file is damaged"
         )
 
 
@@ -99,8 +99,8 @@ class Entry:
     replicas: tuple[Part, ...] = ()
     """Further copies of the parts, logged by other ranks."""
     joined: bool = False
-    """Whether the parts belong to several microbatches. Only statistics of such parts can be
-    merged.
+    """Whether the parts belong to several microbatches. The statistics of such parts can be merged,
+    but not their values.
     """
 
     def copies(self) -> Iterator[tuple[Part, Entry]]:
@@ -186,7 +186,7 @@ class Entry:
             numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
             assert numbers is not None, "expected a tensor with samples"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
-                told = "found indices of samples beyond those of the tensor; it is damaged"
+                told = "found indices of samples beyond those of the tensor; the file is damaged"
                 raise SourceError(f"{part.folder}: {self.name}: {told}")
             samples[numbers.long()] = held * part.record.factor
         return samples
@@ -203,7 +203,7 @@ class Entry:
         for part in self.parts:
             if part.record.placement.whole != self.shape:
                 raise SourceError(
-                    f"{part.folder}: {self.name}: found a part of a tensor of another shape; it is damaged"
+                    f"{part.folder}: {self.name}: found a part of a tensor of another shape; the file is damaged"
                 )
             if (values := part.tensor(part.record.full, part.record.placement.count)) is not None:
                 flat[part.record.placement.places()] = values * part.record.factor

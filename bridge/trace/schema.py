@@ -123,7 +123,7 @@ def head(run: Path) -> dict[str, Any]:
         ) from None
     unknown = (name for name in found.get("formats", ()) if not _is_format(name))
     SourceError.raise_if(
-        f"{path}: formats: found {shown(name)}, which torch does not have; it is damaged"
+        f"{path}: formats: found {shown(name)}, which torch does not have; the file is damaged"
         for name in unknown
     )
     return found
@@ -216,7 +216,7 @@ def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
     return unseal(text, where) if sealed else parsed(text, where)
 
 
-NO_LINE = "expected a line of a log, with its step and records; it is damaged"
+NO_LINE = "expected a line of a log, with its step and records; the file is damaged"
 
 
 def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
@@ -246,7 +246,7 @@ def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
         raise SourceError(_problem(where, error.errors(include_url=False)[0])) from None
     reason = _reason(found, step)
     if reason:
-        raise SourceError(f"{where}: {shown(str(found.name))}: {reason}; it is damaged")
+        raise SourceError(f"{where}: {shown(str(found.name))}: {reason}; the file is damaged")
     return found
 
 
@@ -287,4 +287,4 @@ def _possible(place: Placement) -> bool:
 
 def _problem(where: object, problem: Any) -> str:
     place = ".".join(map(str, problem["loc"])) or "the whole"
-    return f"{where}: {place}: found {shown(problem['input'], 40)}; {problem['msg'].lower()}; it is damaged"
+    return f"{where}: {place}: found {shown(problem['input'], 40)}; {problem['msg'].lower()}; the file is damaged"

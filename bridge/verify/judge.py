@@ -327,11 +327,11 @@ class Court:
 
     @cached_property
     def finer(self) -> Court | None:
-        """Compare again in fp32. Return None if the plans already compute in fp32 or fp64, or if a
-        stack refuses fp32.
+        """Compare again in fp32, because rounding in a coarser format may hide a difference. Return
+        None if the plans already compute in fp32 or fp64, or if a stack refuses fp32.
 
-        If a flag is read and written with the same mistake, both plans are equal, and only the
-        stack's own run shows the difference. In a coarse format, rounding may hide the difference.
+        The stacks themselves have to run: if a flag is read and written with the same mistake, the
+        two plans are equal.
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None

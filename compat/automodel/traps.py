@@ -155,7 +155,7 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
     if output is not None and given.get(PP + "dtype", output) != output:
         yield (
             PP + "dtype",
-            f"stages send activations in {output}; with another format they may receive wrong values",
+            f"stages send activations in {output}; a stage that receives them in another format may get wrong values",
             Effect.NUMBERS,
         )
 

@@ -128,7 +128,7 @@ def _read_context(values: Group, context: Context) -> Group:
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
 METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
-"""The plan's name for each partition method of PipelineModule, and the reverse mapping."""
+"""The partition method of PipelineModule for each name of the plan; `PARTITIONS` is the reverse."""
 
 
 def pipeline_rules() -> tuple[Rule, ...]:

@@ -328,7 +328,7 @@ PLAIN: Mapping[str, SearchStrategy[Any]] = {
 
 
 def _bag(case: Case, path: str) -> SearchStrategy[Any] | None:
-    """Draw a free-form section with one plain field of its class."""
+    """Draw a section that takes any keys, with one plain field of the section's class."""
     named, known = fields_at(path, case.version)
     if not known and not named:
         return None

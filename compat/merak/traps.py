@@ -242,7 +242,7 @@ TRAPS = Checks(
         lambda seen: seen["trace_method"] == "dynamo",
         "broken with torch 2.13, which no longer has torch.export.export_for_training; use fx",
         Effect.STOPS,
-        "core/fx/tracer/_dynamo_trace.py, as run at the newest commit",
+        "core/fx/tracer/_dynamo_trace.py; seen in a run of the newest commit",
         since=MAIN,
     ),
     Check(
@@ -332,7 +332,7 @@ TRAPS = Checks(
     Check(
         "args.partition_method",
         lambda seen: seen["partition_method"] == "uniform" and seen.size("pp") > 1,
-        "wrong unless pp divides the number of shards: otherwise boundaries exceed the last shard; use uniform_floor",
+        "wrong unless pp divides the number of shards: the boundaries exceed the last shard; use uniform_floor",
         Effect.NUMBERS,
         "core/pipeline/module_utils.py: partition_uniform",
     ),

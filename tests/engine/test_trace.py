@@ -181,5 +181,5 @@ def test_a_name_that_no_file_can_have_is_damage(tmp_path: Path) -> None:
     part = Part(record, tmp_path / "0")
     assert part.tensor("a", 2) is not None
     for name in ("b", "\udc80"):
-        with pytest.raises(SourceError, match=r"00000001.safetensors: .*; it is damaged"):
+        with pytest.raises(SourceError, match=r"00000001.safetensors: .*; the file is damaged"):
             part.tensor(name)

@@ -188,5 +188,5 @@ def test_numbers_that_are_none_are_refused_in_any_step(value: object, tmp_path: 
     if value == "1":
         assert compare(found, found).divergence is None, "a number as text is one"
         return
-    with pytest.raises(BridgeError, match=r"step 3: .*it is damaged"):
+    with pytest.raises(BridgeError, match=r"step 3: .*the file is damaged"):
         compare(found, found)

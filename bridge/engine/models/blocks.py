@@ -181,8 +181,8 @@ class Call:
 
 @dataclass(eq=False)
 class Batch:
-    """The model's arguments, and the arguments of its blocks by row. A row's arguments are found
-    when its first block needs them.
+    """The model's arguments, and the arguments of its blocks for each row of blocks. The arguments
+    of a row are found when its first block needs them.
     """
 
     given: Arguments

@@ -382,8 +382,8 @@ class _Cutting:
         return tuple(reversed(found))
 
     def _blanks(self) -> dict[str, Zeros | Shapes]:
-        """Return the function that makes substitutes for the output of each module outside the
-        blocks, on ranks that do not have this module.
+        """Return, by name of each module outside the blocks, a function that makes a substitute for
+        its output. Ranks that do not have the module use it.
         """
         found: dict[str, Zeros | Shapes] = {}
         for number, call in enumerate(self.trial.calls):

@@ -153,8 +153,8 @@ class _Cost:
 
 
 def in_flight(row: Row) -> int:
-    """Return the maximum number of microbatches, over all stages of a rank, that are between their
-    forward and the end of their backward.
+    """Return the largest number of forward passes on a rank that wait for the end of their
+    backward at one time, its stages added up.
     """
     now = peak = 0
     for action in row:

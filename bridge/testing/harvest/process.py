@@ -90,7 +90,7 @@ class Process:
         self.errors.seek(0)
         words = [line for line in self.errors.read().splitlines() if line.strip()]
         return (
-            f"{self.stack}: the process with its code ended without an answer: "
+            f"{self.stack}: the process that runs the code of this stack ended without an answer: "
             f"{words[-1] if words else 'it printed nothing'}"
         )
 

@@ -66,7 +66,7 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
     told = found.version if found else told_by(root / package.folder / package.info)
     if not same(release, told):
         advice = (
-            f"pip install --no-deps {package.name}=={release}, or name a tree of it with --from"
+            f"pip install --no-deps {package.name}=={release}, or name its source tree with --from"
         )
         raise VersionError(f"{package.name}: found {told} in {root}, expected {release}; {advice}")
     return Tree(package, root.resolve(), release)

@@ -106,7 +106,7 @@ def one_finding(line: str, where: str) -> Told:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SourceError(
-            f"{where}: expected a finding with id, step, place, evidence and ranks; it is damaged"
+            f"{where}: expected a finding with id, step, place, evidence and ranks; the file is damaged"
         ) from None
 
 

@@ -391,7 +391,7 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
 
 
 def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Return the settings of each optimizer group, with the indices of the group's flat groups."""
+    """Return the settings of each optimizer group, with the indices of the flat groups that hold its parameters."""
     at = 0
     for group in layout.groups:
         numbers = []

@@ -543,7 +543,7 @@ ROUTER_STEPS: tuple[Step, ...] = (
             and (c.fp8 is None or c.moe_token_dispatcher_type in ("allgather", "alltoall_seq"))
         ),
         "moe_router_padding_for_fp8: found with fp8 {fp8} and moe_token_dispatcher_type"
-        " {moe_token_dispatcher_type}; expected fp8, and another dispatcher than allgather and alltoall_seq",
+        " {moe_token_dispatcher_type}; fp8 has to be set, and the dispatcher must be neither allgather nor alltoall_seq",
         since="0.13.0",
         until="0.16.0",
     ),

@@ -185,9 +185,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: _spread(c) and _middle(c)[0] % _middle(c)[1] != 0,
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " expected a number of other layers that is a multiple of the number of other pipeline "
-        "ranks (pipeline_model_parallel_size"
-        f" {{pipeline_model_parallel_size}})",
+        " the layers that remain cannot be shared equally by the pipeline ranks that remain"
+        f" (pipeline_model_parallel_size {{pipeline_model_parallel_size}}); change one of these numbers",
         since="0.11.0",
     ),
     check(
