@@ -35,7 +35,7 @@ AS_WRITTEN = {
 }
 # A check has no second config to compare with, so its verdict is about the file as it is written.
 WRITTEN = "different numbers than written"
-FATES = {How.DERIVED: "in other words", How.APPROXIMATE: "in part"}
+FATES = {How.DERIVED: "no setting of its own", How.APPROXIMATE: "kept in part"}
 """Words for a value that arrived in the target, but not as the same value of one setting."""
 MANY = 6
 """Maximum number of settings of one cause that are listed one per line. If there are more, and a
@@ -358,6 +358,9 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
         return (
             f"{before}-> {', '.join(f'{field.path} {shown(field.value, LONG)}' for field in near)}"
         )
+    if finding.how in FATES and finding.after is None and finding.effect is Effect.NONE:
+        # The reason says that its meaning is kept; an arrow behind each setting would say no more.
+        return before.rstrip()
     if finding.how is How.DROPPED or finding.after is None:
         return f"{before}-> {FATES.get(finding.how, 'nothing')}"
     return f"{before}-> {shown(finding.after, LONG)}"

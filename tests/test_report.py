@@ -200,6 +200,7 @@ class TestWidths:
         body = text.partition("In the training script")[0]
         assert max(map(len, body.splitlines())) <= width
         assert not re.search(r"[ \t]$", text, re.MULTILINE)
+        assert not re.search(r"->$", text, re.MULTILINE), "an arrow stands with the value behind it"
         packed = re.sub(r"\s+", "", text)
         for one in findings:
             assert re.sub(r"\s+", "", one["message"]) in packed and one["path"] in packed

@@ -840,7 +840,6 @@ def missing_rules() -> tuple[Rule, ...]:
             note="DeepSpeed recomputes groups of whole layers",
             effect=Effect.COST,
         ),
-        only_ours("precision.fp8", note="DeepSpeed has no 8-bit matrix products"),
         only_ours(
             "precision.frozen",
             note="DeepSpeed keeps frozen weights in the format of the model",
@@ -976,6 +975,10 @@ LACKS = {
     ),
     "zero": "DeepSpeed has no key for it",
     "precision": "DeepSpeed has no key for it",
+    **dict.fromkeys(
+        ("precision.fp8", "precision.fp8_recipe", "precision.fp8_weights"),
+        "DeepSpeed has no 8-bit matrix products",
+    ),
     "optimizer": "the training script makes groups of parameters",
     "adapters": "the training script brings adapters",
     "recompute.modules": "DeepSpeed recomputes groups of whole layers",
