@@ -831,6 +831,9 @@ def _write_recompute(values: Group) -> Group:
     }
 
 
+NO_FP8 = "DeepSpeed has no 8-bit matrix products"
+
+
 def missing_rules() -> tuple[Rule, ...]:
     """Return the rules for plan fields for which DeepSpeed has no setting."""
     return (
@@ -840,6 +843,7 @@ def missing_rules() -> tuple[Rule, ...]:
             note="DeepSpeed recomputes groups of whole layers",
             effect=Effect.COST,
         ),
+        only_ours("precision.fp8", note=NO_FP8),
         only_ours(
             "precision.frozen",
             note="DeepSpeed keeps frozen weights in the format of the model",
@@ -975,10 +979,8 @@ LACKS = {
     ),
     "zero": "DeepSpeed has no key for it",
     "precision": "DeepSpeed has no key for it",
-    **dict.fromkeys(
-        ("precision.fp8", "precision.fp8_recipe", "precision.fp8_weights"),
-        "DeepSpeed has no 8-bit matrix products",
-    ),
+    "precision.fp8_recipe": NO_FP8,
+    "precision.fp8_weights": NO_FP8,
     "optimizer": "the training script makes groups of parameters",
     "adapters": "the training script brings adapters",
     "recompute.modules": "DeepSpeed recomputes groups of whole layers",
