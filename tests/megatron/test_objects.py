@@ -127,7 +127,9 @@ class TestModelParallel:
 class TestStages:
     def test_uneven_stages(self) -> None:
         ends: Row = {"decoder_first_pipeline_num_layers": 1, "decoder_last_pipeline_num_layers": 3}
-        assert "cannot be shared equally by the pipeline ranks that remain" in refused("0.16.1", pipeline_model_parallel_size=4, num_layers=9, **ends)
+        assert "cannot be shared equally by the pipeline ranks that remain" in refused(
+            "0.16.1", pipeline_model_parallel_size=4, num_layers=9, **ends
+        )
         whole = objects.transformer(args("0.16.1", pipeline_model_parallel_size=4, **ends), "0.16.1")
         assert (whole["num_layers_in_first_pipeline_stage"], whole["num_layers_in_last_pipeline_stage"]) == (
             1,
