@@ -218,6 +218,15 @@ class TestConvert:
         given = json.loads(done.out)["target"]["given"]
         assert (given["micro_batch_size"], given["pipeline_model_parallel_size"]) == (2, 2)
 
+    def test_an_option_has_no_line(self, cli: Cli, tmp_path: Path) -> None:
+        """A setting of --code that is refused is named without a line or a file, for a file and for a script that names it."""
+        (tmp_path / "ds.json").write_text('{\n "train_batch_size": 8,\n "bf16": {"enabled": true}\n}')
+        (tmp_path / "run.sh").write_text("deepspeed --num_gpus 4 train.py --deepspeed_config ds.json\n")
+        for name in ("ds.json", "run.sh"):
+            done = cli("convert", str(tmp_path / name), "--to", "megatron", "--code", "optimizer.type=Lamb")
+            assert "error: code.optimizer: not a setting of the training script; write optimizer into" in done.err
+            assert "line" not in done.err and "ds.json" not in done.err
+
     def test_code_in_sections(self, cli: Cli, deepspeed: Path) -> None:
         said = ["--code", "scheduler.name=cosine", "--code", "scheduler.total_steps=50", "--json"]
         source = json.loads(cli("convert", deepspeed, "--to", "megatron", *said).out)["source"]["given"]

@@ -15,6 +15,7 @@ import pytest
 import bridge
 import compat
 from bridge.cli import completing
+from bridge.dialect import Dialect
 from bridge.state import formats
 
 pytestmark = pytest.mark.once
@@ -89,5 +90,8 @@ def test_every_source_of_values_gives_what_its_option_takes() -> None:
         assert found or label in ("V", "FIELD"), label
     kinds = set(completing.VALUES["checkpoint", "FORMAT"]({}, "to", ""))
     assert kinds < set(formats.known()) and "megatron-ranks" not in kinds and "universal" in kinds
+    moved = set(completing.VALUES["move", "STACK"]({}, "to", ""))
+    refused = {one for one in STACKS if type(compat.load(one)).saves is Dialect.saves}
+    assert moved == (STACKS - refused) | {"native"} and {"deepspeed", "megatron"} <= moved and refused
     newest = iter(completing.VALUES["*", "V"]({"to": "megatron", "from_": "merak"}, "from_version", ""))
     assert next(newest) == compat.load("merak").versions[-1]

@@ -83,6 +83,17 @@ def _targets(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
     return (*stacks.names(), "native")
 
 
+def _movable(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
+    """The stacks for which `move` writes a checkpoint, and the native engine."""
+    from bridge.dialect import Dialect
+
+    # A stack for which none is written has the method of the base class.
+    for stack in stacks.names():
+        if type(stacks.load(stack)).saves is not Dialect.saves:
+            yield stack
+    yield "native"
+
+
 def _releases(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
     """The releases of the stack that the line names or that the file is for."""
     stack = given.get("to") if name == "to_version" else None
@@ -172,6 +183,7 @@ VALUES: Mapping[tuple[str, str], Source] = {
     ("help", "COMMAND"): _commands,
     ("layout", "NAME"): _shapes,
     ("move", "FORMAT"): _checkpoints,
+    ("move", "STACK"): _movable,
     ("schema", "COMMAND"): _outputs,
     ("show", "FIELD"): _fields,
 }

@@ -231,12 +231,31 @@ def _decoded(source: str) -> Document | None:
     return parse(text, "base64", ".hjson") if text.lstrip().startswith("{") else None
 
 
+def _of_code(written: str) -> bool:
+    return written.partition(".")[0] == "code"
+
+
 @dataclass
 class _Reader(Reader):
     """Reads a nested config by the keys of its release."""
 
     release: Release
     world: int | None = None
+
+    def line(self, written: str) -> int | None:
+        """Return the line of the key `written`. The code part stands beside the file or in options,
+        so the line of a parent in the file is not its line.
+        """
+        if not _of_code(written):
+            return super().line(written)
+        return self.document.lines.get(tuple(written.split("."))) if self.document else None
+
+    def problem(self, written: str, message: str) -> None:
+        """Record a problem. The file is named only if the key stands in it."""
+        if _of_code(written) and not self.line(written):
+            self.problems.append(f"{written}: {message}")
+        else:
+            super().problem(written, message)
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
         """Read `data`, which is the section at `path`, and store its values."""
@@ -511,6 +530,9 @@ class _Reader(Reader):
         """
         parent = written.rpartition(".")[0]
         known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
+        name = written.rpartition(".")[2]
+        if parent == "code" and name in _tree(self.release):
+            known = f"not a setting of the training script; write {name} into the config of DeepSpeed"
         # No stack reads the code part, so no stack can ignore a key in it.
         if not self.lenient or self.release.refuses(parent) or parent == "code":
             self.problem(written, known)
