@@ -97,7 +97,10 @@ class Cleared(Check):
         gone = (lost == trained) & (backwards > 0) & (trained > 0)
         if gone.any():
             ranks = tuple(self.at(place) for place in gone.nonzero().view(-1).tolist())
-            told = f"{int(backwards.max())} backward passes ran, and no parameter of {int(trained[0])} has a gradient"
+            told = (
+                f"{int(backwards.max())} backward passes ran, but none of the"
+                f" {int(trained[0])} trained parameters has a gradient"
+            )
             yield Finding("gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ())
         if (quiet > 0).all() and self.trained and (self.source.passes == 0):
             told = f"{int(quiet.max())} forward passes in evaluation mode, and none in training mode as in the steps before"

@@ -1,5 +1,5 @@
-"""Converts the arguments of `initialize` other than the model (parameters, optimizer, scheduler)
-for the native engine.
+"""Converts the parameters, the optimizer and the scheduler that `initialize` gets for the native
+engine.
 """
 
 from __future__ import annotations

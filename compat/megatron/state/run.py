@@ -168,7 +168,7 @@ def groups_of(
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
-    """Return the state of the loss scale as checkpoints of the hub count it.
+    """Return the state of the loss scale, with steps counted as in the hub's checkpoints.
 
     Megatron doubles the scale in the step that completes the window, and the hub one step later.
     """
