@@ -233,9 +233,9 @@ SIZE_STEPS: tuple[Step, ...] = (
         "validate_args: total model size",
         lambda a: a.world_size % model_size(a) != 0,
         "world_size: found {world_size}, which tensor ({tensor_model_parallel_size}) x pipeline"
-        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}), plus the ranks of "
-        "an encoder and times weight shards if there are any, does not divide; "
-        "use a multiple of their product, or smaller sizes",
+        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}) does not divide (an"
+        " encoder's ranks and weight shards are part of it); use a multiple of their product, or"
+        " smaller sizes",
         needs=("world_size",),
         last=True,
     ),
