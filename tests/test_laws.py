@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -120,14 +121,28 @@ def has_one_mesh(config: Config) -> bool:
 @each
 def test_every_path_is_in_one_rule(dialect: Dialect) -> None:
     theirs, ours = fields(dialect.schema), paths()
-    assert repeated_or_missing([path for rule in dialect.rules for path in rule.theirs], theirs) == {}
-    assert repeated_or_missing([path for rule in dialect.rules for path in rule.ours], ours) == {}
+    file = f"compat/{dialect.name}/rules.py"
+    assert not wrong_claims([path for rule in dialect.rules for path in rule.theirs], theirs, file)
+    assert not wrong_claims([path for rule in dialect.rules for path in rule.ours], ours, file)
     assert not {path for rule in dialect.rules for path in rule.sees} - {*theirs, *ours}
 
 
-def repeated_or_missing(claimed: list[str], known: Mapping[str, Any]) -> dict[str, int]:
-    """How often each path is claimed, of those that are not claimed once, or claimed and unknown."""
-    return {path: claimed.count(path) for path in {*known, *claimed} if claimed.count(path) != 1 or path not in known}
+def wrong_claims(claimed: list[str], known: Mapping[str, Any], file: str) -> list[str]:
+    """What to do about each path that is not claimed by exactly one rule, or that is claimed and unknown."""
+    counts = Counter(claimed)
+    return [
+        *(f"{path}: no rule has it; add one to {file}" for path in known if not counts[path]),
+        *(f"{path}: {counts[path]} rules have it; keep one in {file}" for path in known if counts[path] > 1),
+        *(f"{path}: no such field; correct it in {file}" for path in counts if path not in known),
+    ]
+
+
+def test_wrong_claims_say_what_to_do() -> None:
+    assert wrong_claims(["a", "b", "b", "x"], {"a": 1, "b": 1, "c": 1}, "rules.py") == [
+        "c: no rule has it; add one to rules.py",
+        "b: 2 rules have it; keep one in rules.py",
+        "x: no such field; correct it in rules.py",
+    ]
 
 
 class Watched(Mapping[str, Any]):
