@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import json
 import random
 import tokenize
 from collections import Counter
@@ -13,7 +14,7 @@ from copy import copy
 from difflib import SequenceMatcher
 from itertools import combinations, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 ALIKE = 0.85
@@ -26,6 +27,11 @@ WORDS = 5
 """Words from which on a text is one that somebody reads."""
 SAMPLE = 100
 """Messages, and docstrings, that are drawn."""
+WINDOW = ("since", "until")
+"""Keys of the release at which a row of facts begins, and of the one before which it ends."""
+REFUSING = "compat.megatron"
+ASIDE = (".runtime", ".state", ".harvest", ".strategies", ".releases")
+"""Parts of the folder that read no config of a user."""
 HELPER = 3
 """Lines of a private function's body up to which it is a small helper."""
 
@@ -247,6 +253,46 @@ def sample(found: Iterable[Source], seed: int) -> None:
             print(f"{number:3}. {place}", *([f"     {owner}"] if owner else []), f"     {text}", sep="\n")
 
 
+def without_news() -> tuple[int, int]:
+    """How many known releases begin and end no row of their stack's facts, and how often those facts name one all the same.
+
+    Such a row says that nothing changed. The list of releases itself, which the harvest writes, is not counted.
+    """
+    quiet = told = 0
+    for known in sorted((ROOT / "compat").glob("*/releases/known.json")):
+        facts = [json.loads(path.read_text("utf-8")) for path in known.parent.glob("*.json") if path != known]
+        named = Counter(pair for fact in facts for pair in _values(fact))
+        for release in json.loads(known.read_text("utf-8")):
+            if not any(named[key, release] for key in WINDOW):
+                quiet += 1
+                told += sum(count for (_, value), count in named.items() if value == release)
+    return quiet, told
+
+
+def refusing(found: Iterable[Source]) -> list[str]:
+    """Modules of Megatron's config side that refuse in code of their own, beside the rows of its checks."""
+    return [source.name for source in found if source.name.startswith(REFUSING) and any(map(_refuses, ast.walk(source.tree)))]
+
+
+def _refuses(node: ast.AST) -> bool:
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return _name(node.exc.func).endswith("Error") and _name(node.exc.func) not in ("AttributeError", "TypeError")
+    return isinstance(node, ast.Call) and _name(node.func) == "raise_if"
+
+
+def _values(fact: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a JSON document that is no container, with the key that it stands under. Keys are values too."""
+    if isinstance(fact, dict):
+        for name, inner in fact.items():
+            yield "", name
+            yield from _values(inner, name)
+    elif isinstance(fact, list):
+        for inner in fact:
+            yield from _values(inner, key)
+    else:
+        yield key, fact
+
+
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -275,6 +321,10 @@ def main() -> None:
     print(f"lines with a comment          {100 * sum(map(comments, found)) / len(lines):.1f} %")
     print(f"lines over {WIDE} columns        {100 * sum(len(line) > WIDE for line in lines) / len(lines):.1f} %")
     print(f"small helpers used once       {len(used_once(found))}")
+    places = refusing(source for source in found if not any(part in source.name for part in ASIDE))
+    print(f"modules that refuse Megatron  {len(places)} beside the rows of checks: {' '.join(places)}")
+    quiet, told = without_news()
+    print(f"rows that say 'no news'       {told}, in {quiet} releases that changed no row")
     for ratio, one, other in sorted(copies, reverse=True) if options.copies else ():
         print(f"  {ratio:.2f}  {one.place} {one.name}  ~  {other.place} {other.name}")
 
