@@ -649,7 +649,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
         unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
         why = (
-            f"no plan field can hold the value of {unheld}"
+            f"stagebridge does not translate this value of {unheld}"
             if unheld
             else f"{config.dialect.name} leaves {', '.join(fields)} open"
         )

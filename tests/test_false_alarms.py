@@ -124,9 +124,9 @@ def test_a_schedule_that_no_plan_holds_is_not_called_open(target: str) -> None:
     data = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}, "train_micro_batch_size_per_gpu": 1, "scheduler": cycle}
     findings = translated("deepspeed", data, target).findings
     row = next(finding for finding in findings if finding.path == "scheduler.type")
-    assert (row.how, row.message) == (How.DROPPED, "a Plan has no schedule like OneCycle")
+    assert (row.how, row.message) == (How.DROPPED, "stagebridge does not translate the schedule OneCycle")
     assert not any("leaves optimizer.schedule" in finding.message for finding in findings)
-    assert any("the value of scheduler.type" in finding.message for finding in findings)
+    assert any("this value of scheduler.type" in finding.message for finding in findings)
 
 
 def test_the_base_of_rotary_positions_is_shown() -> None:
@@ -414,7 +414,7 @@ def test_each_setting_of_a_section_has_a_row_with_its_own_effect_and_reason() ->
     assert {path.removeprefix(start) for path in found if path.startswith(start[:-1])} == lost
     assert found[f"{start}head.cross_entropy_splits"].effect is Effect.ROUNDING
     assert found[f"{start}head.final_logit_softcap"].effect is Effect.NUMBERS
-    assert found[f"{start}head.prediction_heads"].message == "no Plan field stands for head.prediction_heads"
+    assert found[f"{start}head.prediction_heads"].message == "stagebridge does not translate head.prediction_heads"
     assert not any("recomputation" in finding.message for finding in found.values())
     free = {"model": {"trust_remote_code": True, "made_up": 3}, "own": {"a": {"b": 1}, "c": 2}}
     found = {f.path: f for f in translated("automodel", free, "megatron").findings if f.given}

@@ -8,6 +8,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch
+from compat.megatron import flags, releases
 
 pytestmark = pytest.mark.once
 SCRIPT = """\
@@ -51,6 +52,24 @@ def test_megatron_says_whose_flags_these_are(script: str, capsys: pytest.Capture
     assert run(["check", script, "--from", "megatron", "--env", "LR=1e-4"]) == 1
     error = capsys.readouterr().err
     assert "--zero-stage: a flag of Megatron-DeepSpeed" in error and "did you mean" not in error
+
+
+def test_flags_of_modelopt_are_named_and_leaving_them_out_changes_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.args").write_text(f"{launch()}\n--enable-gpt-oss\n--export-kd-cfg kd.yaml\n")
+    assert run(["check", "launch.args", "--world-size", "8"]) == 1
+    error = capsys.readouterr().err
+    assert "--enable-gpt-oss: Megatron's scripts have this flag only if NVIDIA ModelOpt is installed" in error
+    assert run(["check", "launch.args", "--world-size", "8", "--lenient"]) == 2
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith("different numbers than written: 2 things")
+    assert "--export-kd-cfg" in told and "left out, with kd.yaml: NVIDIA ModelOpt changes" in told
+
+
+def test_no_release_has_a_flag_of_modelopt() -> None:
+    assert not [release for release in releases.KNOWN if releases.flags(release).keys() & flags.MODELOPT]
 
 
 def test_a_format_that_is_only_read_is_not_proposed_to_be_written(

@@ -35,7 +35,7 @@ SEED = convert(
         None not in (values.get("seed"), values.get("rng.seed"))
         and values["seed"] != values["rng.seed"]
     ),
-    lossy="a plan has only one seed",
+    lossy="stagebridge translates only one seed",
     source="recipes/llm/train_ft.py: StatefulRNG(seed=cfg.get('seed', 42)); the section rng is not read",
 )
 
@@ -118,7 +118,7 @@ RULES = (
         lambda values, context: {DISPATCHER: WRITTEN.get(values.get("parallel.dispatcher") or "")},
         effect=EFFECTS["parallel.dispatcher"],
         blurs=lambda values: values.get(DISPATCHER) not in (None, *DISPATCHERS),
-        lossy="AutoModel and the plan share only the dispatchers DeepEP and HybridEP",
+        lossy="of AutoModel's dispatchers stagebridge translates DeepEP and HybridEP",
         source="components/models/common/utils.py: BackendConfig.dispatcher",
     ),
     SEED,

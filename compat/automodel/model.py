@@ -231,7 +231,7 @@ FAMILY = convert(
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
     note="the model class, and the initial weights",
-    lossy="the family of this model is not known, or a plan has only a similar one",
+    lossy="the family of this model is not known, or stagebridge translates only a similar one",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )
 

@@ -134,7 +134,7 @@ BATCH = convert(
         D + "dp_size": "parallel.data",
     },
     lossy=(
-        "in a plan all micro batches of a step run through the pipeline in one pass; AutoModel may"
+        "in other stacks all micro batches of a step run through the pipeline in one pass; AutoModel may"
         " run several passes in a step"
     ),
     source="recipes/llm/train_ft.py: pp_batch_size is the local batch size; training/step_scheduler.py: grad_acc_steps",

@@ -183,7 +183,7 @@ LORA = convert(
     },
     blurs=_chooses,
     note="the layers with an adapter, and the form of the adapters",
-    lossy="a plan's adapters are on all linear layers, with dropout on their input",
+    lossy="stagebridge translates adapters that are on all linear layers, with dropout on their input",
     source="components/_peft/lora.py: PeftConfig, apply_lora_to_linear_modules",
 )
 

@@ -140,7 +140,8 @@ RULES = (
         sees=("optimizer._target_", "optimizer.weight_decay"),
         blurs=_odd,
         carries={"optimizer.weight_decay": SCOPE},
-        lossy="a plan has groups only for biases and norms, embedding and output layer; older releases have no groups",
+        lossy="stagebridge translates groups only for biases and norms, embedding and output layer;"
+        " older releases have no groups",
         source="components/optim/optimizer.py: ParamGroupOverride, _build_param_groups",
     ),
 )

@@ -190,7 +190,7 @@ def _start(values: Flat) -> Iterator[str]:
     if schedule.steers(values):
         yield "    lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),"
     elif schedule.said(values).get("name") == schedule.OTHER:
-        yield "    lr_scheduler=build_scheduler,  # your schedule: a Plan cannot express it"
+        yield "    lr_scheduler=build_scheduler,  # your schedule: stagebridge cannot translate it"
     if _mpu(values):
         yield "    mpu=mpu,"
     yield f'    config="{FILE}",'

@@ -147,7 +147,7 @@ OPTIMIZER = convert(
         else ""
     ),
     lossy=(
-        "a Plan can express only optimizers that several stacks have; others stay in the training"
+        "stagebridge translates only optimizers that several stacks have; others stay in the training"
         " script"
     ),
     source="runtime/engine.py: _configure_basic_optimizer",
@@ -272,7 +272,7 @@ SCHEDULER = convert(
     tells=lambda values: (
         ""
         if values["scheduler.type"] in SHAPES
-        else f"a Plan has no schedule like {values['scheduler.type']}"
+        else f"stagebridge does not translate the schedule {values['scheduler.type']}"
     ),
     lossy="DeepSpeed's own schedulers lag one step behind and warm up over at least two steps, by default logarithmically",
     note=(
@@ -371,7 +371,7 @@ DECAYED = (
     only_theirs(
         "code.parameter_groups",
         note=(
-            "a Plan has no names of parameters; `stagebridge move` reads the groups from the"
+            "stagebridge does not translate names of parameters; `stagebridge move` reads the groups from the"
             " checkpoint"
         ),
         effect=Effect.NUMBERS,

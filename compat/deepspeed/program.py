@@ -314,9 +314,9 @@ def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
             " dropout; write them by hand"
         )
     if values.get("optimizer.type") is None:
-        yield "the file has no optimizer, because DeepSpeed does not have the plan's optimizer"
+        yield "the file has no optimizer, because DeepSpeed does not have the run's optimizer"
     if schedule.said(values).get("name") == schedule.OTHER:
-        yield "a Plan cannot express this learning-rate schedule"
+        yield "stagebridge cannot translate this learning-rate schedule"
 
 
 RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {

@@ -1016,7 +1016,7 @@ class CodeScheduler(Section):
     name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd", "other"] | None = field(
         None,
         description=(
-            "Shape of the schedule after warmup; other is a shape that no plan can express."
+            "Shape of the schedule after warmup; other is a shape that stagebridge cannot translate."
         ),
     )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")

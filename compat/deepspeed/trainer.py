@@ -64,7 +64,7 @@ OWN_OPTIMIZER = (
     " decay of biases and norms; this optimizer is read as DeepSpeed's"
 )
 OTHER_OPTIMIZER = (
-    "not given: Hugging Face's Trainer then builds optim={}, which no Plan can express; the"
+    "not given: Hugging Face's Trainer then builds optim={}, which stagebridge cannot translate; the"
     " optimizer is left open"
 )
 
@@ -282,7 +282,7 @@ def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
     own = f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}"
     read = "the learning rate is read as constant"
     if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
-        return f"{own}, which no Plan can express; {read}"
+        return f"{own}, which stagebridge cannot translate; {read}"
     if total is None:
         return (
             f"{own}, over a number of steps that follows from the data; {read}; give the"

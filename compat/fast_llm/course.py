@@ -31,7 +31,7 @@ RULES = (
         lambda values, context: {"run.steps": values.get("training.train_iters") or None},
         lambda values, context: {"training.train_iters": values.get("run.steps")},
         effect=EFFECTS["run.steps"],
-        lossy="a Plan has no run of 0 steps, which is Fast-LLM's default",
+        lossy="Fast-LLM has a default of 0 steps; stagebridge does not translate runs without steps",
         source="engine/training/config.py: train_iters",
     ),
     rename(RANKS + "seed", "run.seed", source="engine/distributed/config.py: seed"),

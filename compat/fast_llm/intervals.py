@@ -158,7 +158,7 @@ RULES = (
         _write_logs,
         effect=EFFECTS["run.log_interval"],
         blurs=lambda values: "offset" in _section(values, LOGS),
-        lossy="a Plan has no offset for the first log line",
+        lossy="stagebridge does not translate an offset of the first log line",
         source="engine/training/config.py: MetricsLogsConfig",
     ),
     convert(
@@ -184,7 +184,7 @@ RULES = (
         _write_evaluations,
         effect=EFFECTS["run.eval_interval"],
         blurs=_several,
-        lossy="a Plan has one evaluation without a name; Fast-LLM has several with names",
+        lossy="stagebridge translates one evaluation without a name; Fast-LLM has several with names",
         source="engine/evaluation/config.py: EvaluatorConfig, LossEvaluatorConfig",
     ),
     convert(
@@ -194,7 +194,7 @@ RULES = (
         _write_wandb,
         effect=EFFECTS["run.project"],
         blurs=lambda values: bool({*_section(values, WANDB)} - {"project_name", "entity_name"}),
-        lossy="a Plan has only the project's name and its user or team",
+        lossy="stagebridge translates only the project's name and its user or team",
         source="engine/training/config.py: WandbConfig",
     ),
 )

@@ -144,8 +144,8 @@ RULE = convert(
         "Fast-LLM's shapes are constant (the default), linear and cosine; "
         "WSD, and a warmup that starts above 0, need a schedule as text with a known peak and "
         "end; WSD then needs at least one step at the peak and has no exponential decay; "
-        "a Plan has no shapes with other powers"
+        "stagebridge does not translate shapes with other powers"
     ),
-    note="a schedule as text is read only if it is a warmup followed by one of the plan's shapes",
+    note="a schedule as text is read only if it is a warmup followed by one of the shapes that stagebridge translates",
     source="optimizer/learning_rate.py: create_schedule_from_config",
 )

@@ -292,7 +292,7 @@ PRECISION = convert(
     ),
     lossy=(
         "Fast-LLM sums gradients in the optimizer's format or in the format of the forward"
-        " pass; a Plan has no integer formats"
+        " pass; stagebridge does not translate integer formats"
     ),
     source="multi_stage/fsdp.py: format of the gradient buffer",
 )
@@ -439,7 +439,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lambda values, context: {"optimizer.lr": learning_rate.peak(values)},
             lambda values, context: {learning_rate.RATE + "base": values.get("optimizer.lr")},
             blurs=lambda values: (values.get(learning_rate.RATE + "base") or 0) < 0,
-            lossy="Fast-LLM has a default learning rate of 0.0001; a Plan has no negative rate",
+            lossy="Fast-LLM has a default learning rate of 0.0001; stagebridge does not translate negative rates",
         ),
         convert(
             ("optimizer.beta_1", "optimizer.beta_2"),
@@ -453,7 +453,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 )
             ),
             blurs=lambda values: 1.0 in values.values(),
-            lossy="Fast-LLM has default betas of 0.9 and 0.999; a Plan's betas are below 1",
+            lossy="Fast-LLM has default betas of 0.9 and 0.999; stagebridge translates betas below 1",
         ),
         convert(
             "optimizer.epsilon",
@@ -481,7 +481,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
                 else values.get("optimizer.clip")
             },
             note="Fast-LLM always clips gradients; "
-            "a plan without clipping gets a limit that is never reached",
+            "a run without clipping gets a limit that is never reached",
         ),
         only_ours("optimizer.momentum", note="Fast-LLM has only AdamW"),
     )

@@ -31,7 +31,7 @@ def effective(given: Given) -> dict[str, Any]:
     if family is None:
         name = given["model_type"]
         raise ConfigError(
-            f"model_type: found {name!r}, whose layers no plan can describe{nearest(name, FAMILIES)}"
+            f"model_type: found {name!r}, whose layers stagebridge cannot translate{nearest(name, FAMILIES)}"
         )
     # A field may have several names. If one of them is given, the defaults of the others must not
     # stand beside it.
@@ -117,7 +117,7 @@ def foreign(given: Given, origins: Mapping[str, Origin]) -> Iterator[Finding]:
     """
     family = FAMILIES.get(given.get("model_type") or "")
     if family is not None and family.foreign:
-        message = f"{family.foreign}, which no plan can describe; only the fields that every model has are read"
+        message = f"{family.foreign}, which stagebridge cannot translate; only the fields that every model has are read"
         yield Finding(
             "model_type",
             message,

@@ -177,7 +177,7 @@ def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
         )
     if model_type is None or model_type in FAMILIES:
         return ""
-    return f"model_type: found {shown(model_type)}, whose layers no plan can describe{nearest(str(model_type), FAMILIES)}"
+    return f"model_type: found {shown(model_type)}, whose layers stagebridge cannot translate{nearest(str(model_type), FAMILIES)}"
 
 
 # pydantic compiles a validator for each adapter, which takes far longer than the check of one

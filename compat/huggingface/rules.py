@@ -112,19 +112,19 @@ BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
         Effect.ROUNDING,
     ),
     (
-        "a Plan has no noise on the router's input",
+        "stagebridge does not translate noise on the router's input",
         ("router_jitter_noise",),
         (0, 0.0),
         Effect.NUMBERS,
     ),
     (
-        "a Plan cannot describe these kinds of blocks",
+        "stagebridge does not translate these kinds of blocks",
         ("hybrid_override_pattern",),
         (),
         Effect.NUMBERS,
     ),
     (
-        "a Plan does not describe quantised stored weights",
+        "stagebridge does not translate quantised stored weights",
         ("quantization_config",),
         (),
         Effect.NUMBERS,

@@ -67,7 +67,7 @@ HEADS = convert(
     blurs=lambda values: values.get("softmax_type") == "off-by-one",
     carries=CARRIED,
     lossy="Megatron normalises each head of both queries and keys, or neither; it divides logits by"
-    " the square root of a head's width; a Plan has no form for its off-by-one softmax",
+    " the square root of a head's width; stagebridge does not translate its off-by-one softmax",
     note=SCRIPT,
     source="attention.py: q_layernorm, k_layernorm; dot_product_attention.py: softmax_scale, softmax_type (since 0.15)",
     model=True,

@@ -53,7 +53,7 @@ COLLECTS = convert(
     ),
     effect=Effect.COST,
     blurs=lambda values: bool(values.get("manual_gc")) and (values.get(EVERY) or 0) <= 0,
-    lossy="a Plan has no form for --manual-gc without an interval, which collects garbage only around evaluation",
+    lossy="stagebridge does not translate --manual-gc without an interval, which collects garbage only around evaluation",
     source="training.py: train, manual_gc",
 )
 

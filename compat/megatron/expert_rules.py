@@ -237,7 +237,8 @@ BALANCED = convert(
     sees=("num_experts", TOP_K, COUNT, f"{MOE}top_k"),
     blurs=_several,
     carries={KIND: f"{MOE}balance", COEFFICIENT: f"{MOE}aux_loss"},
-    lossy="Megatron divides the load-balancing loss by the number of experts per token; a Plan has no form for several losses",
+    lossy="Megatron divides the load-balancing loss by the number of experts per token;"
+    " stagebridge does not translate several losses",
     reasons={
         f"{MOE}balance": (
             "Megatron adds a load-balancing loss in every block, Hugging Face's code adds one "

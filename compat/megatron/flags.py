@@ -32,6 +32,38 @@ DEEPSPEED = frozenset(
     }
 )
 """Flags of Megatron-DeepSpeed, which no release of Megatron has."""
+MODELOPT = frozenset(
+    {
+        "--enable-gpt-oss",
+        "--export-default-te-spec",
+        "--export-force-local-attention",
+        "--export-kd-cfg",
+        "--export-kd-finalize",
+        "--export-kd-teacher-ckpt-format",
+        "--export-kd-teacher-load",
+        "--export-kd-teacher-model-config",
+        "--export-kv-cache-quant",
+        "--export-legacy-megatron",
+        "--export-model-type",
+        "--export-moe-apply-probs-on-input",
+        "--export-num-eagle-layers",
+        "--export-num-medusa-heads",
+        "--export-offline-model",
+        "--export-qk-l2-norm",
+        "--export-quant-cfg",
+        "--export-real-quant-cfg",
+        "--export-te-mcore-model",
+        "--finetune-data-files",
+        "--finetune-data-split",
+        "--finetune-hf-dataset",
+        "--freeze-base-for-mtp",
+        "--modelopt-enabled",
+        "--qad-train-target",
+    }
+)
+"""Flags that Megatron's scripts add to its parser if NVIDIA ModelOpt is installed. Source:
+megatron/post_training/arguments.py, core_v0.12.0 to main; pretrain_gpt.py, since core_v0.14.0.
+"""
 _NO = ("false", "no", "off", "0", "none", "null")
 
 
@@ -525,6 +557,12 @@ def _unknown(option: str, version: str) -> str:
             f"{option}: a flag of Megatron-DeepSpeed, not of Megatron {version}; read the script's"
             " DeepSpeed file with --from deepspeed, or leave such flags out with --lenient, which"
             " names each"
+        )
+    if option in MODELOPT:
+        return (
+            f"{option}: Megatron's scripts have this flag only if NVIDIA ModelOpt is installed, and"
+            f" no setting of Megatron {version} stands for it; leave it out with --lenient, which"
+            " names it"
         )
     known = releases.flags(version)
     # Most parsers would accept a flag's beginning; Megatron's does not (allow_abbrev=False).

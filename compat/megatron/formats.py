@@ -331,11 +331,14 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 
 
 def _left_over(group: Sequence[str], line: int | None) -> Finding:
-    """Return the finding on an unknown flag. The effect is `NUMBERS` if words in the flag suggest
-    that it affects parallelism, batch or precision.
+    """Return the finding on an unknown flag. The effect is `NUMBERS` if the flag is one of ModelOpt,
+    or if words in the flag suggest that it affects parallelism, batch or precision.
     """
     option, *values = group
     beside = f", with {brief(' '.join(values))}" if values else ""
+    if option.partition("=")[0] in flags.MODELOPT:
+        message = f"left out{beside}: NVIDIA ModelOpt changes the model, its formats or its loss"
+        return Finding(option, message, Effect.NUMBERS, True, origin=Origin(line))
     if not touching.touches(*group):
         return Finding(brief(option), f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
     message = (

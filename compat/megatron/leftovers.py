@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from bridge.rules import Effect, Why
 from compat.megatron import options
 
-MODEL = Why("a fact about the model that no Plan field stands for", Effect.NUMBERS, True)
+MODEL = Why("a fact about the model that stagebridge does not translate", Effect.NUMBERS, True)
 INSIDE = Why("a choice of how Megatron computes the model", Effect.ROUNDING, True)
 KERNEL = Why("a kernel choice inside Megatron", Effect.ROUNDING)
 SPEED = Why("a choice inside Megatron that saves memory or time", Effect.COST)
@@ -22,7 +22,7 @@ LOADER = Why(
     "a setting of where the data is and how it is read or cached; set the same data in the target",
     Effect.NONE,
 )
-BATCHES = Why("a Plan has no batch size that changes during the run", Effect.NUMBERS)
+BATCHES = Why("stagebridge does not translate a batch size that changes during the run", Effect.NUMBERS)
 START = Why("the weights or the checkpoint that a run starts from", Effect.NUMBERS)
 SAVING = Why("Megatron's training loop writes checkpoints in its own way", Effect.NONE)
 LOOP = Why("a switch of Megatron's training loop", Effect.NONE)

@@ -348,7 +348,7 @@ NORM = convert(
         AFTER: "model.norm.place",
     },
     lossy="Megatron's blocks have one norm before attention and one before the MLP, which run one "
-    "after the other; a Plan has no form for a residual connection that starts after the "
+    "after the other; stagebridge does not translate a residual connection that starts after the "
     "norm",
     note=SCRIPT,
     source="transformer_layer.py: forward; arguments.py: dests named as the config's fields since 0.16",

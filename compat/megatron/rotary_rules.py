@@ -81,7 +81,7 @@ KINDS = convert(
         or (bool(values.get(LATENT)) and values.get(TYPE) == "learned_absolute")
     ),
     lossy="Megatron has rotary positions, and learned positions whose table has position 0 in row "
-    "0; a Plan has no form for Megatron's relative positions or positions of images",
+    "0; stagebridge does not translate Megatron's relative positions or positions of images",
     note=SCRIPT,
     source="gpt_model.py: position_embedding_type; multi_latent_attention.py: rotary_pos_emb",
     model=True,

@@ -419,8 +419,8 @@ MOMENT_FORMATS = convert(
     effect=Effect.ROUNDING,
     sees=("use_precision_aware_optimizer", "optimizer", "optimizer.name", "zero.stage", *SHARDED),
     blurs=lambda values: any(values.get(path) not in (None, *DTYPES) for path in MOMENT_DTYPES),
-    lossy="Megatron keeps moments in other formats than fp32 only with its precision-aware optimizer; a Plan has"
-    " no 8-bit moments",
+    lossy="Megatron keeps moments in other formats than fp32 only with its precision-aware optimizer;"
+    " stagebridge does not translate 8-bit moments",
     note="formats of the optimizer's moments",
     source="optimizer_config.py: exp_avg_dtype, exp_avg_sq_dtype",
 )
@@ -718,7 +718,7 @@ PARTLY = convert(
     effect=Effect.COST,
     blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
     note="Megatron's training script decides which activations it keeps of a microbatch without "
-    "full recomputation; the plan's field means that all of them are kept",
+    "full recomputation; stagebridge translates only runs that keep all of them",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
 )
 

@@ -50,8 +50,8 @@ DISPATCH = convert(
     effect=EFFECTS[DISPATCHER],
     sees=("num_experts", EXPERTS, "model.moe.capacity"),
     blurs=lambda values: values.get("moe_flex_dispatcher_backend") == "ncclep",
-    lossy="Megatron dispatches tokens only if the model has experts; it has DeepEP since 0.12 and HybridEP since 0.16; a Plan"
-    " has no NCCL-EP",
+    lossy="Megatron dispatches tokens only if the model has experts; it has DeepEP since 0.12 and HybridEP since 0.16;"
+    " stagebridge does not translate NCCL-EP",
     source="transformer_config.py: moe_token_dispatcher_type, moe_flex_dispatcher_backend; moe/token_dispatcher.py",
 )
 
@@ -108,7 +108,7 @@ EXCHANGE = convert(
     effect=EFFECTS[METHOD],
     sees=("context_parallel_size", "parallel.context"),
     blurs=lambda values: len(set(listed(values, "cp_comm_type"))) > 1,
-    lossy="a Plan has one communication type for all layers, not one for each layer",
+    lossy="stagebridge translates one communication type for all layers, not one for each layer",
     note="the exchange of keys and values between context-parallel ranks",
     source="transformer_config.py: cp_comm_type",
 )
@@ -203,7 +203,7 @@ RECIPE = convert(
     effect=lambda values: (
         Effect.NUMBERS if values.get("fp8_recipe") not in (None, "delayed") else Effect.ROUNDING
     ),
-    lossy="Megatron gathers weights in fp8 only if the optimizer is sharded; a Plan has no custom fp8 recipe",
+    lossy="Megatron gathers weights in fp8 only if the optimizer is sharded; stagebridge does not translate a custom fp8 recipe",
     source="fp8_utils.py: get_fp8_recipe; arguments.py: --fp8-param-gather needs a sharded optimizer",
 )
 
@@ -253,7 +253,7 @@ DECOUPLED = convert(
     blurs=_own_minimum,
     carries={"decoupled_min_lr": RATES},
     lossy="Megatron has one decoupled learning rate for embedding and output layer; "
-    "a Plan cannot express a separate minimum of this rate",
+    "stagebridge does not translate a separate minimum of this rate",
     source="optimizer/__init__.py: _get_param_groups, decoupled_lr",
 )
 
@@ -307,7 +307,7 @@ RECOMPUTED = convert(
     blurs=lambda values: (
         not {"moe_act", "gdn_norm_out"}.isdisjoint(values.get("recompute_modules") or ())
     ),
-    lossy="Megatron names recomputed modules since 0.12; a Plan has no form for moe_act and gdn_norm_out",
+    lossy="Megatron names recomputed modules since 0.12; stagebridge does not translate moe_act and gdn_norm_out",
     source="transformer_config.py: recompute_modules",
 )
 
@@ -335,7 +335,7 @@ PINNED = convert(
     sees=("optimizer_cpu_offload", "use_precision_aware_optimizer", "optimizer", *SHARDED),
     blurs=lambda values: values.get("pin_cpu_grads") != values.get("pin_cpu_params"),
     lossy="Megatron has one switch that pins host memory for gradients and another for weights; "
-    "a Plan has one switch for both",
+    "stagebridge translates one switch for both",
     source="optimizer/cpu_offloading/hybrid_optimizer.py",
 )
 FORMATS = {

@@ -197,7 +197,7 @@ TRAPS = Checks(
     _given(
         "rotary_seq_len_interpolation_factor",
         lambda args: bool(args["use_rope_scaling"]),
-        "scales positions a second time, after --use-rope-scaling; no plan and no other stack does both; drop one of them",
+        "scales positions a second time, after --use-rope-scaling; no other stack does both; drop one of them",
         "rotary_pos_embedding.py: RotaryEmbedding scales the frequencies, and forward divides the positions",
         Effect.NUMBERS,
         name="stretches-positions-a-second-time",

@@ -60,7 +60,7 @@ def _interval(theirs: str, ours: str) -> Rule:
         blurs=lambda values: (
             values.get(theirs) is not None and values[theirs] != max(1, round(values[theirs]))
         ),
-        lossy="a plan has only intervals in whole steps",
+        lossy="stagebridge translates only intervals in whole steps",
     )
 
 

@@ -207,8 +207,8 @@ RULE = convert(
     },
     blurs=_blurred,
     lossy=(
-        "Merak warms up from 0, and decays WSD along a half cosine; a Plan cannot express a warmup ratio of an unknown number of "
-        "steps, nor powers, restarts and reduce_lr_on_plateau"
+        "Merak warms up from 0, and decays WSD along a half cosine; stagebridge does not translate a"
+        " warmup ratio of an unknown number of steps, powers, restarts and reduce_lr_on_plateau"
     ),
     source="merak_trainer.py: create_lr_scheduler; transformers, optimization.py: get_scheduler",
 )

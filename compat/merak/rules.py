@@ -135,7 +135,7 @@ def parallel_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.COST,
             blurs=lambda values: (values.get(LEVEL) or 0) > 1,
-            lossy="a plan has no level of overlap; Merak's level 1 is used",
+            lossy="stagebridge does not translate levels of overlap; Merak's level 1 is used",
         ),
         convert(
             (),

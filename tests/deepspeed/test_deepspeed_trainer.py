@@ -328,7 +328,7 @@ class TestItsOwnOptimizer:
     def test_one_that_no_plan_knows_is_left_open(self, deepspeed: Dialect) -> None:
         config = deepspeed.read(WITHOUT, world_size=8, trainer={"optim": "adafactor"}, auto={"hidden_size": 64})
         (finding,) = (one for one in config.findings if one.path == "optimizer.type")
-        assert "optim=adafactor, which no Plan can express" in finding.message and not lift(config).optimizer.name
+        assert "optim=adafactor, which stagebridge cannot translate" in finding.message and not lift(config).optimizer.name
 
     def test_one_of_the_file_stays(self, deepspeed: Dialect) -> None:
         own = {**WITHOUT, "optimizer": {"type": "Adam", "params": {"lr": "auto"}}}

@@ -226,7 +226,7 @@ ROPE = {"type", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"
     "hf, said",
     [
         ({"model_type": "lama"}, "did you mean llama"),
-        ({"model_type": "mamba2"}, "no plan can describe"),
+        ({"model_type": "mamba2"}, "whose layers stagebridge cannot translate"),
         ({"model_type": "gemma3", "text_config": {}, "vision_config": {}}, "a single text decoder"),
         ({"model_type": "llama", "hidden_act": "softplus"}, "hidden_act"),
         ({"model_type": "llama", "rope_scaling": {"rope_type": "spiral"}}, "spiral"),

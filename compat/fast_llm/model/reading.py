@@ -76,7 +76,7 @@ def told(values: Group) -> str:
     """Return a sentence that names the settings that no plan field stands for."""
     left = unsaid(values)
     more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-    return f"no Plan field stands for {', '.join(left[:5])}{more}"
+    return f"stagebridge does not translate {', '.join(left[:5])}{more}"
 
 
 def unsaid(values: Group) -> list[str]:
