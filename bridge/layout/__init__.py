@@ -1,3 +1,3 @@
-"""Layouts as pure values: ranks and groups, layers to stages, shards of flat buffers, and the traffic that
-follows.
+"""Layouts as pure values: ranks and groups of ranks, stages of layers, shards of flat buffers, and
+the collectives and messages of a step.
 """

@@ -17,8 +17,8 @@ from bridge.plan import Model
 @dataclass(frozen=True, slots=True)
 class Part:
     """A module with a weight and maybe a bias. The weight is a matrix (`outputs`, `inputs`), or a
-    vector if there are no inputs. `tied` names the module whose weight is used in place of a weight
-    of this module. `copies` is the number of experts that have such a module.
+    vector if `inputs` is 0. If the module uses the weight of another module, `tied` names that
+    other module. `copies` is the number of experts that have such a module.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Part:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the weight and the bias, by global name."""
+        """Shapes of the weight and of the bias, by the global name of each."""
         weight: tuple[int, ...] = (self.outputs, self.inputs) if self.inputs else (self.outputs,)
         shapes = {f"{self.tied or self.name}.weight": weight}
         if self.bias:
@@ -40,19 +40,19 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Number of elements of all copies; a tied weight does not count."""
+        """Number of elements of the weights and biases of all copies, without a tied weight."""
         return self.used - (self.outputs * self.inputs if self.tied else 0)
 
     @property
     def used(self) -> int:
-        """Number of elements of all copies; a tied weight counts."""
+        """Number of elements of the weights and biases of all copies, including a tied weight."""
         # A vector has `outputs` elements, a matrix `outputs` x `inputs`, and a bias adds one
         # element for each output.
         return self.copies * self.outputs * ((self.inputs or 1) + self.bias)
 
     def role(self, names: TensorPlan) -> str | None:
-        """The role of the module in the tensor plan `names`: "embed", a kind of split linear layer,
-        or None.
+        """Return how the tensor plan `names` splits the module: "embed" for a split embedding, one
+        of the kinds of split linear layers, or None if the module is not split.
         """
         if self.kind == "embedding":
             return "embed" if matches(self.name, names.vocabulary) else None
@@ -61,9 +61,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of one tensor rank: its index among `ranks`, and whether norms and dropout are
-    split by tokens (`sequence`). Experts are divided among `experts` ranks, and each expert among
-    `within` tensor ranks. `same` ranks hold the same experts.
+    """The part of a model that one tensor rank holds. The rank is number `index` of `ranks` tensor
+    ranks. With `sequence`, norms and dropout are split by tokens. The experts are divided among
+    `experts` ranks, and each expert among `within` tensor ranks. `same` is the number of ranks that
+    hold the same experts.
     """
 
     ranks: int = 1
@@ -76,7 +77,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Widths of multi-head latent attention: the low ranks (`query` 0: not compressed), and the parts of a head."""
+    """Widths of multi-head latent attention. `query` and `kv` are the ranks of the low-rank
+    projections; if `query` is 0, queries have no low-rank projection. `plain`, `rotary` and `value`
+    are the widths of the parts of a head.
+    """
 
     query: int
     kv: int
@@ -87,7 +91,10 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Experts of a block: number, width, experts for each token, width of shared experts, and the blocks that have them."""
+    """Experts of a model: the number of experts in a block, the width of an expert, the number of
+    experts that each token passes, and the width of the shared experts. `layers` says for each
+    block whether it has experts; None means that every block has experts.
+    """
 
     count: int
     ffn: int
@@ -105,8 +112,9 @@ class Experts:
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Shape of a GPT, with sizes as in a plan's model section. `vocab` is 0 if the vocabulary size
-    is not known. Learned positions have `sequence` rows, or `positions` rows if `positions` is set.
-    A bias setting that is None has the value of `bias`.
+    is not known. The table of learned positions has `positions` rows, or `sequence` rows if
+    `positions` is None. Where `qkv_bias`, `output_bias` or `mlp_bias` is None, `bias` holds. Where
+    `norm_bias` is None, LayerNorm has a bias and RMSNorm has none.
     """
 
     layers: int = 4
@@ -140,7 +148,9 @@ class Architecture:
 
     @classmethod
     def of(cls, model: Model) -> Architecture:
-        """The shape of a plan's model. Fields that are not set follow from others, or have the usual value."""
+        """The shape of a plan's model. A size that the plan does not set is derived from other
+        sizes, or else has the default value.
+        """
         usual = cls()
         hidden, heads = model.hidden or usual.hidden, model.heads or usual.heads
         return cls(
@@ -168,7 +178,7 @@ class Architecture:
         if self.heads % self.kv_heads:
             yield f"model.kv_heads: {self.kv_heads} does not divide heads ({self.heads}); use a divisor"
         if self.rotary and self.latent is None and self.head % 2:
-            yield f"model.heads: heads of width {self.head} cannot rotate; make the width even"
+            yield f"model.heads: found heads of width {self.head}, but rotary positions need an even width; change model.heads or hidden"
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """Return the tensor plan that splits this model over `ranks` tensor ranks. Raises
@@ -203,14 +213,14 @@ class Architecture:
 
     @property
     def rows(self) -> int:
-        """Rows of the table of learned positions; 0 without one."""
+        """Number of rows of the table of learned positions; 0 if the model has no such table."""
         if self.positions is not None:
             return self.positions
         return 0 if self.rotary else self.sequence
 
     def biased(self, name: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias"]) -> bool:
-        """Return whether layers of this kind have biases, by the setting of this kind, or else by
-        `bias`. If neither is set, only LayerNorm has biases.
+        """Return whether the layers that the setting `name` is about have biases. If the setting is
+        None, `bias` decides; for `norm_bias`, LayerNorm has a bias and RMSNorm has none.
         """
         told: bool | None = getattr(self, name)
         if told is not None:
@@ -219,7 +229,8 @@ class Architecture:
 
     @property
     def indices(self) -> range:
-        """The layers by number: embedding, blocks, head."""
+        """Numbers of the layers, in order: 0 is the embedding, then come the blocks, then the head.
+        """
         return range(self.layers + 2)
 
     @property
@@ -234,8 +245,8 @@ class Architecture:
         return self._block(f"block{layer - 1}", layer - 1) if layer <= self.layers else self._head()
 
     def facts(self) -> Layers:
-        """Return the facts about the model that partition rules use. A tied weight counts in each
-        layer that uses it.
+        """Return the numbers of layers and of their parameters, by which a partition rule cuts the
+        model into stages. A tied weight counts in each layer that uses it.
         """
         # `_sizes` leaves out tied weights. A stage with the head holds the weight all the same, so
         # its memory counts there too.
@@ -281,8 +292,9 @@ class Architecture:
         return (first, *(kinds[self.routed(block)] for block in range(self.layers)), last)
 
     def parameters(self, stages: Mapping[int, int], share: Share) -> list[Parameter]:
-        """Return the fp32 parameters of some layers that the tensor rank of `share` holds. `stages`
-        maps each of these layers to its stage.
+        """Return the parameters of some layers, as the tensor rank with this `share` holds them,
+        all in fp32. The keys of `stages` are the numbers of these layers, and the values are the
+        stages that run them.
         """
         found: dict[str, Parameter] = {}
         for layer, stage in stages.items():
@@ -354,8 +366,8 @@ class Architecture:
             yield Part(f"{name}.attention.sinks", "norm", self.heads)
 
     def _latent(self, name: str) -> Iterator[Part]:
-        """Yield the modules of latent attention: low-rank projections, their norms, and the
-        projections that follow. Only the low-rank projections and the output projection have
+        """Yield the modules of latent attention: the low-rank projections, a norm for each of them,
+        and the projections behind. Only the low-rank projections and the output projection have
         biases.
         """
         it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
@@ -424,7 +436,9 @@ class Architecture:
 
 
 def _stated(model: Model) -> dict[str, Any]:
-    """Return the settings of norms, biases and dropout that the plan sets."""
+    """Return the settings of norms, biases and dropout in the plan's model, without those that the
+    plan leaves open.
+    """
     norm, attention = model.norm, model.attention
     told = {
         "norm": norm.kind,
@@ -496,8 +510,8 @@ def _embedding(model: Model) -> dict[str, Any]:
 def _split(
     part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share
 ) -> Parameter:
-    """Return the parameter on one tensor rank: its share along one dimension, or the whole
-    parameter.
+    """Return the parameter `name` as one tensor rank holds it: a part along one dimension, or the
+    whole parameter.
     """
     role = part.role(names)
     dim = _CUT.get((role, len(shape)))
@@ -520,8 +534,9 @@ _CUT: Mapping[tuple[str | None, int], int] = {
     ("column", 1): 0,
     ("row", 2): 1,
 }
-"""The dimension along which tensor ranks split a parameter, by the role of the module and the number
-of dimensions of the parameter (weight: 2, bias: 1).
+"""The dimension along which tensor ranks split a parameter. A key is the role of the module, and
+the number of dimensions of the parameter (2 for a weight, 1 for a bias). A parameter without a key
+is not split.
 """
 
 
@@ -565,4 +580,4 @@ PRESETS: Mapping[str, Architecture] = {
         _LLAMA, layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=128256, sequence=8192
     ),
 }
-"""Shapes by name: a tiny one that trains in seconds, and published models."""
+"""Shapes of models by name: a tiny model that trains in seconds, and published models."""

@@ -13,12 +13,12 @@ MEBIBYTE = 2**20
 
 
 def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Finding | None:
-    """Return a finding if a lower ZeRO level takes fewer bytes of `parameters` on a rank than the
+    """Return a finding if `parameters` take less memory on a rank at a lower ZeRO level than at the
     level of `layout`, the plan's layout.
 
-    ZeRO levels 2 and 3 store slices of all flats and two whole buffers, each as large as the
-    largest pipeline stage. In a model of few stages, this takes more memory than one whole copy of
-    the model.
+    Level 2 stores slices of all gradients, and level 3 also stores slices of all weights. Beside
+    the slices, each kind has two whole buffers, each as large as the largest stage. With few
+    stages, slices and buffers together can take more memory than whole copies of all stages.
     """
     kept: dict[int, int] = {}
     for level in range(1, layout.level):
@@ -32,6 +32,6 @@ def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Findi
     if best == layout.level or kept[best] >= own:
         return None
     here, there = (f"{size / MEBIBYTE:,.1f} MiB" for size in (own, kept[best]))
-    why = f"in {layout.stages} stages, two whole buffers take more memory than the slices save"
-    said = f"level {layout.level} keeps {here} on each of these ranks, level {best} {there}: {why}; use level {best}"
+    why = f"with {layout.stages} stages, two whole buffers take more memory than slices save"
+    said = f"level {layout.level} takes {here} on each of these ranks, level {best} only {there}: {why}; use level {best}"
     return Finding("zero.stage", said, Effect.COST, given=True)

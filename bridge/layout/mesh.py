@@ -1,4 +1,6 @@
-"""The mesh: ranks arranged along the data, pipeline, tensor and context axes, and every group of them."""
+"""The mesh: ranks arranged along the data, pipeline, tensor and context axes, and the groups of
+ranks along each axis.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,16 @@ from bridge.errors import ConfigError, nearest
 from bridge.plan import Parallel
 
 AXES = ("tensor", "context", "data", "pipeline")
-"""The axes in the default order, fastest first."""
+"""The axes in the default order. Neighbouring rank numbers differ along the first axis."""
 
 _SHORT = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline", "ep": "expert"}
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a mesh: its size and the distance, in ranks, between neighbours along it."""
+    """One axis of a mesh. `size` is the number of positions along the axis, and `stride` the
+    difference between the numbers of two neighbouring ranks.
+    """
 
     name: str
     size: int
@@ -29,14 +33,17 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks 0 to `world - 1` as points of a grid; `sizes` runs from the fastest to the slowest axis."""
+    """The ranks 0 to `world - 1` as points of a grid. `sizes` has the size of each axis, and
+    neighbouring rank numbers differ along the first axis.
+    """
 
     sizes: Mapping[str, int]
 
     @classmethod
     def of(cls, parallel: Parallel, world: int) -> Mesh:
-        """Return the mesh of `world` ranks. If `data` is not set, the data axis gets the ranks that
-        remain. Raises `ConfigError` if the sizes contradict `world`.
+        """Return the mesh of `world` ranks for the sizes in `parallel`. If `data` is not set, the
+        data axis gets as many positions as the other sizes leave. Raises `ConfigError` if the
+        product of the sizes is not `world`.
         """
         sizes = {axis: getattr(parallel, axis) or 1 for axis in AXES}
         if max(world, *sizes.values()) > limits.RANKS:
@@ -80,8 +87,8 @@ class Mesh:
         return sum(self.axes[axis].stride * index for axis, index in coordinates.items())
 
     def group(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """Return the ranks that differ from `rank` along `axes` only, in increasing order. `rank`
-        is included.
+        """Return the group of `rank` along `axes`: the rank itself, and all ranks that differ from
+        it along these axes only. The result is in increasing order.
         """
         # From the member of the group with coordinate 0 along each of the axes, every combination
         # of steps.
@@ -99,9 +106,9 @@ class Mesh:
 
 def _wrong_product(sizes: Mapping[str, int], world: int) -> str:
     given = {axis: size for axis, size in sizes.items() if size > 1}
-    equation = " x ".join(f"{axis} ({size})" for axis, size in given.items()) or "data (1)"
-    wrong = "is not the" if world % prod(sizes.values()) == 0 else "does not divide"
-    return f"parallel: {equation} {wrong} world size ({world}); {_advice(sizes, world)}"
+    product = " x ".join(f"{axis} ({size})" for axis, size in given.items()) or "data (1)"
+    contradicts = "is not the" if world % prod(sizes.values()) == 0 else "does not divide"
+    return f"parallel: {product} {contradicts} world size ({world}); {_advice(sizes, world)}"
 
 
 def _advice(sizes: Mapping[str, int], world: int) -> str:
@@ -121,7 +128,9 @@ def _advice(sizes: Mapping[str, int], world: int) -> str:
 
 
 def _order(order: str | None) -> tuple[str, ...]:
-    """Axis names, fastest first; experts share the ranks of other axes and are left out."""
+    """Return the names of the axes in the order of a plan's `parallel.order`, such as
+    "tp-cp-dp-pp". "expert" is left out, because experts share the ranks of other axes.
+    """
     if order is None:
         return AXES
     names = [_SHORT.get(name, name) for name in order.split("-")]

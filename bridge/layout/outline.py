@@ -1,5 +1,5 @@
-"""Outline: a whole run as values: the stages of each rank, the bytes that each rank stores, and its
-collectives in a step.
+"""Outline of a run, computed from the plan alone: the stages of each rank, the bytes that each rank
+stores, and the collectives of each rank in a step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Place:
-    """Facts about all ranks with one pair of pipeline and tensor coordinates: the layout of their
-    stages, the sites at which activations are exchanged, and a finding if a lower ZeRO level takes
-    fewer bytes.
+    """Facts that hold for all ranks with the same pipeline coordinate and the same tensor
+    coordinate: the layout of their stages, and the sites at which these ranks exchange activations.
+    `costly` is a finding if a lower ZeRO level takes fewer bytes.
     """
 
     layout: Layout
@@ -37,8 +37,8 @@ class Place:
 
 
 FOLLOWED = 4
-"""Number of periods of a step's microbatches that are simulated one by one. Each further period
-sends as much as the last simulated period.
+"""Number of periods of a step that are simulated one by one. A period is the number of microbatches
+after which the schedule repeats. Each later period sends as much as the last simulated period.
 """
 
 
@@ -46,10 +46,10 @@ sends as much as the last simulated period.
 class Outline:
     """A plan, on a mesh of ranks, with a model of known shape.
 
-    A long step is not simulated as a whole. `pipeline` simulates a few periods of the step's
-    microbatches, and each pipeline in `more` simulates one period more than the pipeline before.
-    The traffic that the last period adds is counted for `periods` further periods. `notes` explain
-    a schedule that differs from the plan's schedule.
+    A schedule repeats after some number of microbatches, its period. A long step is not simulated
+    as a whole: `pipeline` simulates a step of a few periods, and `more` has a second pipeline with
+    one period more. The traffic that this period adds is counted once for each of the `periods`
+    that `pipeline` leaves out. `notes` say why a schedule is not the plan's schedule.
     """
 
     plan: Plan
@@ -116,29 +116,31 @@ class Outline:
         return self.pipeline.local(pipeline)
 
     def place(self, rank: int) -> Place:
-        """The place of `rank`."""
+        """The facts about `rank`, which it shares with other ranks."""
         return self._places[self._at(rank)]
 
     def _at(self, rank: int) -> tuple[int, int]:
         return self.mesh.coordinate(rank, "pipeline"), self.mesh.coordinate(rank, "tensor")
 
     def kind(self, rank: int) -> tuple[int, int, int]:
-        """Pipeline, tensor and shard coordinates of `rank`. Ranks with equal coordinates have the
-        same bytes and traffic.
+        """The pipeline, tensor and shard coordinates of `rank`, as a tuple. Ranks with the same
+        tuple store as many bytes and have the same traffic.
         """
         sizes, place = self.mesh.sizes, self.mesh.coordinates(rank)
         return *self._at(rank), place["data"] * sizes["context"] + place["context"]
 
     @property
     def costly(self) -> tuple[Finding, ...]:
-        """Findings about pipeline ranks on which a lower ZeRO level takes fewer bytes, without
-        repetition.
+        """Findings about pipeline ranks on which a lower ZeRO level takes fewer bytes. Equal
+        findings of several ranks are listed once.
         """
         found = (self._places[rank, 0].costly for rank in range(self.mesh.sizes["pipeline"]))
         return tuple(dict.fromkeys(finding for finding in found if finding))
 
     def bytes(self, rank: int) -> dict[str, int]:
-        """Return the bytes that `rank` stores between steps, by kind."""
+        """Return the number of bytes that `rank` stores between steps, for each of weights,
+        gradients, master and moments.
+        """
         return self.place(rank).layout.bytes()
 
     def traffic(self, rank: int) -> Mapping[str, Traffic]:
@@ -171,8 +173,8 @@ class Outline:
         )
 
     def _share(self, index: int) -> Share:
-        """Return the share of a tensor rank. Experts are spread over data and tensor ranks
-        (Megatron: parallel_state.py).
+        """Return the part of the model that tensor rank `index` holds. Experts are spread over data
+        and tensor ranks (Megatron: parallel_state.py).
         """
         parallel, ranks = self.plan.parallel, self.mesh.sizes["tensor"]
         experts, within = parallel.expert or 1, parallel.expert_tensor or ranks
@@ -189,7 +191,9 @@ class Outline:
 
     @cached_property
     def _traffic(self) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
-        """Collectives of the first data rank, by pipeline and tensor coordinate."""
+        """Collectives and messages of a step on the first data rank, for each pair of pipeline and
+        tensor coordinates.
+        """
         first, *further = (self._followed(pipeline) for pipeline in (self.pipeline, *self.more))
         if not further:
             return first
@@ -216,8 +220,8 @@ class Outline:
 
     @property
     def _sizes(self) -> Sizes:
-        """Tokens of a microbatch, and bytes of the hidden states that pass between stages. With
-        sequence parallelism, only the tokens of one tensor rank count.
+        """Number of tokens of a microbatch, and number of bytes of the hidden states between two
+        stages. With sequence parallelism, the hidden states are those of one tensor rank's tokens.
         """
         ranks = self.mesh.sizes["tensor"] if self.plan.parallel.sequence else 1
         dtype = self.plan.precision.compute or "fp32"
@@ -231,8 +235,8 @@ class Outline:
         tensor = self.mesh.sizes["tensor"]
         if not self.micro:
             yield (
-                "batch.micro: not set, and it does not follow from other settings;"
-                " set the sequences in a microbatch"
+                "batch.micro: not set, and cannot be derived from the other batch sizes;"
+                " set the number of sequences in a microbatch"
             )
         if self.plan.parallel.sequence and self.shape.sequence % tensor:
             yield f"parallel.sequence: {self.shape.sequence} tokens do not divide into {tensor} tensor ranks; use a multiple"
@@ -241,7 +245,7 @@ class Outline:
 def _times(
     after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int
 ) -> dict[str, Traffic]:
-    """Return `times` x (`after` - `before`) for the traffic of each collective."""
+    """Return, for each collective, the difference `after` - `before`, multiplied by `times`."""
     found = {}
     for name, total in after.items():
         less = before.get(name, Traffic())
@@ -252,8 +256,9 @@ def _times(
 
 
 def _pipelines(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipeline, ...], int]:
-    """Return the pipelines to simulate, and the number of periods of the step that the first
-    pipeline lacks.
+    """Return the pipelines to simulate for a step of `number` microbatches: one pipeline for the
+    whole step, or two pipelines that are shorter. The second result is the number of periods by
+    which the first pipeline is shorter than the step.
     """
     layers, table = shape.facts(), text_of(plan)
     stages = stages_of(plan, layers)

@@ -11,8 +11,8 @@ from bridge.plan import Plan
 
 
 class Parameters(NamedTuple):
-    """Number of all parameters, and number of parameters that are active for a token: all but those
-    of experts that were not chosen for the token.
+    """Number of all parameters of a model, and number of parameters that are active for a token.
+    Parameters of experts that were not chosen for the token are not active.
     """
 
     all: int
@@ -22,8 +22,8 @@ class Parameters(NamedTuple):
 def count_parameters(plan: Plan) -> Parameters:
     """Count the parameters of the model of `plan`.
 
-    Tied weights count once, padding of the vocabulary counts, and heads for multi-token prediction
-    do not count. Raises `BridgeError` with the fields that are needed and not set.
+    Tied weights count once. The padding of the vocabulary counts. Heads for multi-token prediction
+    do not count. Raises `BridgeError` if the plan does not set a field that the count needs.
     """
     lacking = lacks(plan)
     if lacking:
@@ -37,8 +37,8 @@ def count_parameters(plan: Plan) -> Parameters:
 
 
 COUNTED = ("ernie4_5_moe",)
-"""Families whose code has the load-balancing bias as a parameter, although the bias gets no
-gradient. In other families the bias is a buffer.
+"""Families of models whose load-balancing bias counts as a parameter, although no gradient is
+computed for this bias. In other families the bias is a buffer, which does not count.
 """
 
 
@@ -63,7 +63,9 @@ LATENT = ("query_rank", "plain_size", "rotary_size", "value_size")
 
 
 def _needed(values: Mapping[str, Any]) -> Iterator[str]:
-    """Return the fields on which the count depends, except fields with a default."""
+    """Yield the names of the plan's fields on which the number of parameters depends, if these
+    fields have no default. `values` are the fields that the plan sets.
+    """
     yield from (f"model.{name}" for name in ALWAYS)
     if values.get("model.norm.bias") is None:
         yield "model.norm.kind"

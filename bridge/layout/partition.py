@@ -15,16 +15,17 @@ from bridge.errors import ConfigError
 from bridge.plan import Stages
 
 ALONE = 1000
-"""Cost of a leading layer, such as an embedding, in the `ceil` rule. The cost is so high that the
-layer gets its own stage.
+"""Cost of a leading layer, such as an embedding, in the `ceil` rule. All other layers cost 1, so a
+leading layer always gets its own stage.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The facts about a model that partition rules use. `count` includes `leading` layers
-    (embeddings) and `trailing` layers (final norm, output head). `parameters` has the number of
-    elements of each layer; only the rule `parameters` needs it.
+    """Numbers of layers and of parameters, by which a partition rule cuts a model into stages.
+    `count` includes `leading` layers (embeddings) and `trailing` layers (final norm, output head).
+    `parameters` has the number of elements of each layer; only the rule `parameters` needs it, and
+    `together`.
     """
 
     count: int
@@ -39,16 +40,18 @@ class Layers:
 
 
 Boundaries = tuple[int, ...]
-"""First layer of each stage, then the number of layers."""
+"""Cuts between stages: the number of the first layer of each stage, and at the end the number of
+all layers.
+"""
 
 
 def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple[range, ...]:
-    """Cut `layers` into stages by `stages.rule` (default: `explicit` if boundaries are given, else
-    `carry`).
+    """Cut `layers` into stages by the rule `stages.rule`. If no rule is set, the rule is `explicit`
+    where boundaries are given, and `carry` elsewhere.
 
-    `parts` is the wanted number of stages (pipeline ranks x virtual stages). Rules use `parts` if
-    `layers_per_stage` is not set. Raises `ConfigError` if a setting that the rule needs is missing,
-    or if a stage would have no layer.
+    `parts` is the wanted number of stages (pipeline ranks x virtual stages), for rules that do not
+    get this number from `layers_per_stage`. Raises `ConfigError` if the rule needs a setting that
+    is missing, or if a stage would have no layer.
     """
     if max(layers.count, parts or 0) > limits.LAYERS:
         raise ConfigError(
@@ -60,16 +63,16 @@ def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple
 
 
 FEW, SMALL = 32, 2**20
-"""Limits for joining layers. In models of up to `FEW` layers, each layer has its own stage. In
-larger models, a stage needs `SMALL` elements: for fewer elements, the fixed cost of a collective is
-higher than the cost of the transfer.
+"""Limits for joining layers to stages. In a model of up to `FEW` layers, each layer is a stage. In
+a model of more layers, a stage has at least `SMALL` elements, because a collective of fewer
+elements costs more for its start than for its transfer.
 """
 
 
 def together(layers: Layers, within: Sequence[range]) -> tuple[range, ...]:
-    """Cut each range into stages of one layer. In models of many layers, neighbouring layers share
-    a stage until it has `SMALL` elements. The last stage of a range also takes the remaining
-    layers.
+    """Cut each of the ranges `within` into small stages. In a model of up to `FEW` layers, each
+    layer is a stage. Otherwise neighbouring layers are joined until they have `SMALL` elements, and
+    layers that remain at the end of a range join the last stage.
     """
     if layers.count <= FEW or len(layers.parameters) != layers.count:
         return tuple(range(layer, layer + 1) for part in within for layer in part)
@@ -89,8 +92,8 @@ def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
 
 
 def carry(count: int, size: Fraction) -> Boundaries:
-    """Return the boundaries of stages with `size` layers. Fractions carry over: 1.5 gives stages of
-    1, 2, 1, 2.
+    """Return the boundaries of stages with `size` layers, which need not be a whole number: 1.5
+    gives stages of 1, 2, 1, 2 layers.
     """
     # Fractions and not floats: a size of 32 / 3 must cut exactly at 32 after three stages.
     cuts = (floor(size * index) for index in range(1, ceil(count / size) + 1))
@@ -98,8 +101,8 @@ def carry(count: int, size: Fraction) -> Boundaries:
 
 
 def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
-    """Return the boundaries of stages that end as soon as their cost is at least `size`, as in
-    Fast-LLM. A surplus does not carry over to the next stage.
+    """Return the boundaries of stages, each of which ends with the layer at which the stage's cost
+    reaches `size`, as in Fast-LLM. A cost above `size` is not taken into account in the next stage.
     """
     boundaries, cost = [0], 0.0
     for index, layer in enumerate(costs, 1):
@@ -111,8 +114,8 @@ def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
 
 
 def even(count: int, parts: int) -> Boundaries:
-    """Return the boundaries of `parts` stages that differ by at most one layer, the longer stages
-    first.
+    """Return the boundaries of `parts` stages whose numbers of layers differ by at most one. Longer
+    stages come first.
     """
     size, longer = divmod(count, parts)
     # Each of the first `longer` stages moves the cuts behind it by one layer.
@@ -120,16 +123,16 @@ def even(count: int, parts: int) -> Boundaries:
 
 
 def floor_last(count: int, parts: int) -> Boundaries:
-    """Return the boundaries of `parts` stages that differ by at most one layer, the longer stages
-    last.
+    """Return the boundaries of `parts` stages whose numbers of layers differ by at most one. Longer
+    stages come last.
     """
     size, longer = divmod(count, parts)
     return tuple(index * size + max(0, index - (parts - longer)) for index in range(parts + 1))
 
 
 def balanced(costs: Sequence[int], parts: int) -> Boundaries:
-    """Return the boundaries of `parts` non-empty stages whose largest cost is as small as possible.
-    Among several such cuts, return the most even one.
+    """Return the boundaries of `parts` non-empty stages such that the dearest stage costs as little
+    as possible. Among several such results, return the one with the smallest sum of squared costs.
     """
     # Two steps: find the smallest possible largest cost, then minimise the sum of squared costs under that limit.
     limit = _bottleneck(costs, parts)
@@ -137,8 +140,8 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
     @cache
     def best(first: int, left: int) -> tuple[int, Boundaries]:
-        """Return the least sum of squared stage costs, with the cuts, for the layers from `first`
-        on in `left` stages.
+        """Cut the layers from `first` to the end into `left` stages. Return the smallest possible
+        sum of the squared costs of the stages, and the boundaries that give this sum.
         """
         if left == 1:
             return (sums[-1] - sums[first]) ** 2, (len(costs),)
@@ -156,8 +159,8 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
     @cache
     def fits(first: int, left: int) -> bool:
-        """Return whether the layers from `first` on can be cut into `left` non-empty stages within
-        the limit.
+        """Return whether the layers from `first` to the end can be cut into `left` stages that each
+        have a layer and cost at most `limit`.
         """
         return _greedy(costs[first:], limit) <= left <= len(costs) - first
 
@@ -165,7 +168,9 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
 
 
 def _bottleneck(costs: Sequence[int], parts: int) -> int:
-    """Find by bisection the smallest cost limit that `parts` stages can satisfy."""
+    """Return the smallest limit such that `parts` stages can be cut without a stage that costs
+    more. The limit is found by bisection.
+    """
     low, high = max(costs), sum(costs)
     while low < high:
         middle = (low + high) // 2
@@ -174,8 +179,8 @@ def _bottleneck(costs: Sequence[int], parts: int) -> int:
 
 
 def _greedy(costs: Sequence[int], limit: int) -> int:
-    """Return the minimum number of stages that cost at most `limit` each. `limit` must be at least
-    the largest cost of a layer.
+    """Return the smallest number of stages into which `costs` can be cut if no stage may cost more
+    than `limit`. No single layer may cost more than `limit`.
     """
     parts, room = 1, limit
     for cost in costs:
@@ -208,7 +213,7 @@ def _parameters(stages: Stages, layers: Layers, parts: int | None) -> Boundaries
     if len(layers.parameters) != layers.count:
         raise ConfigError(
             f"stages.rule: 'parameters' needs the size of each of the {layers.count} layers, found"
-            f" {len(layers.parameters)}; give the model's sizes, or use rule 'even'"
+            f" {len(layers.parameters)} sizes; give the model's sizes, or use rule 'even'"
         )
     return balanced(layers.parameters, _number(stages, layers.count, parts))
 
@@ -227,7 +232,7 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
         )
     elif boundaries[-1] not in (layers.body, layers.count):
         known = " or ".join(str(number) for number in dict.fromkeys((layers.body, layers.count)))
-        yield f"stages.boundaries: end at {boundaries[-1]}, but the model has {known} layers; end there"
+        yield f"stages.boundaries: the last one is {boundaries[-1]}, expected the number of layers, {known}"
     pairs = list(pairwise(boundaries))
     for place, (first, last) in enumerate(pairs):
         # Only the first stage may have no block, if it has the embedding, and only the last, if it has the head.
@@ -235,14 +240,14 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
         alone = last == first and beside and boundaries[-1] == layers.body != layers.count
         if last <= first and not alone:
             yield (
-                f"stages.boundaries: {last} follows {first}; each stage needs a layer, so make the "
-                "boundaries increase"
+                f"stages.boundaries: found {last} after {first}, expected increasing numbers, "
+                "because each stage needs a layer"
             )
 
 
 def _with_ends(boundaries: Boundaries, layers: Layers) -> Boundaries:
-    """Return the boundaries of all layers from those of the body. Leading layers join the first
-    stage, and trailing layers join the last stage.
+    """Turn `boundaries` that count only transformer layers into boundaries that count all layers.
+    Leading layers join the first stage, and trailing layers join the last stage.
     """
     return (0, *(boundary + layers.leading for boundary in boundaries[1:-1]), layers.count)
 
@@ -254,15 +259,15 @@ def _size(stages: Stages) -> Fraction:
 
 
 def _number(stages: Stages, count: int, parts: int | None) -> int:
-    """Return the number of stages: by `layers_per_stage` if it is set, else `parts`. If `parts` is
-    None or 1, each layer is a stage.
+    """Return the number of stages for `count` layers. If `layers_per_stage` is set, the number
+    follows from this setting. Otherwise the number is `parts`, or `count` if `parts` is None or 1.
     """
     if stages.layers_per_stage is not None:
         return min(count, ceil(count / _size(stages)))
     number = parts if parts is not None and parts > 1 else count
     if number > count:
         raise ConfigError(
-            f"stages: {number} stages for {count} layers; use at most {count} stages, or more layers"
+            f"stages: found {number} stages, but only {count} layers; use at most {count} stages, or more layers"
         )
     return number
 

@@ -1,4 +1,4 @@
-"""Pipelines: a plan's schedule, and the layers of each stage, fixed before anything runs."""
+"""Pipelines: the schedule of a plan and the layers of each stage, derived before a run starts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Ranges = tuple[range, ...]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The schedule of a step, and the layers of each of its stages in model order."""
+    """The schedule of a step, and the layers of each stage in model order."""
 
     schedule: Schedule
     layers: Ranges
@@ -41,14 +41,14 @@ class Pipeline:
         parts: Ranges | None = None,
         short: bool = False,
     ) -> Pipeline:
-        """Return the pipeline of `plan`. `table` is the text of the plan's CSV file. `parts` are
-        stages that were chosen without the plan's rules.
+        """Return the pipeline of `plan`. `table` is the text of the CSV file that the plan names as
+        its schedule. `parts` are the stages, if they were not chosen by the plan's rules.
 
-        With `short`, the number of microbatches may be smaller than the number of ranks. The plan's
-        stages are divided further into layers, so that not all weights and gradients of a stage
-        must be whole at once. With `stages.layers_per_stage` they are not divided, and in models of
-        many small layers neighbouring layers stay together (`partition.together`). Raises
-        `ConfigError` if sizes do not fit, or if the schedule would fail.
+        With `short`, the number of microbatches may be smaller than the number of ranks. With
+        several pipeline ranks, each stage of the plan is divided further, into single layers or
+        groups of small layers (`partition.together`). So not all weights and gradients of a stage
+        have to be whole at once. Stages are not divided if `parts` or `stages.layers_per_stage` is
+        given. Raises `ConfigError` if sizes do not fit, or if the schedule would fail.
         """
         check_size(layers.count, microbatches)
         outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
@@ -72,8 +72,9 @@ def ranks_of(plan: Plan) -> int:
 
 
 def name_of(plan: Plan) -> str:
-    """Return the name of the schedule that a plan names or implies. On one pipeline rank, the
-    default is depth first.
+    """Return the name of the plan's schedule. If the plan names none, the schedule follows from
+    `schedule.virtual` and `schedule.breadth_first`. One pipeline rank always runs depth first or
+    breadth first.
     """
     schedule, wide = plan.schedule, (plan.schedule.breadth_first or 1) > 1
     if ranks_of(plan) == 1:
@@ -92,8 +93,9 @@ def schedule_of(
     table: str | None = None,
     short: bool = False,
 ) -> Schedule:
-    """Return the plan's schedule over `stages` (default: as many stages as the plan's ranks hold).
-    Raises `ConfigError` if the schedule does not fit.
+    """Return the plan's schedule for `stages` stages. If `stages` is None, the number is the number
+    of pipeline ranks times the number of stages on a rank. Raises `ConfigError` if the schedule
+    does not fit the sizes.
     """
     name = name_of(plan)
     if name == "csv":
@@ -104,8 +106,8 @@ def schedule_of(
 def described(
     plan: Plan, microbatches: int, layers: Layers | None = None
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Return `plan` with the nearest schedule that exists for this number of microbatches, and the
-    reasons if this is not the plan's schedule.
+    """Return `plan` unchanged if its schedule can run this number of microbatches, and else `plan`
+    with 1F1B or breadth first as its schedule. The second result has the reasons for a change.
     """
     if name_of(plan) == "csv" or ranks_of(plan) == 1:
         return plan, ()
@@ -121,8 +123,8 @@ def described(
 
 
 def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
-    """Return `plan`, or `plan` with one stage on each rank if it has too few layers for its virtual
-    stages. Also return the reason for the change.
+    """Return `plan` unchanged if it has enough layers for all virtual stages, and else `plan` with
+    one stage on each rank. The second result has the reason for the change.
     """
     try:
         stages_of(plan, layers)
@@ -131,7 +133,7 @@ def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
         if plan.schedule.virtual in (None, 1) or plan.stages.boundaries:
             raise
         stages_of(other, layers)
-        return other, (f"{error}; the schedule is shown with one stage on a rank",)
+        return other, (f"{error}; this schedule is shown with one stage on each rank instead",)
     return plan, ()
 
 
@@ -147,8 +149,8 @@ def _shape(plan: Plan, microbatches: int, stages: int | None = None, short: bool
 
 
 def stages_of(plan: Plan, layers: Layers) -> int:
-    """Return the number of stages of the plan's schedule over `layers`; 0 for a CSV file. Raises
-    `ConfigError` if the layers do not fit the stages.
+    """Return the number of stages into which the plan cuts `layers`, or 0 if the schedule is a CSV
+    file, which has its own number. Raises `ConfigError` if the layers do not fit the stages.
     """
     if name_of(plan) == "csv":
         return 0
@@ -160,8 +162,9 @@ def stages_of(plan: Plan, layers: Layers) -> int:
 
 
 def period_of(plan: Plan, microbatches: int, stages: int) -> int:
-    """Return the number of microbatches after which the schedule repeats, or 0 if no period is
-    known. Raises `ConfigError` if the schedule does not fit the number of microbatches.
+    """Return the number of microbatches after which the plan's schedule repeats. Return 0 for a
+    schedule that may not repeat: a CSV file, or a plan in which some microbatches keep their
+    activations. Raises `ConfigError` if the schedule does not fit the number of microbatches.
     """
     if name_of(plan) == "csv" or plan.recompute.kept_microbatches:
         return 0
@@ -172,8 +175,8 @@ def period_of(plan: Plan, microbatches: int, stages: int) -> int:
 
 
 def _kept(plan: Plan, schedule: Schedule) -> Schedule:
-    """Return `schedule` with the microbatches that keep their activations, if several microbatches
-    are in flight.
+    """Mark in `schedule` the microbatches that keep their activations, by the plan's setting
+    `recompute.kept_microbatches`. On one rank `schedule` is returned unchanged.
     """
     number = plan.recompute.kept_microbatches or 0
     return partly_kept(schedule, number) if number and schedule.ranks > 1 else schedule
@@ -182,7 +185,7 @@ def _kept(plan: Plan, schedule: Schedule) -> Schedule:
 def _from_table(plan: Plan, microbatches: int, stages: int | None, table: str | None) -> Schedule:
     if table is None:
         raise ConfigError(
-            "schedule.csv: the plan's schedule is a table, but names no file; name one"
+            "schedule.csv: not set, but schedule.name is csv; set the path of the CSV file"
         )
     where = plan.schedule.csv or "schedule.csv"
     found = read(table, where)
@@ -199,8 +202,8 @@ def _misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Itera
     ):
         if has != expected:
             yield (
-                f"{where}: is made for {has} {name}, but the plan has {expected}; change one of "
-                "the two"
+                f"{where}: this schedule is made for {has} {name}, but the plan has {expected};"
+                " change the schedule or the plan"
             )
 
 
@@ -212,7 +215,7 @@ def _outline(
     parts: Ranges | None,
     short: bool,
 ) -> tuple[Ranges, Schedule]:
-    """Return the plan's stages and the schedule over these stages."""
+    """Return the plan's stages, each as a range of layers, and the schedule of these stages."""
     ranks = ranks_of(plan)
     if ranks == 1:
         outer = parts or partition(plan.stages, layers)
@@ -227,14 +230,14 @@ def _outline(
     outer = parts or partition(plan.stages, layers, wanted)
     if plan.schedule.virtual is not None and len(outer) != wanted:
         raise ConfigError(
-            f"stages: {len(outer)} stages, but the schedule has {wanted}; change stages, or schedule.virtual"
+            f"stages: found {len(outer)} stages, but the schedule runs {wanted}; change stages, or schedule.virtual"
         )
     return outer, schedule_of(plan, microbatches, len(outer), table, short)
 
 
 def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
-    """Divide the plan's stages into smaller stages. With recomputation each layer becomes a stage,
-    because recomputation works by stage.
+    """Return the smaller stages into which the plan's stages `outer` are divided. With
+    recomputation or tensor parallelism, each layer becomes a stage.
     """
     recompute, alone = plan.recompute, (plan.parallel.tensor or 1) == 1
     again = recompute.granularity not in (None, "none", "selective") or recompute.ratio is not None
@@ -244,18 +247,19 @@ def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
 
 
 def _virtual(plan: Plan) -> int:
-    """Return the number of stages on a pipeline rank: the plan's number, or the smallest number
-    that its schedule allows.
+    """Return the number of stages on a pipeline rank. If the plan does not set this number, return
+    the smallest number that the plan's schedule allows.
     """
     name = name_of(plan)
     return plan.schedule.virtual or (SCHEDULES[name].least if name in SCHEDULES else 1)
 
 
 def text_of(plan: Plan) -> str | None:
-    """Return the text of the plan's CSV schedule, or None if the plan names none.
+    """Return the text of the CSV file that the plan names as its schedule, or None if the plan
+    names no such file.
 
-    Raises `SourceError` if the file does not exist, or, within `bridge.files.reaching`, if the file
-    is outside the allowed folders.
+    Raises `SourceError` if the file does not exist. Within `bridge.files.reaching`, also raises
+    `SourceError` if the file is outside the allowed folders.
     """
     from bridge.files import placed, read_text
 
@@ -265,12 +269,12 @@ def text_of(plan: Plan) -> str | None:
 
 
 def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:
-    """Return the stages from the module names in each stage, as in torch's and AutoModel's
-    `module_fqns_per_model_part`.
+    """Return the range of layers of each stage. `stages` has the names of the modules in each
+    stage, as torch and AutoModel list them in `module_fqns_per_model_part`.
 
-    A name stands for the layer of this name, or for all layers inside this module. Raises
-    `ConfigError` for names that match nothing, for layers in no stage or in several stages, and for
-    stages out of the model's order.
+    A name stands for the layer of this name, or for all layers inside the module of this name.
+    Raises `ConfigError` for a name that matches no layer, a layer that is in no stage or in several
+    stages, and stages that do not follow the order of the model.
     """
     found = [
         [index for index, layer in enumerate(layers) if _named(layer, names)] for names in stages
@@ -296,9 +300,9 @@ def _name_problems(
             yield f"layer {layer}: is in {order.count(index)} stages, expected one; name it in one stage"
     if order != sorted(order):
         yield (
-            "stages: not in the order of the model's layers;"
-            " begin each stage with the layer after the last one of the stage before"
+            "stages: found layers in another order than in the model;"
+            " name the first layers in the first stage, and so on"
         )
     for stage, part in enumerate(found):
         if not part:
-            yield f"stage {stage}: has no layers; name some, or use fewer stages"
+            yield f"stage {stage}: no layer is named for this stage; name a layer, or use fewer stages"

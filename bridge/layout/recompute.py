@@ -23,7 +23,11 @@ class Chunk:
 
 
 def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, ...], ...]:
-    """Chunks by stage. `uniform` makes chunks of `layers` layers, `block` recomputes the first `layers` layers of a stage."""
+    """Return the chunks of each stage. With the method `uniform`, all layers are recomputed, in
+    chunks of `recompute.layers` layers. With `block`, only the first `recompute.layers` layers of
+    each stage are recomputed, in chunks of one layer. With `recompute.ratio`, the first layers of
+    the model are recomputed.
+    """
     chosen = _chosen(recompute, stages)
     together = (recompute.layers or 1) if recompute.method != "block" else 1
     return tuple(tuple(_stage_chunks(stage, chosen, together)) for stage in stages)
@@ -32,11 +36,11 @@ def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, 
 def again_by_stage(
     row: Row, parts: Sequence[Sequence[Chunk]], stages: Sequence[range]
 ) -> dict[int, frozenset[int]]:
-    """Return the layers that a rank recomputes, by stage, for microbatches whose activations the
-    schedule does not keep.
+    """Return the layers that a rank recomputes, for each of the rank's stages. Microbatches in
+    `Schedule.kept` are not recomputed at all.
 
-    If the schedule splits backward passes, or has recomputation as an action, a stage with at least
-    one such layer is recomputed as a whole.
+    If the schedule splits backward passes or has actions that recompute, a stage is recomputed as a
+    whole if one of its layers is.
     """
     apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
     trained = {action.stage for action in row if action.kind in WRITES}

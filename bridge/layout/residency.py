@@ -1,5 +1,5 @@
-"""Residency: the flat of weights that each buffer holds, and the time at which the next flat can be
-gathered into the buffer.
+"""Residency: which flat of weights lies in each buffer, and when the next flat can be gathered into
+the buffer.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from bridge.layout.shard import Home, Layout
 
 
 class Residency:
-    """Contents of one rank's weight buffers during a step. Flats are identified by their index in
-    the layout.
+    """The flats that lie in one rank's weight buffers at a point of a step. A flat is identified by
+    its index in the layout.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -22,19 +22,22 @@ class Residency:
 
     @property
     def full(self) -> bool:
-        """Return whether every flat is whole or being gathered. Then no gather is due."""
+        """Whether every flat is in its buffer or being gathered, so that nothing is left to gather.
+        """
         return not self._absent
 
     def needed(self, stage: int) -> tuple[int, ...]:
-        """The flats that must be whole while `stage` computes."""
+        """Indices of the flats that must be whole while `stage` computes."""
         return self._needed[stage]
 
     def holds(self, index: int) -> bool:
-        """Whether the flat is whole, or being gathered."""
+        """Whether flat `index` is whole in its buffer, or being gathered into the buffer."""
         return self._holder.get(self.flats[index].weight_home) == index
 
     def hold(self, index: int) -> None:
-        """Record that the flat now fills its buffer."""
+        """Record that flat `index` is now in its buffer, in place of the flat that was there
+        before.
+        """
         home = self.flats[index].weight_home
         if home in self._holder:
             self._absent.add(self._holder[home])
@@ -42,18 +45,19 @@ class Residency:
         self._absent.discard(index)
 
     def drop(self, indices: Iterable[int]) -> None:
-        """Record that these flats are out of date."""
+        """Record that the flats with these indices are out of date and must be gathered again."""
         for index in indices:
             if self.holds(index):
                 del self._holder[self.flats[index].weight_home]
                 self._absent.add(index)
 
     def due(self, visits: Iterable[int]) -> Iterator[int]:
-        """Yield the flats to gather now, in order. `visits` are the stages from the current stage
-        on.
+        """Yield the indices of the flats that can be gathered now, in order, and record them as
+        gathered. `visits` are the stages that the rank will compute, in order, starting with the
+        current stage.
 
-        A flat may replace the flat in its buffer only if no earlier visit needs the old flat. The
-        look-ahead ends at the first flat that has to wait.
+        A flat replaces another flat in a buffer only if no earlier stage of `visits` needs the
+        other flat. The iteration ends at the first flat that has to wait.
         """
         if self.full:
             return
@@ -70,8 +74,9 @@ class Residency:
 
 
 def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
-    """Yield the stages that one microbatch visits: forward through all stages, and backward down to
-    the first stage that trains.
+    """Return the stages that a rank computes for one microbatch, in order: forward through all
+    stages, then backward from the last stage to the first stage that trains. Without `training`,
+    only forward.
     """
     forward = range(layout.stages)
     return (
@@ -82,11 +87,11 @@ def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
 
 
 def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Return the flats to reduce after each visit. `writers` are the stages that write gradients,
-    one for each visit, in order.
+    """Return the indices of the flats to reduce, for each entry of `writers`. `writers` are the
+    stages whose gradients are written, in order.
 
-    A flat is reduced after the last visit that writes it, and before another flat is written into
-    the same buffer.
+    A flat is reduced after the last time that gradients are written to it, or earlier if another
+    flat needs the same buffer.
     """
     # Backwards: `following` has the flat that is written next into each buffer. If it is the same flat, reduction can wait.
     following: dict[Home, int] = {}
