@@ -178,7 +178,10 @@ class Architecture:
         if self.heads % self.kv_heads:
             yield f"model.kv_heads: {self.kv_heads} does not divide heads ({self.heads}); use a divisor"
         if self.rotary and self.latent is None and self.head % 2:
-            yield f"model.heads: found heads of width {self.head}, but rotary positions need an even width; change model.heads or hidden"
+            yield (
+                f"model.heads: found heads of width {self.head}, but rotary positions need an even width;"
+                " change model.heads or hidden"
+            )
 
     def tensor_plan(self, ranks: int) -> TensorPlan:
         """Return the tensor plan that splits this model over `ranks` tensor ranks. Raises

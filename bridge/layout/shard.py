@@ -1,4 +1,6 @@
-"""Shards: the flat buffers of each stage, the slice that each data rank owns, and their bytes by kind."""
+"""Shards: the flat buffers of each stage, the slice of each flat that a data rank owns, and the
+bytes of both.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +15,24 @@ from typing import Literal, NamedTuple
 from bridge.plan import Dtype, Plan
 
 BYTES: Mapping[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
-"""Number of bytes of one element, by format."""
+"""Number of bytes of one element, by number format."""
 
 MOMENTS: Mapping[str, int] = {"adam": 2, "adamw": 2, "sgd": 0, "lion": 1}
-"""Number of tensors of optimizer state for each parameter, in the master format; momentum adds one
-to sgd.
+"""Number of tensors that an optimizer keeps for each parameter, all in the format of the master
+weights. SGD with momentum keeps one tensor more.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter in a layout.
+    """A parameter as one rank holds it.
 
     `shape` is the shape on one tensor rank, and `stages` are the stages that use the parameter, in
-    order. `split` is the dimension that tensor ranks divide: `whole` is the total size of this
-    dimension, and this rank's share begins at `start`. If `split` is None, every tensor rank holds
-    a replica. If the replica is `partial`, each tensor rank computes only a share of the gradient,
-    and the shares must be summed. `replicas` are the pipeline ranks whose stages use the parameter,
-    empty if there is only one such rank. `same` is the number of data ranks with the same values,
+    order. `split` is the dimension that is divided among tensor ranks: `whole` is the full size of
+    this dimension, and the part of this rank begins at `start`. If `split` is None, every tensor
+    rank holds a replica. With `partial`, each tensor rank computes only a share of the replica's
+    gradient, and the shares must be summed. `replicas` are the pipeline ranks that hold the
+    parameter, or () if only one does. `same` is the number of data ranks that hold equal values,
     for experts that are divided among ranks (0: all data ranks).
     """
 
@@ -53,13 +55,13 @@ class Parameter:
 
 
 def holders_of(parameter: Parameter, homes: Sequence[int]) -> tuple[int, ...]:
-    """The pipeline ranks whose stages use a parameter."""
+    """Return the pipeline ranks that hold `parameter`. `homes` has the rank of each stage."""
     return tuple(sorted({homes[stage] for stage in parameter.stages}))
 
 
 def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) -> list[Parameter]:
-    """Return the parameters that a pipeline rank holds. The stages of these parameters are numbered
-    within the rank.
+    """Return those of `parameters` that a pipeline rank holds. In the result, `stages` counts only
+    the stages on this rank, from 0. `homes` has the rank of each stage.
     """
     local = [stage for stage, home in enumerate(homes) if home == rank]
     found = []
@@ -77,21 +79,21 @@ def on_rank(parameters: Iterable[Parameter], homes: Sequence[int], rank: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """The position of a parameter in its flat buffer, in elements."""
+    """The position of a parameter in a flat buffer. `start` is the index of the first element."""
 
     parameter: Parameter
     start: int
 
     @property
     def stop(self) -> int:
-        """End of the slot."""
+        """Index of the first element behind the parameter."""
         return self.start + self.parameter.size
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of elements of one parameter in a slice of a flat buffer. `start` and `stop` count
-    elements of the flattened parameter, and `offset` counts from the start of the slice.
+    """The part of a parameter that lies in one rank's slice of a flat buffer. `start` and `stop`
+    count elements of the flattened parameter, and `offset` counts from the start of the slice.
     """
 
     parameter: Parameter
@@ -109,8 +111,8 @@ class Box:
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
-    """Yield boxes that cover elements `start` to `stop` of a tensor. Elements are counted in
-    row-major order, and the boxes are in this order too.
+    """Divide the elements `start` to `stop` - 1 of a tensor into rectangular regions, and yield
+    these regions in order. Elements are counted row by row.
     """
     if stop <= start:
         return
@@ -133,8 +135,8 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
 
 
 def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterator[Box]:
-    """Yield boxes that cover elements `start` to `stop`, which are all in row `index` of the first
-    dimension.
+    """Yield the regions for the elements `start` to `stop` - 1, which all have index `index` along
+    the first dimension.
     """
     row = prod(shape[1:])
     # A row is a tensor with one dimension less, in which the elements count from its own beginning.
@@ -144,7 +146,7 @@ def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Number formats of a run, and the number of moments of its optimizer, with defaults filled in.
+    """Number formats of a run, and the number of moments that the optimizer keeps for each weight.
 
     If `compute` is None, each parameter keeps its own format. With `frozen_in_master`, frozen
     weights have a master too. If `communicate` is None, gradients are exchanged in the format
@@ -160,7 +162,7 @@ class Format:
 
     @classmethod
     def of(cls, plan: Plan) -> Format:
-        """The number formats that `plan` asks for."""
+        """The number formats of `plan`."""
         optimizer, precision = plan.optimizer, plan.precision
         name = optimizer.name or "adamw"
         moments = 1 if name == "sgd" and optimizer.momentum else MOMENTS.get(name, 2)
@@ -175,17 +177,21 @@ class Format:
         )
 
     def master_of(self, dtype: Dtype, frozen: bool = False) -> Dtype:
-        """Return the format of the weights between steps: the format of the optimizer's master, or
-        `dtype` for frozen weights.
+        """Return the format in which the optimizer keeps a weight of format `dtype` between steps.
+        A frozen weight keeps `dtype`, unless `frozen_in_master` is true.
         """
         return dtype if frozen and not self.frozen_in_master else self.master or _full(dtype)
 
     def reduce_of(self, dtype: Dtype) -> Dtype:
-        """Format in which gradients are accumulated and reduced."""
+        """Return the format in which gradients of a weight of format `dtype` are accumulated and
+        reduced.
+        """
         return self.reduce or _full(dtype)
 
     def exchange_of(self, dtype: Dtype) -> Dtype:
-        """Format in which data ranks exchange and sum gradients."""
+        """Return the format in which data ranks exchange the gradients of a weight of format
+        `dtype`.
+        """
         return self.communicate or self.reduce_of(dtype)
 
 
@@ -194,8 +200,8 @@ def _full(dtype: Dtype) -> Dtype:
 
 
 class Home(NamedTuple):
-    """Key of a buffer that holds one flat at a time. `place` is the buffer's number in its pool,
-    and the other fields identify the pool.
+    """Identifies a buffer that flats of the same kind use in turn. `place` is the number of the
+    buffer among the buffers of this kind, and the other fields are the kind.
     """
 
     tied: bool
@@ -207,12 +213,13 @@ class Home(NamedTuple):
 
 @dataclass(frozen=True)
 class Flat:
-    """One flat buffer: the parameters of one stage that share a format and are all trainable or all
+    """One flat: parameters of one stage that have the same format and are all trainable or all
     frozen.
 
-    `shards` data ranks own one slice each (1: every rank owns the whole flat). `weight_home` and
-    `grad_home` are the keys of the buffers in which the flat is whole. `weight_shared` and
-    `grad_shared` are true if flats of other stages use these buffers too.
+    The flat is cut into `shards` slices, one for each data rank; with 1, every rank owns the whole
+    flat. `weight_home` and `grad_home` identify the buffers in which the weights and the gradients
+    are whole. `weight_shared` and `grad_shared` are true if other flats use the same buffer in
+    turn.
     """
 
     stage: int
@@ -231,12 +238,12 @@ class Flat:
 
     @cached_property
     def size(self) -> int:
-        """Elements, padding left out."""
+        """Number of elements without padding."""
         return self.slots[-1].stop
 
     @cached_property
     def padded(self) -> int:
-        """Number of elements with padding, a multiple of `shards`."""
+        """Number of elements with padding. It is a multiple of `shards`."""
         # Rounded up, so that all slices are equal: torch gathers into one tensor only slices of
         # equal length.
         return -(-self.size // self.shards) * self.shards
@@ -248,46 +255,47 @@ class Flat:
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """The pipeline ranks that hold this flat and sum its gradients; empty if only one rank
-        holds it.
+        """The pipeline ranks that hold this flat and sum its gradients, or () if only one rank
+        holds the flat.
         """
         return self.slots[0].parameter.replicas
 
     @property
     def alone(self) -> bool:
-        """Whether each data rank holds different parameters in this flat, so that its gradients
-        need no reduction.
+        """Whether each data rank holds other experts in this flat, so that gradients are not
+        reduced over data ranks.
         """
         return self.slots[0].parameter.same == 1
 
     @property
     def sharded(self) -> bool:
-        """Whether the data ranks own different slices of this flat."""
+        """Whether each data rank owns only a slice of this flat."""
         return self.shards > 1
 
     @property
     def master_is_weight(self) -> bool:
-        """Whether the master weights are the owned slice of the weight buffer itself, so that no
-        second copy is stored.
+        """Whether the weight buffer also serves as the master, so that no second copy of the
+        weights is stored.
         """
         return not self.weight_shared and self.master == self.dtype
 
     @property
     def kept_as(self) -> Literal["weights", "master"]:
-        """Kind under which the bytes of an owned slice outside the weight buffer are counted:
-        "weights" for frozen weights, else "master".
+        """The kind under which the bytes of the rank's own slice of weights are counted: "master"
+        if the flat is trainable or its master has another format than its weights, and else
+        "weights".
         """
         return "master" if self.trainable or self.master != self.dtype else "weights"
 
     def owned(self, index: int) -> range:
-        """The slice of data rank `index`, in elements of the padded buffer."""
+        """The elements of the padded flat that data rank `index` owns."""
         # Flats of experts may have fewer shards than there are data ranks; then ranks `shards`
         # apart own the same slice.
         start = self.shard * (index % self.shards)
         return range(start, start + self.shard)
 
     def pieces(self, index: int) -> Iterator[Piece]:
-        """Yield the ranges of parameters that data rank `index` owns. Padding belongs to no
+        """Yield the part of each parameter that data rank `index` owns. Padding belongs to no
         parameter.
         """
         owned = self.owned(index)
@@ -300,8 +308,8 @@ class Flat:
 
     @cached_property
     def split(self) -> range:
-        """The leading elements of the flat, which hold parameters split over tensor ranks. Replicas
-        follow.
+        """The elements at the start of the flat that hold parameters split over tensor ranks. All
+        elements behind them are replicas.
         """
         return range(
             sum(slot.parameter.size for slot in self.slots if slot.parameter.split is not None)
@@ -309,8 +317,8 @@ class Flat:
 
     @cached_property
     def partial(self) -> range:
-        """The last elements of the flat, which hold parameters whose gradients tensor ranks must
-        sum.
+        """The elements at the end of the flat that hold replicas whose gradients must be summed
+        over tensor ranks.
         """
         return range(
             self.size - sum(slot.parameter.size for slot in self.slots if slot.parameter.partial),
@@ -318,8 +326,8 @@ class Flat:
         )
 
     def own(self, part: range, index: int) -> range:
-        """Return the elements of `part` that data rank `index` owns, counted from the start of its
-        slice.
+        """Return the elements of the range `part` that data rank `index` owns. They are counted
+        from the start of the slice of this rank.
         """
         owned = self.owned(index)
         start, stop = max(part.start, owned.start), min(part.stop, owned.stop)
@@ -330,7 +338,9 @@ class Flat:
 
 @dataclass(frozen=True)
 class Counts:
-    """Number of data ranks to shard over, and number of stages whose weights or gradients may be whole at once."""
+    """The number of data ranks over which a flat is sharded (`shards`), and the numbers of stages
+    whose weights or gradients may be whole at the same time (None: all stages).
+    """
 
     shards: int
     weights: int | None
@@ -338,8 +348,8 @@ class Counts:
 
     @classmethod
     def of(cls, plan: Plan, data: int) -> Counts:
-        """Return the counts for `plan` on `data` ranks. Buffer counts that the plan sets override
-        the ZeRO level. None means all stages.
+        """Return the numbers for `plan` on `data` ranks. They follow from the ZeRO level, unless
+        the plan sets a number of buffers.
         """
         zero = plan.zero
         stage = zero.stage or 0
@@ -352,9 +362,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Layout:
-    """Every flat buffer of one pipeline rank, by stage. Flats of one stage are adjacent, and flats
-    of tied parameters come last.
-    """
+    """The flats of one pipeline rank, ordered by stage. Flats of tied parameters come last."""
 
     stages: int
     flats: tuple[Flat, ...]
@@ -363,19 +371,21 @@ class Layout:
 
     @classmethod
     def of(cls, plan: Plan, parameters: Sequence[Parameter], stages: int, data: int) -> Layout:
-        """Distribute `parameters` over `stages` local stages and `data` ranks."""
+        """Return the flats that hold `parameters`. `stages` is the number of stages on this
+        pipeline rank, and `data` the number of data ranks.
+        """
         format_, counts = Format.of(plan), Counts.of(plan, data)
         return cls(stages, tuple(_flats(parameters, stages, format_, counts)), data, format_)
 
     def of_stage(self, stage: int) -> tuple[Flat, ...]:
         """Return the flats that must be whole while `stage` computes: the flats of this stage, and
-        the flats of tied parameters that the stage uses.
+        the flats of tied parameters that this stage uses.
         """
         return tuple(self.flats[index] for index in self.users[stage])
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage, the indices of the flats that must be whole while the stage computes."""
+        """For each stage, the indices of the flats that must be whole while this stage computes."""
         found: list[list[int]] = [[] for _ in range(self.stages)]
         for index, flat in enumerate(self.flats):
             for stage in sorted({stage for slot in flat.slots for stage in slot.parameter.stages}):
@@ -384,8 +394,8 @@ class Layout:
 
     @cached_property
     def first_trained(self) -> int:
-        """The first stage with a trainable parameter, or `stages` if no parameter is trainable. No
-        earlier stage runs backward.
+        """The first stage with a trainable parameter, or `stages` if no parameter is trainable.
+        Stages before it do not run backward.
         """
         used = (
             slot.parameter.stages[0] for flat in self.flats if flat.trainable for slot in flat.slots
@@ -394,7 +404,7 @@ class Layout:
 
     @property
     def level(self) -> int:
-        """The ZeRO level that corresponds to these buffers."""
+        """The ZeRO level at which a run has such flats and buffers."""
         if not any(flat.sharded for flat in self.flats):
             return 0
         if any(flat.weight_shared for flat in self.flats):
@@ -403,12 +413,14 @@ class Layout:
 
     @property
     def parameters(self) -> int:
-        """Number of elements on one rank of a tensor group, without padding."""
+        """Number of elements of all flats, without padding. Each flat counts only one tensor rank's
+        part of a parameter.
+        """
         return sum(flat.size for flat in self.flats)
 
     def homes(self, kind: str) -> dict[Home, int]:
-        """Return the number of elements of each whole buffer of `kind` ("weight" or "grad"). Each
-        buffer is large enough for its largest stage.
+        """Return the number of elements of each buffer for weights (`kind` "weight") or gradients
+        ("grad"). A buffer is as large as the largest flat that uses it.
         """
         sizes: dict[Home, int] = defaultdict(int)
         for flat in self.flats:
@@ -418,7 +430,9 @@ class Layout:
         return dict(sizes)
 
     def bytes(self) -> dict[str, int]:
-        """Bytes on one rank by kind: weights, gradients, master, moments."""
+        """Return the number of bytes on one rank, for each of weights, gradients, master and
+        moments.
+        """
         found = {
             "weights": _buffers(self.homes("weight")),
             "gradients": _buffers(self.homes("grad")),
@@ -431,8 +445,8 @@ class Layout:
         return found
 
     def slices(self, flat: Flat) -> dict[str, int]:
-        """Return the bytes of `flat` that one rank stores in slices outside the whole buffers, by
-        kind.
+        """Return the number of bytes of a rank's slices of `flat`, for each of weights, gradients,
+        master and moments. Whole buffers are not included.
         """
         each = {"weights": 0, "gradients": 0, "master": 0, "moments": 0}
         if not flat.master_is_weight:
@@ -449,8 +463,8 @@ def _buffers(homes: Mapping[Home, int]) -> int:
 
 
 Kind = tuple[bool, bool, Dtype, int]
-"""The kind of a parameter: tied or not, frozen or not, its format, and the number of data ranks
-with the same values. Parameters of different kinds are in different pools.
+"""What flats must have in common to use the same buffers: tied or not, frozen or not, number
+format, and the number of data ranks that hold equal values.
 """
 
 
@@ -467,10 +481,11 @@ def _flats(
 def _groups(
     parameters: Sequence[Parameter], format_: Format
 ) -> Iterator[tuple[Kind, list[Parameter]]]:
-    """Group the parameters by kind and stage, in the order of stages, with tied parameters last.
+    """Yield the parameters that form a flat together, with what they have in common. Flats are
+    ordered by stage, and flats of tied parameters come last.
 
-    A parameter that other pipeline ranks hold too gets its own flat, because only the ranks that
-    hold the parameter sum its gradients.
+    A parameter that several pipeline ranks hold forms a flat alone, because only these ranks sum
+    its gradients.
     """
 
     def key(parameter: Parameter) -> tuple[bool, int, bool, Dtype, str, int]:
@@ -521,8 +536,8 @@ def _flat(
 
 
 def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
-    """Sort parameters for one flat: split parameters first, partial replicas last, so that each
-    kind is contiguous.
+    """Yield the position of each parameter in a flat. Parameters that are split over tensor ranks
+    come first, and replicas with partial gradients come last.
     """
     start = 0
     for parameter in sorted(
@@ -533,8 +548,8 @@ def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
 
 
 def _shared(index: int, buffers: int, number: int) -> bool:
-    """Return whether two of `number` flats share a buffer, if the flats use `buffers` buffers in
-    turn.
+    """Return whether flat `index` of `number` flats shares its buffer with another flat, if the
+    flats use `buffers` buffers in turn.
     """
     # Flat i lies in buffer i modulo `buffers`, so the others of its buffer are `buffers` places
     # before and behind it.

@@ -1,5 +1,5 @@
-"""Steps: all collectives and messages of one rank in a step, derived from the rank's layout and the
-order of its actions.
+"""Steps: the collectives and messages of one rank in a step, derived from the layout of the rank
+and the order of its actions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from bridge.layout.traffic import (
 
 @dataclass(frozen=True)
 class Sizes:
-    """Traffic of one microbatch: its number of tokens, the inputs sent to each stage (`taken`), and
-    the gradients of these inputs (`given`).
+    """Sizes of one microbatch: the number of its tokens, the messages to each stage in forward
+    (`taken`), and the messages with gradients that each stage sends back (`given`). With
+    `variable`, microbatches may differ in size.
     """
 
     tokens: int
@@ -38,9 +39,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Step:
-    """The work of one pipeline rank in a step: the rank's layout, its row of the program, and the
-    sites at which it exchanges activations. `parts` are the chunks of every stage, `names` the
-    names of every layer. With `sequence`, tokens are split over tensor ranks.
+    """The work of one pipeline rank in a step. `row` are the actions of the rank, and `sites` are
+    the points in its layers at which tensor ranks exchange activations. `parts` has the recomputed
+    and other chunks of every stage, and `names` the names of all layers. With `sequence`, tokens
+    are split over tensor ranks.
     """
 
     rank: int
@@ -53,8 +55,8 @@ class Step:
     sequence: bool
 
     def traffic(self, sizes: Sizes, world: int, index: int = 0) -> dict[str, Traffic]:
-        """Return the collectives and messages of data rank `index` among `world` ranks, in a step
-        after the first ones.
+        """Return the collectives and messages in a step, for data rank `index` of a run of `world`
+        ranks. The first steps are different, because they also fill buffers of frozen weights.
         """
         schedule = self.pipeline.schedule
         local = {stage: place for place, stage in enumerate(self.pipeline.local(self.rank))}
@@ -68,9 +70,7 @@ class Step:
         )
 
     def _activations(self, tokens: int) -> dict[str, Traffic]:
-        """Return the collectives of activations. Microbatches that recompute the same layers are
-        counted together.
-        """
+        """Return the exchanges of activations between tensor ranks in a step."""
         if not self.sites:
             return {}
         layers = again_by_stage(self.row, self.parts, self.pipeline.layers)

@@ -1,4 +1,6 @@
-"""Tensor parallelism by names: the modules and parameters of a model that are split over tensor ranks, and how."""
+"""Tensor parallelism by names: describes which modules and parameters of a model are split over
+tensor ranks, and along which dimension.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,18 @@ SiteKind = Literal[
 ]
 
 _NO_SPLIT = ("attributes", "scattered", "partial", "tokens")
-"""Fields of a tensor plan that, without other fields, split no weights."""
+"""Fields of a tensor plan that split no weights by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The split of the residual stream by tokens between the blocks `first` and `last`, for a model
-    whose code does not split the stream.
+    """How the residual stream is split by tokens from block `first` to block `last`, for a model
+    whose own code does not split the stream.
 
-    `regions` are groups of modules that pass whole sequences into split layers; the last module of
-    a region sums its output and returns slices. `whole` are modules that every rank runs on whole
-    sequences. All names are exact. `width` is the number of features of the stream.
+    `regions` are groups of modules with split layers, which need whole sequences: tokens are
+    gathered before the first module of a group, and the output of the last module is summed and
+    split by tokens again. `whole` are modules that every rank runs on whole sequences. All names
+    are full names of modules. `width` is the number of features of the stream.
     """
 
     first: str
@@ -45,9 +48,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A module that holds `count` experts, which are stacked along the first dimension of each
-    parameter. Its inputs are `width` features for each token, and the numbers and the weights of
-    the `choices` experts of each token.
+    """A module that holds `count` experts, stacked along the first dimension of each parameter. The
+    module gets three inputs: `width` features for each token, the numbers of the `choices` experts
+    chosen for the token, and a weight for each of these experts.
     """
 
     name: str
@@ -58,22 +61,22 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """Patterns for the modules that tensor ranks split. A pattern is a part of a module's dotted
-    name, and of a parameter's name for `weights`.
+    """Says how the modules of a model are split over tensor ranks. Each entry is a pattern: a part
+    of the dotted name of a module, or in `weights` of a parameter.
 
     `columns`, `rows`: linear layers that are split by output features or by input features.
-    `gathered`, `divided`: linear layers that are split by output or input features, and take and
-    return whole features: outputs are gathered, and each rank takes its slice of the input.
-    `experts`: stacks of experts, of which each rank holds some. `shapes`: (input, output, kind) in
-    any unit; a linear layer that matches no pattern gets the kind of the first shape with the same
-    ratio of features. `weights`: parameters that are cut along a dimension. `attributes`: integers
-    on any module that are divided, such as numbers of heads. `shared`: linear layers that every
-    rank holds whole, but of whose output it uses only a slice. `vocabulary`: embeddings, and linear
-    layers that return logits, split by vocabulary. `scattered`: modules after which sequence
-    parallelism splits by tokens. `partial`: modules that every rank holds whole and runs on its
-    slice of the activations, so that the gradients on all ranks must be summed. `tokens`: the split
-    by tokens for sequence parallelism, if the model's code does not split its stream. `whole`:
-    nothing is split, and every rank holds the whole model.
+    `gathered`, `divided`: linear layers that are split in the same two ways, but take whole
+    features and return whole features. `experts`: stacks of experts; each rank holds some of the
+    experts. `shapes`: triples (input, output, kind) for linear layers that match no pattern; such a
+    layer gets the kind of the first triple with the same ratio of input to output features.
+    `weights`: parameters that are cut along a dimension. `attributes`: integers on modules that are
+    divided by the number of ranks, such as a number of heads. `shared`: linear layers that every
+    rank holds whole, although each rank uses only a slice of the output. `vocabulary`: embeddings,
+    and linear layers that return logits, split by vocabulary. `scattered`: modules after which
+    sequence parallelism splits by tokens. `partial`: modules that every rank holds whole and runs
+    on a slice of the activations, so that gradients must be summed over the ranks. `tokens`: the
+    split by tokens for sequence parallelism, if the model's code does not do it. `whole`: nothing
+    is split, and every rank holds the whole model.
     """
 
     columns: tuple[str, ...] = ()
@@ -95,8 +98,8 @@ class TensorPlan:
         ConfigError.raise_if(self._problems())
 
     def kind(self, name: str, inputs: int, outputs: int) -> str | None:
-        """Return the way in which the linear layer `name` is split: vocabulary, shared, column,
-        row, gathered, divided, or None.
+        """Return how the linear layer `name` is split: vocabulary, shared, column, row, gathered or
+        divided, or None if the layer is not split.
         """
         for kind, parts in self._lists():
             if matches(name, parts):
@@ -123,7 +126,7 @@ class TensorPlan:
         for index, (kind, parts) in enumerate(lists):
             for other, theirs in lists[index + 1 :]:
                 for name in set(parts) & set(theirs):
-                    yield f"tensor plan: {name!r} is in the lists of {kind} and {other} layers; leave it in one"
+                    yield f"tensor plan: {name!r} is listed both as a {kind} and as a {other} layer; remove one of the entries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +134,12 @@ class Site:
     """A point in the model where tensor ranks exchange activations. `width` is the number of
     features of a token at this point.
 
-    Activations `enter` split layers or `leave` one, come out of a split `embed`-ding, are
+    Activations `enter` split layers, `leave` split layers, come out of a split `embed`-ding, are
     `scatter`-ed by tokens, or are `logits` of a split loss. If the stream is split by tokens,
-    `gather` assembles whole sequences for modules that every rank computes on whole sequences;
-    activations that enter or leave split layers inside such modules are `enter whole` or `leave
-    whole`. Around a single split layer, ranks `gather features` of its outputs and `divide
-    features` of its inputs. If `exact`, activations are exchanged in fp32 at least.
+    `gather` assembles whole sequences for modules that every rank runs on whole sequences. At split
+    layers inside such modules the kinds are `enter whole` and `leave whole`. Around a single split
+    layer, ranks `gather features` of the output or `divide features` of the input. With `exact`,
+    activations are exchanged in fp32 at least.
     """
 
     name: str
@@ -146,20 +149,20 @@ class Site:
 
     @staticmethod
     def ends(whole: bool) -> tuple[SiteKind, SiteKind]:
-        """Return the kinds of the two sites at the beginning and end of split layers. With `whole`,
-        the layers run on whole sequences although the stream is split by tokens.
+        """Return the kinds of the sites before and behind split layers. With `whole`, these layers
+        get whole sequences although the stream is split by tokens.
         """
         return ("enter whole", "leave whole") if whole else ("enter", "leave")
 
 
 def matches(name: str, parts: tuple[str, ...]) -> bool:
-    """Whether `name` contains one of `parts`."""
+    """Return whether `name` contains one of the strings `parts`."""
     return any(part in name for part in parts)
 
 
 def cut(size: int, ranks: int, rank: int) -> range:
-    """Return the range of `size` that belongs to `rank`. The sizes of two ranges differ by at most
-    one, and larger ranges come first.
+    """Return the part of range(`size`) that belongs to `rank`, if `ranks` ranks divide it. Some
+    ranks may get one element more than others; these ranks come first.
     """
     length, longer = divmod(size, ranks)
     # Each of the first `longer` ranks takes one more and moves those behind it by one.

@@ -1,4 +1,6 @@
-"""Traffic: the collectives that one optimizer step makes, by name, with their number and bytes."""
+"""Traffic: the collectives and messages of one optimizer step, by name, each with the number of
+calls and of bytes.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,30 @@ GATHER_FEATURES = "gather features"
 LARGEST = "largest logit"
 LOGITS = "sum logits"
 AGREE = "agree"
-"""The only collective over all ranks in a step. It sums the squared norm, the loss, the count that
-divides the loss, and a flag for the end of data.
+"""Name of the only collective over all ranks in a step. It sums the squared norm of the gradients,
+the loss, the number by which the loss is divided, and a flag for the end of the data.
 """
 
 AGREED = 4
-"""Number of values that ranks agree on, in fp64."""
+"""Number of values in the collective `AGREE`, each in fp64."""
 
 HEADER_LENGTH = 64
-"""Number of values in a header: the number of tensors, and for each tensor its format, a flag for
-gradients, and its shape.
+"""Number of values in a header, the message that announces a microbatch: the number of tensors, and
+for each tensor the format, the shape, and whether it needs a gradient.
 """
 HEADER_BYTES = 8 * HEADER_LENGTH
 
 FOLLOWED = 4
-"""Number of microbatches of a step whose gathers are simulated one by one."""
+"""Number of microbatches that are simulated one by one to count gathers. All later microbatches
+gather as often as the last simulated microbatch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Calls of one collective, and the bytes of the whole tensors in them: before a scatter, after a gather."""
+    """Number of calls of one collective, and number of bytes of the whole tensors in these calls:
+    the input of a scatter, the output of a gather.
+    """
 
     count: int = 0
     bytes: int = 0
@@ -60,8 +66,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """The stages of one rank, in the order in which a step computes them, and in the order in which
-    it writes their gradients.
+    """The stages of one rank in the order in which a step computes them (`path`), and in the order
+    in which their gradients are written (`writers`).
     """
 
     path: tuple[int, ...]
@@ -69,8 +75,8 @@ class Visits:
 
     @classmethod
     def of(cls, row: Row, local: Mapping[int, int]) -> Visits:
-        """Return the visits of a row of a program. `local` maps each stage to its number within the
-        rank.
+        """Return the order of stages in `row`, the actions of one rank. `local` maps each stage to
+        its number on this rank.
         """
         path = tuple(local[action.stage] for action in row if action.kind in COMPUTE)
         return cls(path, tuple(local[action.stage] for action in row if action.kind in WRITES))
@@ -79,12 +85,12 @@ class Visits:
 def step_traffic(
     layout: Layout, accumulation: int, world: int, index: int = 0, order: Visits | None = None
 ) -> Mapping[str, Traffic]:
-    """Return the collectives on data rank `index` in a step of `accumulation` microbatches, in
-    steady state.
+    """Return the collectives on data rank `index` in a step of `accumulation` microbatches. The
+    first step of a run is different, because it also fills buffers of frozen weights.
 
     Without `order`, the step runs depth first. Recomputation adds no collectives, because it runs
-    within backward, when the weights of the stage are whole. A step that an overflow skips makes
-    the same calls, except the gathers after the update.
+    within backward, while the weights of the stage are whole. A step that is skipped because of an
+    overflow has the same collectives, except the gathers after the update.
     """
     if order is None:
         times = _repeated(layout, accumulation)
@@ -106,11 +112,12 @@ def step_traffic(
 def message_traffic(
     row: Row, taken: Mapping[int, Traffic], given: Mapping[int, Traffic], variable: bool
 ) -> dict[str, Traffic]:
-    """Return the messages of a rank in its row of a program: inputs of a stage (`taken`), the
-    gradients of these inputs (`given`), and headers.
+    """Return the messages that a rank sends in a step. `row` are the actions of the rank. `taken`
+    has the size of the message to each stage in forward, and `given` the size of the message with
+    gradients that each stage sends back.
 
-    A header with the shapes precedes the first microbatch of a step, or with `variable` every
-    microbatch.
+    A header with the shapes comes before the first microbatch of a step. With `variable`, a header
+    comes before every microbatch.
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     announced: set[int] = set()
@@ -126,7 +133,7 @@ def message_traffic(
 
 
 def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
-    """Return the sum of several mappings of traffic, by collective."""
+    """Return the sum of the traffic in all `parts`, for each collective."""
     found: dict[str, Traffic] = defaultdict(Traffic)
     for part in parts:
         for name, total in part.items():
@@ -135,7 +142,7 @@ def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
 
 
 def within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
-    """Return the sites in the layers with these names."""
+    """Return those of `sites` that are in the layers with these names."""
     prefixes = tuple(f"{name}." for name in layers)
     return [site for site in sites if f"{site.name}.".startswith(prefixes)]
 
@@ -153,8 +160,8 @@ def _gathers(layout: Layout, times: Counter[int]) -> Traffic:
 
 
 def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
-    """Return the number of gathers of each flat in a step. From the third microbatch on, all
-    microbatches gather equally often, so the remaining ones are extrapolated.
+    """Return how often each flat is gathered in a step of `accumulation` microbatches. Only
+    `FOLLOWED` microbatches are simulated, because all later ones gather equally often.
     """
     followed, path = min(accumulation, FOLLOWED), visits(layout)
     times = _times(layout, path * followed)
@@ -170,8 +177,9 @@ def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
 
 
 def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
-    """Return the number of gathers of each flat in steady state. This is the second of two steps,
-    because the first step also fills the buffers of frozen flats.
+    """Return how often each flat is gathered in a step that computes the stages of `path`. Two
+    steps are simulated and the second one is counted, because the first step also fills the buffers
+    of frozen flats.
     """
     if not any(flat.weight_shared for flat in layout.flats):
         return Counter(index for index, flat in enumerate(layout.flats) if flat.trainable)
@@ -191,8 +199,8 @@ def _gathered(layout: Layout, residency: Residency, path: tuple[int, ...]) -> li
 
 
 def ahead(layout: Layout) -> int:
-    """Return the number of visits for which a rank gathers ahead: the number of visits of one
-    microbatch.
+    """Return the number of stage computations for which a rank gathers weights ahead: as many as
+    one microbatch has, forward and backward.
     """
     return 2 * layout.stages
 
@@ -208,8 +216,8 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
-    """Return the one collective whose size differs between data ranks: the sum of partial replicas
-    over tensor ranks, of which each data rank sums its own slices.
+    """Return the sum of partial gradients over tensor ranks, the only collective whose size differs
+    between data ranks. Data rank `index` sums only the slices that it owns.
     """
     sizes: Counter[str] = Counter()
     for flat in layout.flats:
@@ -225,11 +233,11 @@ def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
 def activation_traffic(
     sites: Iterable[Site], again: Collection[str], sequence: bool, tokens: int, compute: Dtype
 ) -> Mapping[str, Traffic]:
-    """Return the collectives of activations between tensor ranks in one training microbatch of
-    `tokens` tokens.
+    """Return the exchanges of activations between tensor ranks in one microbatch of `tokens`
+    tokens, forward and backward.
 
-    `again` names the sites whose layers are recomputed; the loss is never recomputed. All
-    parameters are assumed to be trained.
+    `again` are the names of the sites in recomputed layers, which exchange activations a second
+    time. The loss is never recomputed. All parameters are assumed to be trained.
     """
     found: dict[str, Traffic] = defaultdict(Traffic)
     for site in sites:
@@ -245,8 +253,8 @@ def activation_traffic(
 
 
 Calls = tuple[tuple[str, int], ...]
-"""Names of the collectives, each with the number of elements that it moves per token. 0 stands for
-the width of the site.
+"""Collectives at a site: for each, the name and the number of elements that it moves for each
+token. The number 0 stands for the width of the site.
 """
 
 # As in Megatron's core/tensor_parallel/mappings.py: what is the identity in one direction is a sum
@@ -272,4 +280,6 @@ _CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
     ("logits", False): (((LARGEST, 1), (LOGITS, 2)), ()),
     ("logits", True): (((LARGEST, 1), (LOGITS, 2)), ()),
 }
-"""Collectives in forward and in backward, by kind of site and by the use of sequence parallelism."""
+"""Collectives in forward and collectives in backward. A key is the kind of the site, and whether
+sequence parallelism is on.
+"""

@@ -239,7 +239,7 @@ def started(**values: Any) -> Any:
         ),
         (
             {"parallel__pipeline": 4, "batch__accumulation": 5, "schedule__name": "interleaved_1f1b", "schedule__virtual": 2},
-            "schedule.group: 5 microbatches leave a last group of 1 after groups of 4, fewer than the 4 pipeline ranks",
+            "schedule.group: 5 microbatches in groups of 4 leave 1 for the last group, which needs at least 4",
         ),
         ({"parallel__pipeline": 3}, r"parallel: pipeline \(3\) does not divide world size \(4\)"),
         (
@@ -248,7 +248,7 @@ def started(**values: Any) -> Any:
         ),
         (
             {"parallel__pipeline": 2, "batch__accumulation": 4, "schedule__name": "csv"},
-            "schedule.csv: the plan's schedule is a table",
+            "schedule.csv: not set, but schedule.name is csv",
         ),
     ],
 )
@@ -327,5 +327,5 @@ def test_stages_by_names_of_modules() -> None:
         by_names([["embedding", "block0", "block1"], ["block9", "head"]], layers)
     with pytest.raises(ConfigError, match="layer block1: is in 0 stages, expected one; name it in one stage"):
         by_names([["embedding", "block0"], ["head"]], layers)
-    with pytest.raises(ConfigError, match="stages: not in the order of the model's layers"):
+    with pytest.raises(ConfigError, match="stages: found layers in another order than in the model"):
         by_names([["block0", "embedding"], ["head"], ["block1"]], layers)

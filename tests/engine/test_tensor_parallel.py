@@ -165,7 +165,7 @@ def test_what_does_not_divide_is_refused(run: Any, values: dict[str, Any], shape
 def test_empty_and_contradictory_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="splits nothing; name modules in `columns`"):
         TensorPlan(attributes=("heads",))
-    with pytest.raises(ConfigError, match="'up' is in the lists of column and row layers; leave it in one"):
+    with pytest.raises(ConfigError, match="'up' is listed both as a column and as a row layer; remove one of the entries"):
         TensorPlan(columns=("up",), rows=("up",))
 
 

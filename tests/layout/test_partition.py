@@ -134,19 +134,19 @@ def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: floa
             2,
             "stages.rule: 'parameters' needs the size of each of the 4 layers, found 0",
         ),
-        (Stages(rule="even"), Layers(2), 4, "stages: 4 stages for 2 layers; use at most 2 stages"),
+        (Stages(rule="even"), Layers(2), 4, "stages: found 4 stages, but only 2 layers; use at most 2 stages"),
         (Stages(rule="explicit"), Layers(4), None, "stages.boundaries: found (), expected 0"),
         (
             Stages(boundaries=(0, 2, 5)),
             Layers(4),
             None,
-            "stages.boundaries: end at 5, but the model has 4 layers; end there",
+            "stages.boundaries: the last one is 5, expected the number of layers, 4",
         ),
         (
             Stages(boundaries=(0, 3, 3, 4)),
             Layers(4),
             None,
-            "stages.boundaries: 3 follows 3; each stage needs a layer",
+            "stages.boundaries: found 3 after 3, expected increasing numbers, because each stage needs a layer",
         ),
     ],
 )

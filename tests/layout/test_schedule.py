@@ -314,12 +314,12 @@ def test_a_table_brings_a_schedule_back(schedule: Schedule) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "the schedule is empty"),
+        ("", "the schedule has no actions"),
         ("0F0,0B0,0F1\n1F0,1B0,1F1,1B1\n", "backward of microbatch 1 on stage 0 occurs as nothing, expected one B.*; add it"),
         ("0F0,0X0\n", r"row 1, column 2: found '0X0', expected a stage, one of B, F, I, R, W, and a microbatch, such as 0F0"),
         ("0F0,0B0\n2F0,2B0\n", "no rank runs stage 1; number stages from 0 without gaps"),
-        ("0F0,1F0,0B0,1B0\n", "rank 0 waits for ever at 0B0, which needs 1B0; place that action before it"),
-        ("0F0,0B0\n1F0,1B0,0F1,0B1\n", "keep a stage on one rank"),
+        ("0F0,1F0,0B0,1B0\n", "rank 0 waits for ever at 0B0, which needs 1B0; place 1B0 before 0B0"),
+        ("0F0,0B0\n1F0,1B0,0F1,0B1\n", "rank 0: 0F0 belongs to stage 0, which is on rank 1; move the action to that rank"),
     ],
 )
 def test_tables_with_holes_are_refused(text: str, message: str) -> None:
@@ -330,16 +330,16 @@ def test_tables_with_holes_are_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("1f1b", Shape(4, 4, 3), "batch.accumulation: 3 microbatches for 4 pipeline ranks; use at least 4, or fewer ranks"),
-        ("1f1b", Shape(4, 3, 4), "parallel.pipeline: 4 ranks for 3 stages; use at most 3 ranks, or more layers"),
-        ("1f1b", Shape(2, 4, 4), "schedule.virtual: found 2 stages on a rank, but 1f1b runs 1; set schedule.virtual"),
-        ("interleaved_1f1b", Shape(2, 2, 4), "found 1 stages on a rank, but interleaved_1f1b runs at least 2"),
-        ("zero_bubble_v", Shape(2, 6, 4), "schedule.virtual: found 3 stages on a rank, but zero_bubble_v runs 2"),
-        ("interleaved_1f1b", Shape(2, 5, 4), "stages: 5 stages do not divide over 2 pipeline ranks; make them a multiple"),
-        ("interleaved_1f1b", Shape(4, 8, 9), "leave a last group of 1 after groups of 4, fewer than the 4 pipeline ranks"),
+        ("1f1b", Shape(4, 4, 3), "batch.accumulation: found 3 microbatches, but 4 pipeline ranks; use at least 4 microbatches, or fewer ranks"),
+        ("1f1b", Shape(4, 3, 4), "parallel.pipeline: found 4 ranks, but only 3 stages; use at most 3 ranks, or more layers"),
+        ("1f1b", Shape(2, 4, 4), "schedule.virtual: found 2 stages on a rank, but schedule 1f1b needs 1; change schedule.virtual"),
+        ("interleaved_1f1b", Shape(2, 2, 4), "found 1 stages on a rank, but schedule interleaved_1f1b needs at least 2"),
+        ("zero_bubble_v", Shape(2, 6, 4), "schedule.virtual: found 3 stages on a rank, but schedule zero_bubble_v needs 2"),
+        ("interleaved_1f1b", Shape(2, 5, 4), "stages: 5 stages do not divide evenly over 2 pipeline ranks; use a multiple of 2"),
+        ("interleaved_1f1b", Shape(4, 8, 9), "9 microbatches in groups of 4 leave 1 for the last group, which needs at least 4"),
         ("interleaved_1f1b", Shape(4, 8, 8, 3), "schedule.group: found 3, expected 4 .pipeline ranks. to 8 .microbatches."),
-        ("looped_bfs", Shape(2, 4, 4, rounds=3), "schedule.depth_first: 3 does not divide the 4 microbatches of a step"),
-        ("shifted_critical_path", Shape(2, 2, 3), "3 microbatches, but shifted_critical_path needs at least 4"),
+        ("looped_bfs", Shape(2, 4, 4, rounds=3), "schedule.depth_first: found 3, which does not divide the 4 microbatches of a step"),
+        ("shifted_critical_path", Shape(2, 2, 3), "found 3 microbatches, but schedule shifted_critical_path needs at least 4"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(name: str, shape: Shape, message: str) -> None:

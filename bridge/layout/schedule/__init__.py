@@ -1,4 +1,6 @@
-"""Pipeline schedules as values: the actions of each rank in order, checked and timed before anything runs."""
+"""Pipeline schedules as values: the actions of each rank in order. A schedule is checked and timed
+before a run starts.
+"""
 
 from bridge.layout.schedule.action import Action, Kind, Schedule
 from bridge.layout.schedule.check import prove

@@ -13,34 +13,39 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """Kind of an action, with the letter that torch.distributed.pipelining uses if it has one."""
+    """Kind of an action. The value is the letter of the kind in torch.distributed.pipelining, or a
+    longer name for kinds without a letter there.
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
     INPUT = "I"
-    """The half of a backward pass that yields the gradient of the stage's input."""
+    """The half of a backward pass that computes the gradient of the stage's input."""
     WEIGHT = "W"
-    """The half of a backward pass that yields the gradients of the stage's weights."""
+    """The half of a backward pass that computes the gradients of the stage's weights."""
     AGAIN = "R"
-    """Recomputation of a checkpointed stage, ahead of the backward pass that waits for a gradient.
-    """
+    """Recomputation of a stage's activations as an action of its own, before the backward pass."""
     SEND_FORWARD = "SEND_F"
     RECEIVE_FORWARD = "RECV_F"
     SEND_BACKWARD = "SEND_B"
     RECEIVE_BACKWARD = "RECV_B"
     REDUCE = "REDUCE_GRAD"
-    """Reduction of a stage's gradients over data ranks, once they are complete on this rank."""
+    """Reduction of a stage's gradients over data ranks, after the last microbatch has added to
+    these gradients.
+    """
 
 
 COMPUTE = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN))
 WRITES = frozenset((Kind.BACKWARD, Kind.WEIGHT))
-"""Actions that write gradients of weights."""
+"""Kinds of actions that compute gradients of weights."""
 DOWN = frozenset((Kind.BACKWARD, Kind.INPUT))
-"""Actions that compute the gradient of a stage's input, which the stage before needs."""
+"""Kinds of actions that compute the gradient of a stage's input, which the stage before needs."""
 
 
 class Action(NamedTuple):
-    """One action. `microbatch` is -1 if the action concerns all microbatches."""
+    """One action of a rank: the stage, the kind of the action, and the microbatch. `microbatch` is
+    -1 if the action concerns all microbatches.
+    """
 
     stage: int
     kind: Kind
@@ -56,8 +61,8 @@ Row = tuple[Action, ...]
 @dataclass(frozen=True)
 class Schedule:
     """The actions of each pipeline rank, in order. `homes` has the rank of each stage, in model
-    order. `kept` has the (stage, microbatch) pairs that keep their activations although
-    recomputation is on.
+    order. `kept` has a pair (stage, microbatch) for each forward pass whose activations are kept
+    although recomputation is on.
     """
 
     name: str
@@ -92,8 +97,8 @@ class Schedule:
         return {rank: tuple(stages) for rank, stages in found.items()}
 
     def expanded(self, parts: Sequence[int]) -> Schedule:
-        """Return this schedule with stage i divided into `parts[i]` stages that run one after the
-        other.
+        """Return this schedule for smaller stages: stage i is divided into `parts[i]` stages on the
+        same rank.
         """
         starts = tuple(accumulate(parts, initial=0))
         homes = tuple(

@@ -1,4 +1,4 @@
-"""Checks of a schedule without running it."""
+"""Finds out without running a schedule whether it would run to its end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ problems.
 
 
 def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, ...]:
-    """Return the problems of `schedule`, or of the program `rows` made from the schedule. The
-    result is empty if every run completes.
+    """Return the problems of `schedule`. The result is empty if the schedule runs to its end.
+    `rows` are the program to check in place of the program that belongs to the schedule.
 
-    In a correct schedule each stage has one rank, each microbatch passes each stage once forward
-    and once backward, each message is sent once and received once, gradients are reduced once after
-    their last writer, and no rank waits for ever.
+    In a correct schedule each stage is on one rank, each microbatch passes each stage once forward
+    and once backward, each message is sent once and received once, each gradient is reduced once
+    after the last action that adds to it, and no rank waits for ever.
     """
     rows = program(schedule) if rows is None else rows
     # Later checks assume that earlier ones found nothing, so only the first sort of problems is listed.
@@ -29,16 +29,16 @@ def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, .
         found = tuple(check(schedule, rows))
         if found:
             return found[:SHOWN] + (
-                (f"and {len(found) - SHOWN} more of this kind",) if len(found) > SHOWN else ()
+                (f"and {len(found) - SHOWN} more problems of this kind",) if len(found) > SHOWN else ()
             )
     return ()
 
 
 def _misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     if not rows or not schedule.homes or schedule.microbatches == 0:
-        yield "the schedule is empty; give each rank its actions"
+        yield "the schedule has no actions; write the actions of each rank"
     for rank in sorted(set(range(len(rows))) - set(schedule.homes)):
-        yield f"rank {rank} has no stage; give it one, or leave it out"
+        yield f"rank {rank} has no stage; place a stage on this rank, or use fewer ranks"
     for rank, row in enumerate(rows):
         for action in row:
             if action.kind not in COMPUTE:
@@ -50,7 +50,10 @@ def _misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
                 )
             elif schedule.homes[action.stage] != rank:
                 home = schedule.homes[action.stage]
-                yield f"rank {rank}: {action} belongs to a stage on rank {home}; keep a stage on one rank"
+                yield (
+                    f"rank {rank}: {action} belongs to stage {action.stage}, which is on rank {home};"
+                    " move the action to that rank"
+                )
 
 
 def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
@@ -63,14 +66,14 @@ def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             kinds = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
             backward = tuple(done[Action(stage, kind, microbatch)] for kind in kinds)
             if backward not in ((1, 0, 0), (0, 1, 1)):
-                told = [
+                occurrences = [
                     f"{number} {kind}"
                     for number, kind in zip(backward, kinds, strict=True)
                     if number
                 ]
                 yield (
                     f"rank {home}: backward of microbatch {microbatch} on stage {stage} occurs as"
-                    f" {', '.join(told) or 'nothing'}, expected one B, or one I and one W; {_advice(sum(backward))}"
+                    f" {', '.join(occurrences) or 'nothing'}, expected one B, or one I and one W; {_advice(sum(backward))}"
                 )
 
 
@@ -90,14 +93,14 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
                 place[found] for kind in DOWN if (found := Action(stage, kind, microbatch)) in place
             ]
             if number > 1:
-                yield f"rank {rank}: {action} occurs {number} times, expected once; remove the others"
+                yield f"rank {rank}: {action} occurs {number} times, expected once; remove the surplus"
             if not place[Action(stage, Kind.FORWARD, microbatch)] < place[action] < min(ends):
                 yield (
-                    f"rank {rank}: {action} is not between forward and backward of its microbatch; "
-                    "move it between the two"
+                    f"rank {rank}: {action} is not between forward and backward of microbatch {microbatch}; "
+                    "move it there"
                 )
             if (stage, microbatch) in schedule.kept:
-                yield f"rank {rank}: {action} recomputes activations that were kept; remove it"
+                yield f"rank {rank}: {action} recomputes activations that are kept in memory; remove the action"
 
 
 def _messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
@@ -109,9 +112,9 @@ def _messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for message in sorted({*sent, *expected}):
         answer = Action(message.stage, MATCH[message.kind], message.microbatch)
         if sent[message] != 1 or received.pop(answer, 0) != 1 or message not in expected:
-            yield f"message {message}: sent {sent[message]} times, expected one send with one receive; {_advice(sent[message])}"
+            yield f"message {message}: sent {sent[message]} times, expected one send and one receive; {_advice(sent[message])}"
     for answer in sorted(received):
-        yield f"{answer} waits for a message that nobody sends; remove it"
+        yield f"{answer} receives a message that no rank sends; remove this receive"
 
 
 def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
@@ -119,21 +122,21 @@ def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
         done = Counter(action.stage for action in row if action.kind is Kind.REDUCE)
         for stage in schedule.local(rank):
             if done[stage] != 1:
-                yield f"rank {rank}: gradients of stage {stage} are reduced {done[stage]} times, expected once"
+                yield f"rank {rank}: gradients of stage {stage} are reduced {done[stage]} times in a step, expected once"
         reduced: set[int] = set()
         for action in row:
             if action.kind is Kind.REDUCE:
                 reduced.add(action.stage)
             elif action.kind in WRITES and action.stage in reduced:
                 yield (
-                    f"rank {rank}: {action} writes gradients of stage {action.stage} after they "
-                    "were reduced; reduce them later"
+                    f"rank {rank}: {action} adds to gradients of stage {action.stage} after these "
+                    "gradients were reduced; reduce them later"
                 )
 
 
 def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
-    """Simulate the program. Yield a problem for each rank that waits for ever, with the action at
-    which the rank waits.
+    """Simulate the program `rows`. Yield a problem for each rank that waits for ever, with the
+    action that can never start.
     """
     places, done = [0] * len(rows), [set[Action]() for _ in rows]
     sent: set[Action] = set()
@@ -154,13 +157,16 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             action = row[places[rank]]
             missing = _missing(schedule, action, done[rank], sent)
             yield (
-                f"rank {rank} waits for ever at {action}, which needs {missing}; place that action "
-                "before it"
+                f"rank {rank} waits for ever at {action}, which needs {missing}; place {missing} "
+                f"before {action}"
             )
 
 
 def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:
-    """Return the first thing that `action` still waits for, or "" if `action` can run."""
+    """Return the name of the first action that has to run before `action` and has not run yet, or
+    "" if `action` can run. `done` are the actions that this rank has run, `sent` the messages of
+    all ranks.
+    """
     stage, kind, microbatch = action
     for send, receive in MATCH.items():
         if kind is receive:
@@ -184,8 +190,8 @@ def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Ac
 
 
 def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Return the actions on this rank that satisfy a dependency: the actions `options` themselves,
-    or the receive of the message from another rank.
+    """Return the actions on the rank of `stage` after which a dependency is met: `options`, if they
+    run on this rank too, and else the action that receives the message from the other rank.
     """
     other = options[0].stage
     if schedule.homes[other] == schedule.homes[stage]:

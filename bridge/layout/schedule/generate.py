@@ -1,4 +1,6 @@
-"""Generators: schedules by name, as functions of ranks, stages on a rank and microbatches."""
+"""Generators: builds each named schedule for a number of ranks, of stages on a rank, and of
+microbatches.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ F, B, I, W, R = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN
 class Shape:
     """Sizes for a schedule: pipeline ranks, stages on all ranks, and microbatches.
 
-    `group` microbatches pass one stage of a rank before the rank's next stage runs (None: as many
-    as ranks). Some schedules divide the microbatches into `rounds` and finish one round before the
-    next. With `short`, the number of microbatches may be smaller than the number of ranks, although
-    most ranks are then idle.
+    `group` is the number of microbatches that pass one stage of a rank before the rank's next stage
+    runs (None: as many as there are ranks). Some schedules divide the microbatches into `rounds`
+    and finish one round before the next. With `short`, there may be fewer microbatches than ranks,
+    although some ranks are then mostly idle.
     """
 
     ranks: int
@@ -32,13 +34,13 @@ class Shape:
 
     @property
     def virtual(self) -> int:
-        """The most stages on a rank."""
+        """The largest number of stages on a rank."""
         return -(-self.stages // self.ranks)
 
 
 def contiguous(shape: Shape) -> tuple[int, ...]:
-    """Return the rank of each stage. Neighbouring stages are on the same rank, and the first ranks
-    may have one stage more.
+    """Return the rank of each stage, such that neighbouring stages are on the same rank. If the
+    stages do not divide evenly, each of the first ranks has one stage more.
     """
     size, longer = divmod(shape.stages, shape.ranks)
     return tuple(
@@ -47,30 +49,31 @@ def contiguous(shape: Shape) -> tuple[int, ...]:
 
 
 def looped(shape: Shape) -> tuple[int, ...]:
-    """Return the rank of each stage: each stage is on the rank after the rank of the stage before,
-    and rank 0 follows the last rank.
+    """Return the rank of each stage, such that each stage is on the rank after the previous stage's
+    rank. Rank 0 comes after the last rank.
     """
     return tuple(stage % shape.ranks for stage in range(shape.stages))
 
 
 def in_a_v(shape: Shape) -> tuple[int, ...]:
-    """Return the rank of each stage: first up the ranks, then down again, so that the first rank
-    also has the last stage.
+    """Return the rank of each stage, such that the stages pass from rank 0 to the last rank and
+    back to rank 0.
     """
     there_and_back = (*range(shape.ranks), *reversed(range(shape.ranks)))
     return tuple(there_and_back[stage % len(there_and_back)] for stage in range(shape.stages))
 
 
 Make = Callable[[Shape, int, Sequence[int]], Iterable[Action]]
-"""Function that returns the actions of a rank. Its arguments are the shape, the rank, and the
-rank's stages in model order.
+"""Type of a function that returns the actions of a rank. Arguments are the sizes, the rank, and the
+stages on this rank in model order.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A schedule by functions: one for the actions, one for the placement of stages. It also has
-    the minimum and maximum number of stages on a rank.
+    """Description of a named schedule. `make` returns the actions of a rank, and `place` the rank
+    of each stage. `least` and `most` limit the number of stages on a rank. `kept` returns the pairs
+    (stage, microbatch) that keep their activations.
     """
 
     make: Make
@@ -83,8 +86,8 @@ class Recipe:
 
 
 def generate(name: str, shape: Shape) -> Schedule:
-    """Return the schedule `name` for `shape`. Raises `ConfigError` if the schedule does not fit;
-    the message says what to change.
+    """Return the schedule `name` for these sizes. Raises `ConfigError` if the schedule does not fit
+    the sizes; the message says what to change.
     """
     recipe = SCHEDULES[name]
     check_size(shape.stages, shape.microbatches)
@@ -112,46 +115,60 @@ def problems(name: str, shape: Shape) -> Iterator[str]:
     """
     recipe, ranks, stages, number = SCHEDULES[name], shape.ranks, shape.stages, shape.microbatches
     if stages < ranks:
-        yield f"parallel.pipeline: {ranks} ranks for {stages} stages; use at most {stages} ranks, or more layers"
+        yield f"parallel.pipeline: found {ranks} ranks, but only {stages} stages; use at most {stages} ranks, or more layers"
     elif shape.virtual < recipe.least or shape.virtual > recipe.most:
         wanted = f"{recipe.least}" if recipe.most == recipe.least else f"at least {recipe.least}"
-        yield f"schedule.virtual: found {shape.virtual} stages on a rank, but {name} runs {wanted}; set schedule.virtual"
+        yield (
+            f"schedule.virtual: found {shape.virtual} stages on a rank,"
+            f" but schedule {name} needs {wanted};"
+            " change schedule.virtual"
+        )
     if number < ranks and not shape.short:
-        yield f"batch.accumulation: {number} microbatches for {ranks} pipeline ranks; use at least {ranks}, or fewer ranks"
+        yield (
+            f"batch.accumulation: found {number} microbatches, but {ranks} pipeline ranks;"
+            f" use at least {ranks} microbatches, or fewer ranks"
+        )
     elif number < recipe.microbatches:
-        yield f"batch.accumulation: {number} microbatches, but {name} needs at least {recipe.microbatches}; use more"
+        yield (
+            f"batch.accumulation: found {number} microbatches,"
+            f" but schedule {name} needs at least {recipe.microbatches};"
+            " use more"
+        )
     if number % shape.rounds:
-        yield f"schedule.depth_first: {shape.rounds} does not divide the {number} microbatches of a step; use a divisor"
+        yield (
+            f"schedule.depth_first: found {shape.rounds},"
+            f" which does not divide the {number} microbatches of a step; use a divisor"
+        )
     if recipe.make in (_interleaved, _zero_bubble):
         yield from _group_problems(shape)
 
 
 def _group_problems(shape: Shape) -> Iterator[str]:
-    """Yield the problems with groups by Megatron's limits, without which ranks can deadlock
-    (forward_backward_pipelining_with_interleaving).
+    """Yield a problem for each size with which the groups of microbatches could deadlock. The
+    limits are those of Megatron's forward_backward_pipelining_with_interleaving.
     """
     group, ranks, number = shape.group or shape.ranks, shape.ranks, shape.microbatches
     if shape.virtual == 1:
         return
     if shape.stages % ranks:
-        yield f"stages: {stages_of(shape)} do not divide over {ranks} pipeline ranks; make them a multiple"
+        yield f"stages: {stages_of(shape)} do not divide evenly over {ranks} pipeline ranks; use a multiple of {ranks}"
     if not ranks <= group <= number:
         yield f"schedule.group: found {group}, expected {ranks} (pipeline ranks) to {number} (microbatches)"
     elif 0 < number % group < ranks:
         yield (
-            f"schedule.group: {number} microbatches leave a last group of {number % group} after groups of {group}, fewer than"
-            f" the {ranks} pipeline ranks; change batch.accumulation or schedule.group"
+            f"schedule.group: {number} microbatches in groups of {group} leave {number % group} for the last group, which needs"
+            f" at least {ranks}, one for each pipeline rank; change batch.accumulation or schedule.group"
         )
 
 
 def stages_of(shape: Shape) -> str:
-    """Return the number of stages in words."""
+    """Return the number of stages with the word "stages", for messages."""
     return f"{shape.stages} stages"
 
 
 def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions if, in each round, each stage runs all microbatches forward, and then
-    each stage runs them backward.
+    """Yield a rank's actions for breadth first: in each round, every stage runs all microbatches of
+    the round forward, and then every stage runs them backward.
     """
     size = shape.microbatches // shape.rounds
     for start in range(0, shape.microbatches, size):
@@ -162,17 +179,17 @@ def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
 
 
 def _depth_first(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions if each microbatch runs forward and backward before the next
-    microbatch.
+    """Return a rank's actions for depth first: a microbatch runs forward and backward through all
+    stages before the next microbatch starts.
     """
     return _all_forward(replace(shape, rounds=shape.microbatches), rank, local)
 
 
 def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions for 1F1B: warmup with forward only, then one forward and one backward
+    """Yield a rank's actions for 1F1B: warmup with forward only, then one forward and one backward
     in turn, then cooldown with backward only.
 
-    The number of warmup actions is that of Megatron's get_pp_rank_microbatches.
+    The warmup has as many actions as in Megatron's get_pp_rank_microbatches.
     """
     forward, backward = _order(shape, local, F), _order(shape, local[::-1], B)
     hops, group = shape.ranks - 1 - rank, shape.group or shape.ranks
@@ -185,8 +202,8 @@ def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
 
 
 def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
-    """Return a rank's actions if each group of microbatches passes the rank's stages one after the
-    other (Megatron's get_schedule_table).
+    """Return a rank's actions of one `kind`, in order: a group of microbatches passes all stages of
+    the rank before the next group (Megatron's get_schedule_table).
     """
     group, number = shape.group or shape.ranks, shape.microbatches
     starts = range(0, number, group)
@@ -199,8 +216,9 @@ def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
 
 
 def _zero_bubble(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions for zero bubble: input gradients as early as possible, and weight
-    gradients `rank` actions later, when the rank would be idle.
+    """Yield a rank's actions for zero bubble: gradients of inputs are computed as early as
+    possible, and gradients of weights `rank` backward actions later, when the rank would otherwise
+    be idle.
 
     This is the first schedule of Qi et al. (arXiv 2401.10241) with several stages on a rank, as
     torch's InterleavedZeroBubble runs it.
@@ -226,12 +244,12 @@ def _weights(action: Action) -> Action:
 
 
 def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions for two stages on each rank in the shape of a V. The last stage is on
-    the first rank, so its gradient needs no message.
+    """Return a rank's actions for zero bubble with two stages on each rank, placed as a V. The last
+    stage is on rank 0, as is the first one.
 
-    This is the V schedule of Qi et al., as torch's ZBVZeroBubble runs it. The schedule is built for
-    enough microbatches to fill the pipeline, and then the actions of microbatches that do not exist
-    are left out.
+    This is the V schedule of Qi et al., as torch's ZBVZeroBubble runs it. If there are too few
+    microbatches to fill the pipeline, the schedule is built for more, and the actions of the
+    surplus microbatches are left out.
     """
     enough = replace(shape, microbatches=max(2 * shape.ranks - 1, shape.microbatches))
     return (
@@ -242,8 +260,8 @@ def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Ac
 
 
 def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return the V schedule for at least 2 x ranks - 1 microbatches. `near` is a rank's stage on
-    the way up, `far` its stage on the way down.
+    """Yield a rank's actions for the V schedule with at least 2 x ranks - 1 microbatches. `near` is
+    the rank's stage in the first half of the model, `far` the rank's stage in the second half.
     """
     near, far = (_Counter(stage) for stage in local)
     hops, number = shape.ranks - rank, shape.microbatches
@@ -270,7 +288,9 @@ def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]
 
 
 class _Counter:
-    """Makes the actions of a stage. Microbatches are counted separately for each kind of action."""
+    """Makes the actions of one stage. Each call with a kind returns the action of this kind for the
+    next microbatch, starting with microbatch 0.
+    """
 
     def __init__(self, stage: int) -> None:
         self.stage, self._next = stage, dict.fromkeys((F, I, W), 0)
@@ -280,13 +300,13 @@ class _Counter:
         return Action(self.stage, kind, self._next[kind] - 1)
 
     def done(self, kind: Kind) -> int:
-        """Return the number of actions of `kind` that were made so far."""
+        """Return the number of actions of `kind` made so far."""
         return self._next[kind]
 
 
 def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions for 1F1B that, in the cooldown, recomputes before the gradient
-    arrives.
+    """Return a rank's actions for 1F1B in which, during cooldown, a stage is recomputed before the
+    gradient arrives.
     """
     # As many passes as there are ranks behind; before each of them the rank waits for a gradient.
     draining = range(shape.microbatches - (shape.ranks - 1 - rank), shape.microbatches)
@@ -294,8 +314,10 @@ def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Ac
 
 
 def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions for 1F1B that recomputes before the gradient arrives. The last rank
-    keeps its activations, and the rank before it recomputes its first microbatch early.
+    """Return a rank's actions for 1F1B in which stages are recomputed before the gradient arrives.
+
+    The last rank recomputes nothing, because it keeps all activations. The last rank but one
+    recomputes only microbatch 0 before the gradient arrives.
     """
     if rank == shape.ranks - 2:
         return _ahead(_interleaved(shape, rank, local), (0,))
@@ -303,8 +325,9 @@ def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterato
 
 
 def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return the actions of `_last_no_recompute` with one change: the last rank but one runs its
-    third forward before its first backward, so that the last rank never waits.
+    """Return a rank's actions as in `_last_no_recompute`, with two changes. The last rank but one
+    runs its third forward before its first backward, so that the last rank never waits. That rank,
+    and the rank before it, recompute one microbatch more before the gradient arrives.
     """
     if rank == shape.ranks - 2:
         row = list(_interleaved(shape, rank, local))
@@ -318,7 +341,9 @@ def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Ite
 
 
 def _ahead(row: Iterable[Action], microbatches: Iterable[int]) -> Iterator[Action]:
-    """Return `row` with a recomputation directly before the backward of each of `microbatches`."""
+    """Yield the actions of `row`, with a recomputation directly before the backward pass of each of
+    `microbatches`.
+    """
     chosen = frozenset(microbatches)
     for action in row:
         if action.kind is B and action.microbatch in chosen:
@@ -331,11 +356,11 @@ def _last_stage(shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 def partly_kept(schedule: Schedule, number: int) -> Schedule:
-    """Return `schedule` in which the first `number` microbatches in flight on a rank keep all
-    activations.
+    """Return `schedule` with more forward passes whose activations are kept: on each rank, the
+    first `number` of every `warmup` forward passes, where `warmup` is the number of forward passes
+    before the rank's first backward pass.
 
-    This is Megatron's num_microbatches_with_partial_activation_checkpoints: the i-th forward of a
-    rank keeps its activations if i modulo the number of warmup forwards is below `number`.
+    This is Megatron's num_microbatches_with_partial_activation_checkpoints.
     """
     kept = set(schedule.kept)
     for row in schedule.rows:
@@ -364,29 +389,33 @@ SCHEDULES: Mapping[str, Recipe] = {
         _interleaved,
         contiguous,
         most=1,
-        about="one forward, one backward once the pipeline is full",
+        about="one forward and one backward in turn, as soon as the pipeline is full",
     ),
     "interleaved_1f1b": Recipe(
         _interleaved, looped, least=2, about="1F1B over several stages on a rank"
     ),
-    "looped_bfs": Recipe(_all_forward, looped, about="breadth first over several stages on a rank"),
+    "looped_bfs": Recipe(
+        _all_forward,
+        looped,
+        about="all microbatches forward, then all backward, over several stages on a rank",
+    ),
     "zero_bubble": Recipe(
         _zero_bubble,
         looped,
-        about="input gradients early, weight gradients where a rank would be idle",
+        about="gradients of inputs early, gradients of weights when a rank would be idle",
     ),
     "zero_bubble_v": Recipe(
-        _zero_bubble_v, in_a_v, 2, 2, about="zero bubble with two stages on each rank, placed as a V"
+        _zero_bubble_v, in_a_v, 2, 2, about="zero bubble with two stages on each rank: from rank 0 to the last rank and back"
     ),
     "pre_recompute_1f1b": Recipe(
-        _pre_recompute, contiguous, most=1, about="1F1B that recomputes while it waits"
+        _pre_recompute, contiguous, most=1, about="1F1B that recomputes activations while a rank waits for a gradient"
     ),
     "last_no_recompute_1f1b": Recipe(
         _last_no_recompute,
         contiguous,
         most=1,
         kept=_last_stage,
-        about="1F1B that recomputes ahead, except on the last rank, which keeps its activations",
+        about="1F1B that recomputes before the gradient arrives; the last rank keeps its activations",
     ),
     "shifted_critical_path": Recipe(
         _shifted_critical_path,
@@ -394,7 +423,7 @@ SCHEDULES: Mapping[str, Recipe] = {
         most=1,
         kept=_last_stage,
         microbatches=4,
-        about="1F1B that recomputes ahead, except on the last rank, with one forward earlier",
+        about="last_no_recompute_1f1b with one forward earlier on the last rank but one",
     ),
 }
 """Every schedule by name."""

@@ -1,4 +1,4 @@
-"""Programs: a schedule with all messages and reductions, as a rank executes it."""
+"""Programs: the actions of a schedule with all messages and reductions, as a rank executes them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Iterator
 from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
 
 MATCH = {Kind.SEND_FORWARD: Kind.RECEIVE_FORWARD, Kind.SEND_BACKWARD: Kind.RECEIVE_BACKWARD}
-"""The receive that belongs to each kind of send. A message is named by the stage that receives the
-message.
+"""For each kind of send, the kind of receive that belongs to it. The stage of a send or receive is
+the stage to which the message goes.
 """
 
 
 def program(schedule: Schedule) -> tuple[Row, ...]:
-    """Return every rank's actions with messages and reductions: receives before an action, sends
-    after it, and a reduction after the last action that writes gradients.
+    """Return the actions of every rank with messages and reductions. Receives come before the
+    action that needs the message, sends after the action that computes the message, and a reduction
+    after the last action that adds to the stage's gradients.
     """
     return tuple(tuple(_spelled(schedule, row)) for row in schedule.rows)
 
 
 def trimmed(row: Row, first: int) -> Row:
-    """Return `row` of a program without the backward passes of the frozen stages, which are the
-    stages before `first`.
+    """Return `row`, one rank's actions of a program, without the backward actions of stages before
+    `first`. These stages are frozen, so nothing needs their gradients.
     """
     # No gradient is needed below the first stage that trains, so neither is its message.
     forward = (Kind.FORWARD, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD)
@@ -55,5 +56,5 @@ def _sent(schedule: Schedule, action: Action) -> Iterator[Action]:
 
 
 def _apart(schedule: Schedule, stage: int) -> bool:
-    """Whether the stage after `stage` is on another rank."""
+    """Whether stage `stage` + 1 is on another rank than `stage`."""
     return schedule.homes[stage] != schedule.homes[stage + 1]

@@ -15,15 +15,17 @@ from bridge.layout.schedule.check import prove
 from bridge.layout.schedule.generate import check_size
 
 CELL = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
-"""Pattern of one action: stage, kind and microbatch."""
+"""Pattern of a cell with an action: the stage, the letter of the kind, and the microbatch."""
 FAR = re.compile(r"\s*([0-9]+)[A-Z]([0-9]+)\s*")
-"""Pattern of a cell with numbers of any length, used to find numbers that are too high."""
+"""Pattern of a cell whose numbers may have any length. It finds numbers that are too high for any
+schedule.
+"""
 LETTERS = tuple(sorted(COMPUTE))
 
 
 def written(schedule: Schedule) -> str:
-    """Return `schedule` as CSV: a row for each rank, and a cell such as `0F0` for each action.
-    Recomputation is left out, because torch has no action for it.
+    """Return `schedule` as CSV: a row for each rank, and in the row a cell such as `0F0` for each
+    action. Actions that recompute are left out, because torch has no such action.
     """
     text = io.StringIO()
     rows = (
@@ -34,7 +36,8 @@ def written(schedule: Schedule) -> str:
 
 
 def read(text: str, where: str = "schedule.csv") -> Schedule:
-    """Parse the schedule in `text`; empty cells are idle. Raises `ConfigError` with every problem.
+    """Return the schedule that the CSV `text` describes. In an empty cell the rank is idle. Raises
+    `ConfigError` with all problems of the text.
     """
     rows = cells(text, where)
     problems: list[str] = []
@@ -55,12 +58,12 @@ def read(text: str, where: str = "schedule.csv") -> Schedule:
 
 
 def cells(text: str, where: str) -> list[list[str]]:
-    """Return the cells of each row that is not empty. Raises `ConfigError` if the text is no table,
-    if it is too long, or if numbers are too high.
+    """Return the cells of each row that is not empty. Raises `ConfigError` if the text is too long
+    or no table, or if a cell has a number that is too high.
     """
     if len(text) > limits.TEXT:
         raise ConfigError(
-            f"{where}: found more than {limits.TEXT >> 10} KiB, expected a schedule; is this the right file?"
+            f"{where}: found more than {limits.TEXT >> 10} KiB, expected a short schedule; is this the right file?"
         )
     try:
         rows = [row for row in csv.reader(io.StringIO(text)) if row]
@@ -71,13 +74,13 @@ def cells(text: str, where: str) -> list[list[str]]:
         ) from None
     number = sum(map(len, rows))
     if number > limits.ACTIONS:
-        raise ConfigError(f"{where}: found {number:,} cells, expected at most {limits.ACTIONS:,}")
+        raise ConfigError(f"{where}: found {number:,} cells, expected at most {limits.ACTIONS:,}; use fewer")
     # Without gaps, no number can reach the number of cells. Such a cell is refused before anything
     # of that size is built, and more than nine digits are too many without being converted.
     for cell in (cell for row in rows for cell in row):
         match = FAR.fullmatch(cell)
         if match and any(len(digits) > 9 or int(digits) >= number for digits in match.groups()):
-            found = f"found {shown(cell.strip(), 16)} among {number:,} cells"
+            found = f"found the cell {shown(cell.strip(), 16)} in a table of {number:,} cells"
             raise ConfigError(
                 f"{where}: {found}; number stages and microbatches from 0 without gaps"
             )

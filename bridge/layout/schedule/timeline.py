@@ -1,4 +1,6 @@
-"""Timelines: start and end of each action of a schedule by its costs, the bubble, and activations in flight."""
+"""Timelines: the time at which each action of a schedule starts and ends, the bubble, and the
+number of microbatches in flight.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Sched
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Durations of the actions on one microbatch in one stage. `again` is the duration of
-    recomputation (0: none).
+    """Durations of the actions on one microbatch in one stage: forward, the gradient of the input,
+    the gradients of the weights, and recomputation (`again`; 0 without recomputation).
     """
 
     forward: float = 1.0
@@ -32,7 +34,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of each rank's actions. `stuck` has, for each rank that waits for ever, the action at which it waits."""
+    """The actions of each rank with their start and end times. If a rank waits for ever, `stuck`
+    has the action that cannot start, by rank.
+    """
 
     schedule: Schedule
     rows: tuple[tuple[Span, ...], ...]
@@ -45,28 +49,29 @@ class Timeline:
 
     @cached_property
     def work(self) -> float:
-        """Busy time of the busiest rank."""
+        """Time for which the busiest rank runs actions."""
         return max(sum(span.end - span.start for span in row) for row in self.rows)
 
     @property
     def bubble(self) -> float:
-        """Share of all ranks' time that is idle: (p-1)/(m+p-1) for 1F1B with p ranks and m
-        microbatches.
+        """Share of the time in which a rank is idle, over all ranks: (p-1)/(m+p-1) for 1F1B with p
+        ranks and m microbatches.
         """
         busy = sum(span.end - span.start for row in self.rows for span in row)
         return 1.0 - busy / (self.length * len(self.rows)) if self.length else 0.0
 
     @property
     def overhead(self) -> float:
-        """Idle time divided by busy time: (p-1)/(v m) for interleaved 1F1B with v stages on each of
-        p ranks.
+        """Idle time divided by busy time, on the busiest rank: (p-1)/(v m) for interleaved 1F1B
+        with p ranks, v stages on each rank, and m microbatches.
         """
         return self.length / self.work - 1.0 if self.length else 0.0
 
 
 def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """Simulate `schedule`. An action starts when its rank is free and all actions that it needs
-    have run.
+    """Return the times of all actions of `schedule`, with the durations `costs` (default: 1,
+    without recomputation). An action starts when its rank is free and all actions that it needs
+    have ended.
     """
     ahead = {
         (action.stage, action.microbatch)
@@ -101,8 +106,8 @@ def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
-    """Yield the dependencies of `action`. Each dependency is a tuple of actions, of which one must
-    have run before.
+    """Yield a tuple of actions for each dependency of `action`. One action of each tuple must have
+    ended before `action` can start.
     """
     stage, kind, microbatch = action
     if kind is Kind.FORWARD:
@@ -120,7 +125,8 @@ def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
 
 
 def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> float | None:
-    """Return the time at which all dependencies of `action` have run, or None if one has not run.
+    """Return the earliest time at which `action` can start, or None if an action that it needs has
+    not run. `ends` has the end times of the actions that have run.
     """
     found = 0.0
     for options in needs(schedule, action):
@@ -133,8 +139,9 @@ def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Return the duration of an action. Backward includes recomputation, unless the activations
-    were kept or recomputed before.
+    """Called with an action, returns its duration. A backward pass takes longer by the
+    recomputation, unless the activations are in memory already: `there` has the pairs (stage,
+    microbatch) for which they are.
     """
 
     costs: Costs
@@ -153,8 +160,8 @@ class _Cost:
 
 
 def in_flight(row: Row) -> int:
-    """Return the largest number of forward passes on a rank that wait for the end of their
-    backward at one time, its stages added up.
+    """Return the largest number of microbatches whose activations a rank holds at the same time,
+    added up over the rank's stages. `row` are the rank's actions.
     """
     now = peak = 0
     for action in row:
