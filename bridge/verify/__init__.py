@@ -1,1 +1,3 @@
-"""Verify: the meaning of a config and of its translation, run side by side on every engine that can."""
+"""Verify: runs a config and its translation on every engine that can run them, and compares the
+numbers.
+"""

@@ -1,4 +1,4 @@
-"""Finds causes of differences by measuring: the smallest changes after which two runs agree."""
+"""Finds out why two runs differ: tries changes, and measures after which of them the runs agree."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ TRIALS: tuple[tuple[Mapping[str, Any], ...], ...] = (
     ({"parallel.tensor": 1},),
     ({"zero.stage": 1}, {"zero.stage": 0}, {"zero.stage": 3}),
 )
-"""Changes by plan path that are tried one after the other. Each row switches off a feature that may
-be the cause, or changes its form. The forms in a row are tried in order, until one helps.
+"""Changes of a plan that are tried to find a cause, as plan fields with new values. Each row is
+about one feature. If a row has several changes, they are tried in order, until a run with one of
+them agrees.
 """
 
 
 @dataclass(frozen=True)
 class Bench:
     """The settings of all measurements: sequences in a microbatch, steps, padding, ranks, and the
-    reference engine. `kept` caches the runs of the reference engine. `course` reports the progress
-    of all runs.
+    reference engine. `kept` has the finished runs of the reference engine, so that none is
+    repeated. `course` reports the progress of all runs.
     """
 
     micro: int
@@ -54,7 +55,8 @@ class Bench:
     course: Course = field(default_factory=Course)
 
     def measure(self, run: Run, plan: Plan) -> Measured:
-        """Run some steps of `run` on the small model of `plan`."""
+        """Train `self.steps` steps of `run` on the small model of `plan`, and return the numbers.
+        """
         with self.course.part():
             return self._measured(run, plan)
 
@@ -64,7 +66,7 @@ class Bench:
         return measure(run, workload, self.steps, self.padded)
 
     def expected(self, plan: Plan) -> Measured:
-        """The run of `plan` on the reference engine."""
+        """Return the numbers of `plan` on the reference engine."""
         key = plan.model_dump_json(exclude_none=True)
         if key not in self.kept:
             self.kept[key] = self.measure(Run(self.reference, plan), plan)
@@ -73,9 +75,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Cure:
-    """A config that the stack runs as the plan means, and its difference from the original config.
-
-    The difference is written with the stack's own setting names.
+    """A changed config that its stack runs with the numbers that the config's plan gives on the
+    reference engine. `words` names the changes by the stack's own settings.
     """
 
     words: str
@@ -84,14 +85,16 @@ class Cure:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A config whose run differs from its plan, the stack's engine, and a plan with the model."""
+    """A config whose stack trains with other numbers than the config's plan gives on the reference
+    engine. `backend` is the engine of the stack, and `plan` has the fields of the model.
+    """
 
     config: Config
     backend: Backend
     plan: Plan
 
     def meaning(self, config: Config) -> Plan:
-        """The plan of a changed config, with the same model."""
+        """Return the plan of a changed config, with the model of `self.plan`."""
         model = {
             path: value for path, value in self.plan.values().items() if path.startswith("model.")
         }
@@ -99,9 +102,10 @@ class Suspect:
 
 
 def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[Cure]:
-    """Yield the first form of each trial that cures the config.
+    """Yield, for each row of `TRIALS`, the first change after which the stack gives the numbers of
+    the plan.
 
-    If no single trial does, yield the smallest set of trials that does together.
+    If no row has such a change, yield a smallest set of changes that succeeds together.
     """
     given, healed = suspect.config.given, False
     for forms in _trials(suspect.config, suspect.backend, bench.world):
@@ -117,9 +121,8 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
 
 
 def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
-    """The config with the smallest set of changes that together remove the difference.
-
-    None if even all changes together do not remove it.
+    """Return the config with a smallest set of changes that together remove the difference, or None
+    if not even all changes together remove it.
     """
     # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
@@ -136,8 +139,8 @@ def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | No
 
 
 def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
-    """Return the config with all of these changes. Return None if the stack refuses it, or if
-    nothing changes.
+    """Return the suspect's config with all changes of `trials`. Return None if the stack refuses
+    the changed config, or if the changes have no effect on it.
     """
     config = suspect.config
     try:
@@ -152,8 +155,9 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
 
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
-    """Return the names of settings that the plan loses, if this loss is the cause. The loss is the
-    cause if the stack runs a config written from the plan as the plan means.
+    """Return the names of settings that are not carried into the plan, if they cause the
+    difference. To find out, the plan is written as a config again: the lost settings are the cause
+    if the stack runs this config with the numbers `wanted`.
     """
     config, backend = suspect.config, suspect.backend
     try:
@@ -168,8 +172,8 @@ def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measur
 
 
 def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
-    """Yield findings about numbers that the config has and some cure lacks. These findings are
-    defects of the stack that our checks know.
+    """Yield findings of `config` about numbers that at least one of the cures does not have. Such a
+    finding is a known defect of the stack.
     """
     healed = [{finding.id for finding in cure.config.findings} for cure in cures]
     for finding in config.findings:
@@ -180,7 +184,9 @@ def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
 
 
 def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) -> bool:
-    """Whether the stack runs the changed config as its plan means; false if it does not run."""
+    """Return whether the stack runs the changed config with the numbers of the config's plan.
+    Return False if the config or its plan does not run.
+    """
     try:
         plan = suspect.meaning(changed)
         run, expected = bench.measure(Run(suspect.backend, changed), plan), bench.expected(plan)
@@ -190,7 +196,8 @@ def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) 
 
 
 def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
-    """Yield the configs of each trial, without those that the stack refuses or that change nothing.
+    """Yield, for each row of `TRIALS` and each optional setting of the engine, the changed configs
+    to try. Configs that the stack refuses and changes without effect are left out.
     """
     for forms in TRIALS:
         yield list(
@@ -209,8 +216,8 @@ def _forms(config: Config, makes: Iterable[Callable[[], Config]]) -> Iterator[Co
 
 
 def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
-    """Return the changes of a trial. Ranks that the changes free on another axis go to the data
-    axis.
+    """Return the changes of a trial. If the trial changes a number of ranks, all ranks of the run
+    become data ranks.
     """
     # The global batch follows from the new number of data ranks.
     freed = any(path.startswith("parallel.") for path in trial)
@@ -218,8 +225,8 @@ def _whole(trial: Mapping[str, Any], world: int) -> dict[str, Any]:
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return the changed settings with their new values, by the stack's own names. A setting that
-    was unset and is off now is left out, unless nothing else changed.
+    """Return a text with the changed settings and their new values, by the stack's own names.
+    Settings that were unset and are now off are left out, unless nothing else changed.
     """
     changed = [
         path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)
@@ -235,8 +242,9 @@ def _said(value: Any) -> str:
 def plan_causes(
     source: Plan, target: Plan, bench: Bench, wanted: Measured, rounding: Distance
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the fields of `target` that change the numbers of `source` when one of them is changed
-    alone. Each has a text about the difference. Fields of one setting are changed together.
+    """Yield the fields that explain why `target` gives other numbers than `source`, with a text on
+    their values. A field is a cause if `source` gives other numbers once this field alone is
+    changed. Fields that only have a meaning together are changed together (`TOGETHER`).
     """
     mine, theirs = source.values(), target.values()
     groups: dict[str, dict[str, Any]] = {}
@@ -257,7 +265,7 @@ Changes = Mapping[str, Any]
 
 
 def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Iterator[Changes]:
-    """Yield the groups of changes of which each alone changes the numbers."""
+    """Yield each group of changes that changes the numbers by itself."""
     # By halves, since most groups are not felt: a half that is not felt as a whole needs no more
     # runs. If a half does not run, it is divided all the same.
     found = (
@@ -275,7 +283,9 @@ def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Ite
 def _felt(
     source: Plan, bench: Bench, wanted: Measured, rounding: Distance, changed: Changes
 ) -> bool | None:
-    """Whether `changed` changes the numbers of `source`; None if the changed plan does not run."""
+    """Return whether `source` with the changes `changed` gives other numbers than `wanted`, or None
+    if the changed plan does not run.
+    """
     with suppress(BridgeError):
         return parted(bench.expected(made(source, changed)), wanted, rounding)
     return None
@@ -288,4 +298,6 @@ TOGETHER = (
     "precision.loss_scale.",
     "model.rotary.scaling.",
 )
-"""Prefixes of sections whose fields only have a meaning together."""
+"""Prefixes of plan fields that only have a meaning together with the other fields of the same
+prefix.
+"""

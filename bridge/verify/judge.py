@@ -1,5 +1,5 @@
-"""Judges a config and its translation: each runs on every engine that can, and is compared with one
-reference.
+"""Judges a config and its translation: trains with each on every engine that can run it, and
+compares the numbers with those of one reference run.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from bridge.verify.size import TWO, is_taken, made, steps_for
 
 Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
-"""The spacing of numbers above 1 in each format, as given by the last of the format's binary
-digits.
-"""
+"""The distance from 1 to the next larger number, for each number format."""
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
-"""The wider format of each format; a run in it shows how much the narrower format rounds."""
+"""For each number format, a wider one. The same run in the wider format shows how much rounding
+changes the numbers.
+"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The result of one side on one engine. The run is `written` if the stack ran the file itself;
-    otherwise the engine ran the plan that the file means. `lacks` names the written files that did
-    not run.
+    """The result of the source or the target on one engine. `written` is true if the stack ran the
+    written file, and false if the engine ran the plan of the file. `lacks` says which other written
+    files did not run.
     """
 
     side: Side
@@ -65,10 +65,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, and the conditions of the runs. `changes` are the fields that were changed to make
-    the runs small (by plan path: before and after). `rounding` is the distance that counts as
-    rounding. `hidden` are findings of `convert` about numbers that these steps did not show.
-    `nearest` is the reason why the script of `convert --script` was not judged.
+    """The results of all runs, with their conditions. `changes` has the plan fields that were
+    changed to make the runs small, with the values before and after. `rounding` is the distance
+    that counts as rounding. `hidden` are findings of `convert` that concern numbers but had no
+    effect in these few steps. `nearest` says why the script of `convert --script` was not judged.
     """
 
     rows: tuple[Row, ...]
@@ -81,10 +81,11 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The overall result.
+        """The result of all runs together.
 
-        "differs": some run gave other numbers. "not run": the translation ran nowhere. "same": both
-        sides ran completely on their own stacks. "in part": all other cases.
+        "differs": a run gave other numbers than the reference. "not run": no engine ran the target.
+        "same": source and target ran completely on their own stacks, with the same numbers. "in
+        part": everything else.
         """
         if any(row.verdict == "differs" for row in self.rows):
             return "differs"
@@ -94,11 +95,15 @@ class Report:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Reasons why the runs are not a complete proof: engines that did not run, features that
-        were removed, and findings that no step shows.
+        """Reasons why equal numbers would not prove everything: engines that did not run, features
+        that were removed, and findings that had no effect in these steps.
         """
         silent = [row for row in self.rows if row.written and row.verdict == "not run"]
-        engines = "no real engine ran" if len(silent) == TWO else "only one of two real engines ran"
+        engines = (
+            "neither stack ran its own file"
+            if len(silent) == TWO
+            else "only one of the two stacks ran its own file"
+        )
         idle = (
             [
                 f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"
@@ -117,7 +122,7 @@ class Report:
         return (*idle, *beside, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
 
     def fields(self) -> dict[str, Any]:
-        """The report as plain values, by name."""
+        """Return the report as plain values for JSON, by name."""
         return {
             "verdict": self.verdict,
             "proved": self.verdict == "same",
@@ -158,8 +163,8 @@ def _plain(distance: Distance | None) -> dict[str, Any] | None:
 
 
 def finite(value: Any) -> Any:
-    """Return the value in a form that JSON allows. Numbers that are not finite become text that
-    Python's `float` reads.
+    """Return `value` in a form that JSON allows: an infinite number or NaN becomes text, such as
+    "inf", and everything else stays as it is.
     """
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
@@ -173,13 +178,13 @@ def verify(
     engines: Mapping[Side, Backend] | None = None,
     bench: Bench | None = None,
 ) -> Report:
-    """Run both sides on every engine that can run them, on the ranks of this process group. All
-    ranks get the same report.
+    """Run source and target on every engine that can run them, with the ranks of this process
+    group, and return the same report on all ranks.
 
-    The reference is the plan of the source on the native engine. Raises `BridgeError` if this
-    reference cannot run. `steps` defaults to a number in which schedules and loss scale take
-    effect. `engines` replace the engines of the sides' own stacks. If `bench` is given, it provides
-    the model and the data.
+    The reference is the plan of the source on the native engine. Raises `BridgeError` if the
+    reference cannot run. Without `steps`, there are enough steps for schedules and loss scale to
+    have an effect. `engines` run source and target in place of their own stacks. `bench` provides
+    the model and the data, if it is given.
     """
     plan, steps = pair.plans["source"], steps or max(map(steps_for, pair.plans.values()))
     # Two ways to average a loss differ only if microbatches have different numbers of tokens.
@@ -197,12 +202,12 @@ def verify(
     court = Court(
         pair, backends, bench, reference, replace(rounding, scale=""), note, engines=engines or {}
     )
-    told = (
+    findings = (
         *(f"{path}: {message}" for path, message in pair.told),
         *(pair.nearest if pair.script else ()),
     )
     hidden, unwritten = (
-        tuple(f"not shown in {steps} steps: {line}" for line in told),
+        tuple(f"no effect within {steps} steps: {finding}" for finding in findings),
         () if pair.script else pair.nearest,
     )
     return Report(
@@ -214,11 +219,12 @@ Note = Callable[[str], object]
 
 
 def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
-    """The approximate number of runs.
+    """Return the approximate number of runs, for the display of progress.
 
-    The source's plan runs on the reference engine, there again in a wider format, and on other
-    engines. The target's plan runs on the reference engine, also in fp64. Each side runs on its own
-    stack, and once more in fp32 if the plan computes in a narrower format.
+    The source's plan runs on the reference engine, there a second time in a wider format, and on
+    other engines. The target's plan runs on the reference engine, there a second time in fp64. The
+    source and the target run on their own stacks, and a second time in fp32 if the plan computes in
+    a narrower format.
     """
     installed = sum(backend.release is not None for backend in backends)
     narrow = (pair.plans["source"].precision.compute or "fp32") not in ("fp32", "fp64")
@@ -226,7 +232,7 @@ def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
 
 
 def _wider(plan: Plan) -> Plan:
-    """The plan in the next wider format."""
+    """Return the plan with computation and reduction in the next wider number format."""
     wide = WIDER.get(plan.precision.compute or "fp32", "fp64")
     wide_master = "fp64" if wide == "fp64" else plan.precision.master
     formats = {"precision.compute": wide, "precision.reduce": wide, "precision.communicate": None}
@@ -234,7 +240,7 @@ def _wider(plan: Plan) -> Plan:
 
 
 def _exact(plan: Plan) -> Plan:
-    """The plan with all formats set to fp64."""
+    """Return the plan with all number formats set to fp64."""
     formats = {
         "precision.compute": "fp64",
         "precision.reduce": "fp64",
@@ -250,14 +256,16 @@ FP32 = {
     "precision.communicate": None,
     "precision.master": "fp32",
 }
-"""Formats by plan field that cause little rounding and that every engine supports."""
+"""Values of plan fields for runs in fp32, which every engine supports and which rounds little."""
 EXACT = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0, floor=0.1)
-"""The distance that rounding explains in fp64."""
+"""The distance between two runs in fp64 that still counts as rounding."""
 
 
 @dataclass(frozen=True)
 class Court:
-    """Judges rows against one reference. Loss scales are compared only if `scaled`."""
+    """Runs source and target on one engine after the other, and compares each run with one
+    reference. With `scaled`, loss scales are compared too.
+    """
 
     pair: Pair
     backends: Mapping[str, Backend]
@@ -269,7 +277,7 @@ class Court:
     engines: Mapping[Side, Backend] = field(default_factory=dict)
 
     def rows(self) -> Iterator[Row]:
-        """Yield all rows except that of the reference."""
+        """Yield the results of all runs except the reference run."""
         yield self._written("source")
         yield from self._elsewhere()
         target = self._target()
@@ -277,7 +285,9 @@ class Court:
         yield self._written("target", target)
 
     def _written(self, side: Side, meant: Row | None = None) -> Row:
-        """The row of a side's written file on its own stack."""
+        """Return the result of the file of `side` on its own stack. If no difference shows in a
+        narrow format, the run is repeated in fp32.
+        """
         config = self.pair.config(side)
         backend = self.engines.get(side) or self.backends.get(config.dialect.name)
         if backend is None:
@@ -298,17 +308,18 @@ class Court:
         return replace(
             row,
             verdict="differs",
-            cause=f"in fp32 {finer.cause}",
+            cause=f"in fp32, {finer.cause}",
             measured=finer.measured,
             distance=finer.distance,
         )
 
     def _ran(self, side: Side, backend: Backend, meant: Row | None, script: Written | None) -> Row:
-        """Return the row of a side on its own stack. The side's `script` runs if there is one.
-        Otherwise, or if the script fails, the file runs in a script of ours.
+        """Return the result of the config of `side` on its own stack. The written `script` runs the
+        config, if there is one. Otherwise, or if that script fails, a script of stagebridge runs
+        it.
         """
         title = f"{backend.title} {backend.release or ''}".strip() + (
-            ", its script and model" if script else ""
+            ", with the written script and model" if script else ""
         )
         run = partial(
             self.bench.measure,
@@ -327,11 +338,11 @@ class Court:
 
     @cached_property
     def finer(self) -> Court | None:
-        """Compare again in fp32, because rounding in a coarser format may hide a difference. Return
-        None if the plans already compute in fp32 or fp64, or if a stack refuses fp32.
+        """Judges the same configs in fp32, because rounding in a narrower format may hide a
+        difference. None if the plans already compute in fp32 or fp64, or if a stack refuses fp32.
 
-        The stacks themselves have to run: if a flag is read and written with the same mistake, the
-        two plans are equal.
+        Comparing plans is not enough: if stagebridge reads and writes a flag with the same mistake,
+        the two plans are equal although the stacks differ.
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None
@@ -357,9 +368,9 @@ class Court:
         self.note(f"{line}, in fp32")
 
     def _blame(self, side: Side, backend: Backend, meant: Row | None, measured: Measured) -> str:
-        """Return the cause of the different numbers of a stack. Either the config means something
-        else, or another written file changes the training, or the stack does not do what the config
-        means.
+        """Return a text on the reason why a stack gives other numbers than the reference. There are
+        three: the config has another meaning, another written file changes the training, or the
+        stack does not do what the config says.
         """
         config = self.pair.config(side)
         if meant is not None and meant.verdict == "differs":
@@ -378,15 +389,16 @@ class Court:
             )
         known = "; ".join(known_misdeeds(config, cures))
         if known:
-            return f"{backend.title} does not do what the file means; {healed}; known: {known}"
+            return f"{backend.title} does not do what the file says; {healed}; known: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
-        held = f"the plan lacks {', '.join(lost)}{self.pair.said(lost)}"
+        held = f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.said(lost)}"
         fault = held if lost else f"stagebridge reads the file differently from {backend.title}"
         return f"{self.pair.fault}: {fault}; {healed}"
 
     def _beside(self, backend: Backend, measured: Measured) -> str:
-        """Return a text about the fault of a file that was written with the config. The text is
-        empty unless the config alone gives the numbers of its plan.
+        """Return a text that blames a file written beside the config, such as the script or
+        config.json. The text is empty if the config gives other numbers than expected without these
+        files too.
         """
         try:
             alone = self.bench.measure(Run(backend, self.pair.target), self.pair.plans["target"])
@@ -394,26 +406,28 @@ class Court:
             return ""
         if parted(alone, self.reference, self.rounding):
             return ""
-        same = "the config alone, in another script, gives the expected numbers"
+        innocent = "the config alone, in another script, gives the expected numbers"
         if self.pair.nearest:
-            same = f"`convert --script` says so: {'; '.join(self.pair.nearest)}; {same}"
+            innocent = f"`convert --script` reports this: {'; '.join(self.pair.nearest)}; {innocent}"
         # The first loss and gradient depend on the model alone, and not yet on optimizer and
         # schedule.
         first, expected = measured.steps[0], self.reference.steps[0]
         if _far(first.loss, expected.loss, self.rounding.loss) or _far(
             first.grad_norm, expected.grad_norm, self.rounding.norm
         ):
-            told = f"the first loss is {first.loss:.7g}, its gradient norm {_norm(first)}"
+            found = f"found loss {first.loss:.7g} and gradient norm {_norm(first)} in the first step"
             wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
             return (
-                "the model in config.json, or the model that the script builds from it, is "
-                f"another one: {told}, {wanted}; {same}"
+                "the written config.json, or the script that reads it, makes a different "
+                f"model: {found}, {wanted}; {innocent}"
             )
         right = "loss and gradient norm of the first step are right, but later steps differ"
-        return f"the script, or the model's config.json, changes the training: {right}; {same}"
+        return f"the script, or the model's config.json, changes the training: {right}; {innocent}"
 
     def _elsewhere(self) -> Iterator[Row]:
-        """Yield the rows of the source's plan on engines of other stacks."""
+        """Yield the results of the source's plan on engines of other stacks than those of source
+        and target.
+        """
         plan, own = (
             self.pair.plans["source"],
             {self.pair.source.dialect.name, self.pair.target.dialect.name},
@@ -430,9 +444,9 @@ class Court:
                 yield self._judged(row, run, partial(_otherwise, backend))
 
     def _target(self) -> Row:
-        """The row of the translation's plan on the native engine.
+        """Return the result of the target's plan on the native engine.
 
-        It runs in its own formats, and then in fp64 if no difference shows.
+        The plan runs in its own number formats. If no difference shows, it runs again in fp64.
         """
         mine, theirs = self.pair.plans["source"], self.pair.plans["target"]
         row = self._judged(
@@ -449,30 +463,35 @@ class Court:
         if not further:
             return row
         words = (
-            f"in fp64 {in_numbers(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
+            f"in fp64, {in_numbers(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
         )
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
     def _changed(self, measured: Measured) -> str:
-        """A text about the fields that the translation changed, from runs in the plans' formats."""
+        """Return a text on the fields that the translation changed and that change the numbers.
+        `measured` is not used, because the plans run again, in their own number formats.
+        """
         return self._translated(
             self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding
         )
 
     def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
-        """A text about the fields that the translation changed and that change numbers."""
+        """Return a text on the fields in which `target` differs from `source` and that change the
+        numbers.
+        """
         self.note("native engine: looking for the cause")
         self.bench.course.further(TWO)
-        causes = plan_causes(source, target, self.bench, wanted, rounding)
-        found = [f"{words}{self.pair.said(paths)}" for paths, words in causes]
-        return f"{self.pair.fault}, it means something else: {'; '.join(found) or 'several fields together'}"
+        changed = plan_causes(source, target, self.bench, wanted, rounding)
+        found = [f"{words}{self.pair.said(paths)}" for paths, words in changed]
+        causes = "; ".join(found) or "several settings together"
+        return f"{self.pair.fault}, settings have another meaning: {causes}"
 
     def _judged(
         self, row: Row, run: Callable[[], Measured], cause: Callable[[Measured], str]
     ) -> Row:
         self.note(
             f"{row.engine}: "
-            + (f"the {row.side} as it is written" if row.written else f"what the {row.side} means")
+            + (f"runs the file of the {row.side}" if row.written else f"runs the plan of the {row.side}")
         )
         try:
             measured = run()
@@ -510,8 +529,8 @@ class Court:
 
 
 def _far(found: float | None, expected: float | None, rounding: float | None) -> bool:
-    """Whether two numbers differ by more than rounding; false if a stack does not report the
-    number.
+    """Return whether two numbers differ by more than rounding. Return False if one of them is None,
+    because its stack does not report it.
     """
     if found is None or expected is None:
         return False
@@ -524,15 +543,17 @@ def _norm(step: Step) -> str:
 
 def _otherwise(backend: Backend, measured: Measured) -> str:
     first, last = measured.losses[0], measured.losses[-1]
-    return f"{backend.title} computes other numbers: its loss goes from {first:.6g} to {last:.6g}"
+    return f"{backend.title} computes other numbers: the loss goes from {first:.6g} to {last:.6g}"
 
 
 def in_numbers(further: Iterable[str], gap: Distance) -> str:
-    """A text with the differences that `further` names, and their sizes."""
+    """Return a text on how much two runs differ. `further` names the parts of `gap` that the text
+    mentions.
+    """
     words = {
-        "loss": f"losses by {gap.loss:.1e}",
-        "norm": f"gradient norm by {gap.norm or 0.0:.1e}",
-        "weights": f"updates by {gap.update:.1e}, {gap.share:.3f} of what they should be",
+        "loss": f"losses differ by {gap.loss:.1e}",
+        "norm": f"gradient norms differ by {gap.norm or 0.0:.1e}",
+        "weights": f"updates differ by {gap.update:.1e} and are {gap.share:.3f} times as long as expected",
         "scale": gap.scale,
     }
     return ", ".join(words[name] for name in further)

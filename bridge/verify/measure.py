@@ -1,4 +1,5 @@
-"""Measures runs: a few steps of a run on a backend, and the distance between two such runs."""
+"""Measures runs: trains a few steps on an engine, and computes the distance between two such runs.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
 
 STEPS = 3
 PATIENCE = 20.0
-"""Seconds that a failed rank waits for the others to fail too."""
+"""Seconds for which a rank that failed waits until the other ranks have failed too."""
 Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A written config, or a plan, on a backend. The run starts from initial weights, or from the
-    checkpoint `start`. If `script` is set, this script runs the config.
+    """A config or a plan to run on an engine, with initial weights or from the checkpoint `start`.
+    If `script` is set, the config runs in this script.
     """
 
     backend: Backend
@@ -42,7 +43,7 @@ class Run:
     script: Written | None = None
 
     def opened(self, workload: Workload) -> Trainer:
-        """Set up the run, before its first step."""
+        """Return a trainer that is set up for this run, before the first step."""
         if self.script is not None and isinstance(self.what, Config):
             return self.backend.start(self.script, self.what, workload)
         return self.backend.open(self.what, workload)
@@ -50,10 +51,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """The steps of a run, and on the first rank its weights.
-
-    There are the weights at the start, after the first step and at the end. `first` is the number
-    of steps before the start of the run.
+    """The numbers of the steps of a run. On the first rank, `weights` has the weights at the start,
+    after the first step and at the end. `first` is the number of steps that the checkpoint had done
+    before the run.
     """
 
     steps: tuple[Step, ...]
@@ -67,19 +67,18 @@ class Measured:
 
 
 class StrandedError(RuntimeError):
-    """Raised if this rank failed while the others wait for it in a collective.
+    """Raised if this rank failed while other ranks wait for it in a collective.
 
-    Only the end of this process releases them.
+    Other ranks go on waiting until this process ends.
     """
 
 
 def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
-    """Run some steps and return the same result on all ranks.
+    """Train `steps` steps, and return the same numbers on all ranks.
 
-    If `padded`, half of every third sample has no targets.
-
-    Raises `BridgeError` on every rank if one of them fails, and `StrandedError` if the others wait
-    for it in a collective.
+    With `padded`, the second half of every third sample has no targets. If a rank fails, every rank
+    raises `BridgeError`. If a rank fails while the others wait for it in a collective, it raises
+    `StrandedError`.
     """
     found, problem = _attempt(run, workload, steps, padded)
     # A rank that failed waits for the others to fail as well. If they do not, they are in a
@@ -88,12 +87,12 @@ def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = Fal
         raise StrandedError(problem)
     said = everyones(problem)
     BridgeError.raise_if(problem for problem in said if problem)
-    assert found is not None, "no rank had a problem"
+    assert found is not None, "no rank reported a problem, yet there is no result"
     return Measured(everyones(found.steps)[0], found.weights, found.first)
 
 
 def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
-    """The steps of a run, or None and the reason why it failed."""
+    """Return the numbers of the run and "", or None and the reason why the run failed."""
     # Any exception: these are the stack's own, of whatever kind.
     try:
         trainer = run.opened(workload)
@@ -128,9 +127,10 @@ def _train(
 def batches(
     text: Text | Drawn | Rows, trainer: Trainer, step: int, padded: bool = False
 ) -> Iterator[Batch]:
-    """Yield this data rank's microbatches of a step: tokens and targets, each (samples, sequence).
+    """Yield this data rank's microbatches of a step. A microbatch has tokens and targets, each a
+    tensor of shape (samples, sequence).
 
-    All layouts with the same global batch train on the same samples in a step.
+    Runs with the same global batch get the same samples in a step, however they split the batch.
     """
     (place, places), rows = trainer.data, trainer.micro
     start = step * rows * trainer.accumulation * places
@@ -150,15 +150,16 @@ def batches(
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """The distance of a run from another run.
+    """How far a run is from another run.
 
-    `loss` and `norm` are the largest relative distances of losses and gradient norms in a step.
-    `update` is the relative distance of all updates together. `share` is the run's updates as a
-    share of the other run's updates. `tensor` is the name of the tensor with the largest relative
-    distance, `worst`. `scale` is a text about the first step with another loss scale. If the
-    distance measures rounding, `floor` is the share of `LOSS` and `UPDATE` that is always allowed.
-    `noise` names tensors whose updates are only rounding: their exact gradients are zero, as for
-    the biases of keys, and Adam turns the rounding errors into full steps.
+    `loss` and `norm` are the largest relative differences between losses and between gradient norms
+    of a step. `update` is the relative difference between the changes of all weights. `share` is how
+    far the run went in the direction of the other run's changes; 1 means just as far. `tensor` names
+    the tensor with the largest relative difference, and `worst` is this difference. `scale` is a
+    text on the first step with another loss scale, or empty. In a distance that measures rounding,
+    `floor` is the part of `LOSS` and `UPDATE` that is always allowed. `noise` names tensors that
+    change only by rounding: their exact gradients are zero, as for biases of keys, and Adam turns
+    rounding errors into full steps.
     """
 
     loss: float
@@ -172,9 +173,9 @@ class Distance:
     noise: tuple[str, ...] = ()
 
     def at_least(self, digits: float) -> Distance:
-        """Return this distance as a measure of rounding in a format with the spacing `digits` above
-        1. A run with few tokens may show too little rounding, so each part is at least a fixed
-        share of the spacing.
+        """Return this distance, enlarged so that it can serve as a measure of rounding. `digits` is
+        the distance from 1 to the next number in the format of the run. A run of few tokens may
+        round too little by chance, so each part becomes at least a fixed multiple of `digits`.
         """
         # A loss averages over many tokens and a norm over many weights, an update over nothing.
         norm, share = max(self.norm or 0.0, digits / 8), max(abs(self.share - 1), digits / 2)
@@ -187,7 +188,9 @@ class Distance:
         )
 
     def beyond(self, rounding: Distance) -> tuple[str, ...]:
-        """Names of the parts that exceed rounding: "loss", "norm", "weights", "scale"."""
+        """Return the names of the parts of this distance that are larger than rounding explains:
+        some of "loss", "norm", "weights" and "scale".
+        """
         loss, update = LOSS * rounding.floor, UPDATE * rounding.floor
         noise = MARGIN * rounding.update
         turned = (
@@ -205,12 +208,12 @@ class Distance:
 
 
 MARGIN = 4.0
-"""Factor; a distance up to this multiple of the measured rounding counts as rounding. Both runs
+"""A distance counts as rounding up to the measured rounding times this factor, because both runs
 round, and they may sum in different orders.
 """
 LOSS, UPDATE = 1e-6, 1e-4
-"""Relative distances that always count as rounding: the last digits of a loss in fp32, and the last
-digits of an update that is much smaller than its weight.
+"""Relative differences of losses and of updates that always count as rounding: about the last
+digits in fp32.
 """
 
 
@@ -219,18 +222,19 @@ class OtherModelError(BridgeError):
 
 
 def _unlike(run: Measured, other: Measured) -> str:
-    """A text about tensors that only one run has or that differ in shape; empty if there are none.
+    """Return a text on tensors that only one of the two runs has, or whose shapes differ. The text
+    is empty if there are none.
     """
     mine, theirs = (
         {name: tuple(weight.shape) for name, weight in one.weights[0].items()}
         for one in (run, other)
     )
     names = [name for name in dict.fromkeys((*mine, *theirs)) if mine.get(name) != theirs.get(name)]
-    told = "; ".join(
-        f"{name} {mine.get(name, 'none')} for {theirs.get(name, 'none')}" for name in names[:SHOWN]
+    differences = "; ".join(
+        f"found {name} {mine.get(name, 'missing')}, expected {theirs.get(name, 'missing')}" for name in names[:SHOWN]
     )
     return (
-        f"other tensors: {told}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
+        f"tensors differ: {differences}{f' and {len(names) - SHOWN} more tensors' if len(names) > SHOWN else ''}"
         if names
         else ""
     )
@@ -240,7 +244,7 @@ SHOWN = 3
 
 
 def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
-    """Whether `run` differs from `other` by more than rounding, or trains another model."""
+    """Return whether `run` differs from `other` by more than rounding, or trains another model."""
     try:
         return bool(distance(run, other, rounding.noise).beyond(rounding))
     except OtherModelError:
@@ -248,9 +252,10 @@ def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
 
 
 def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Distance:
-    """The distance of `run` from `other` without the tensors of `noise`, on all ranks.
+    """Return the distance of `run` from `other`, the same on all ranks. The tensors that `noise`
+    names are left out.
 
-    Raises `OtherModelError` if the tensors differ in names or shapes.
+    Raises `OtherModelError` if the tensors of the two runs differ in names or shapes.
     """
     first = (joined() or (0, 1))[0] == 0
     unlike = _unlike(run, other) if first else ""
@@ -258,7 +263,7 @@ def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Dis
     if problem:
         raise OtherModelError(problem)
     found = everyones(_distance(run, other, noise) if first else None)[0]
-    assert found is not None, "the first rank has all weights"
+    assert found is not None, "the first rank computes the distance"
     return found
 
 
@@ -296,24 +301,24 @@ def _distance(run: Measured, other: Measured, noise: tuple[str, ...]) -> Distanc
 
 
 RANDOM = 0.9
-"""Relative distance of two updates above which they are unrelated. The tensor then moves only by
-rounding.
+"""If the relative distance between two changes of a tensor is larger than this, the changes are
+unrelated. The tensor then changes only by rounding.
 """
 
 
 def _scales(run: Measured, other: Measured) -> str:
     for number, (one, two) in enumerate(zip(run.steps, other.steps, strict=True), 1):
         if None not in (one.scale, two.scale) and one.scale != two.scale:
-            return f"loss scale {one.scale:g} for {two.scale:g} in step {number}"
+            return f"found loss scale {one.scale:g} in step {number}, expected {two.scale:g}"
     return ""
 
 
 def _apart(pairs: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Return the relative distance of two updates, and the share of the second update that the
-    first one makes.
+    """Return the relative distance between two updates, and the length of the first update relative
+    to the second. A pair has one tensor's change in the first and in the second update.
 
-    The distance is the length of the difference divided by the length of the second update. The
-    share is the projection of the first update on the second, divided by the length of the second.
+    The distance is the length of the difference divided by the length of the second update. For the
+    relative length, the first update is projected on the second.
     """
     squares = sum(float(two.square().sum()) for _, two in pairs)
     gap = sum(float((one - two).square().sum()) for one, two in pairs)

@@ -1,6 +1,7 @@
 """Judges two configs on a user's own model and batch.
 
-Each config runs on its engine, and is compared with the plan of the first.
+Each config runs on its own engine, and the numbers are compared with those of the first config's
+plan on the native engine.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from bridge.verify.proof import neutral
 from bridge.verify.size import Size, made, steps_for
 
 OWN_MODEL = ("megatron",)
-"""Names of engines that build the model themselves, and copy the user's weights into it."""
+"""Names of engines that build the model from the config, and then copy the user's weights into it.
+"""
 UNDROPPED = dict.fromkeys(
     ("model.dropout", "model.attention.dropout", "model.embedding.dropout"), 0.0
 )
@@ -38,7 +40,9 @@ UNDROPPED = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Given:
-    """The user's model and batch: the model's folder and config.json, and the batch's rows."""
+    """The user's model and batch: the folder of the model, the config.json in this folder, and the
+    rows of the batch.
+    """
 
     folder: Path
     model: Config
@@ -46,9 +50,10 @@ class Given:
     seed: int = 1234
 
     def workload(self, own: bool, facts: Model | None) -> Workload:
-        """The workload of an engine.
+        """Return the model and the data for an engine.
 
-        An engine that builds its `own` model also gets the weights, by native names.
+        If `own` is true, the engine builds the model from the config. Such an engine also gets the
+        weights, by the names of the native engine.
         """
         said = made(
             lift(self.model),
@@ -76,9 +81,9 @@ class Given:
         )
 
     def _blind(self) -> list[int]:
-        """Indices of rows with a loss at a token that cannot attend to any token.
+        """Return the indices of rows that have a loss at a token that cannot attend to any token.
 
-        These tokens are padding on the left, before the first real token.
+        Such tokens are padding before the first real token of a row.
         """
         mask = self.rows.named(self.rows.planes).get("attention_mask")
         if mask is None:
@@ -91,25 +96,25 @@ class Given:
         return found
 
     def refused(self, engines: Mapping[Side, Backend]) -> Iterator[str]:
-        """Yield the reasons why engines cannot train on this batch."""
+        """Yield a reason for each engine that cannot train on this batch."""
         known = ("input_ids", "attention_mask", "position_ids")
         for engine in engines.values():
             if engine.name not in OWN_MODEL:
                 continue
             yield from (
-                f"{engine.name}: {name}: the engine's model has no such input"
+                f"{engine.name}: {name}: the model of this engine has no such input; remove it from the batch"
                 for name in self.rows.names
                 if name not in known
             )
             blind = self._blind()
             if blind:
-                told = (
+                advice = (
                     "torch's attention gives zeros for these tokens, Megatron's does not; "
                     "set the labels of these tokens to -100"
                 )
                 yield (
                     f"{engine.name}: attention_mask: row {blind[0]} has losses at tokens that "
-                    f"cannot attend to any token; {told}"
+                    f"cannot attend to any token; {advice}"
                 )
             positions = self.rows.named(self.rows.planes).get("position_ids")
             rotary = lift(self.model).model.embedding.positions == "rotary"
@@ -119,16 +124,16 @@ class Given:
                 and bool((positions[:, 1:] != positions[:, :-1] + 1).any())
             ):
                 yield (
-                    f"{engine.name}: position_ids: found positions that are not consecutive; "
-                    "the engine's rotary positions count from 0"
+                    f"{engine.name}: position_ids: found positions that are not consecutive, but "
+                    "the rotary positions of this engine always are; remove position_ids"
                 )
 
 
 @dataclass(frozen=True)
 class OnBatch(Bench):
-    """Runs the user's model on the user's rows, with common names of weights. `trained` holds two
-    workloads: under True for engines that build the model themselves, and under False for other
-    engines.
+    """Runs the user's model on the user's batch. `trained` has the model and the data twice: under
+    True for engines that build the model from the config, and under False for other engines.
+    `facts` are what the translation of weight names needs to know of the model.
     """
 
     trained: Mapping[bool, Workload] = field(default_factory=dict)
@@ -142,7 +147,7 @@ class OnBatch(Bench):
         return replace(found, weights=tuple(neutral(part, self.facts) for part in found.weights))
 
     def expected(self, plan: Plan) -> Measured:
-        """The run of `plan` on the reference engine, with data ranks only."""
+        """Return the numbers of `plan` on the reference engine, where all ranks are data ranks."""
         micro = plan.batch.micro or self.micro
         accumulation = max(1, (plan.batch.global_ or micro * self.world) // (micro * self.world))
         return super().expected(alone(plan, Size(self.world, 1, 1, micro, accumulation)))
@@ -155,8 +160,8 @@ def judged(
     steps: int | None,
     note: Callable[[str], object] = print,
 ) -> Report:
-    """Judge two configs on the user's model and batch. The reference is the plan of the first, on
-    the native engine.
+    """Run two configs on the user's model and batch, and return a report. The reference is the plan
+    of the first config on the native engine.
     """
     BridgeError.raise_if(given.refused(engines))
     own = {engine.name in OWN_MODEL for engine in engines.values()}
@@ -179,17 +184,19 @@ UNLIKE = (
     "model.init.",
     *UNDROPPED,
 )
-"""Names of fields in which two descriptions of one model may differ."""
+"""Plan fields, or prefixes of fields, that may differ between a config and a config.json of the
+same model.
+"""
 
 
 def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:
-    """Return the row of a run that differs, or that did not run. If the config describes another
-    model than the folder, the cause states this.
+    """Return the result `row`. If the run differs or did not run, and the config describes another
+    model than the user's folder, the cause says so.
     """
     if not row.written or row.verdict not in ("differs", "not run"):
         return row
     said, known = lift(pair.config(row.side)).values(), lift(folder).values()
-    told = [
+    differences = [
         f"{path}: found {said[path]}, config.json has {known[path]}"
         for path in known
         if path.startswith("model.")
@@ -198,7 +205,7 @@ def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:
         and said[path] != known[path]
     ]
     return (
-        replace(row, cause=f"its config describes another model: {'; '.join(told)} ({row.cause})")
-        if told
+        replace(row, cause=f"the config describes another model: {'; '.join(differences)} ({row.cause})")
+        if differences
         else row
     )

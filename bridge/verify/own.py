@@ -1,4 +1,4 @@
-"""Makes two configs of a user small, and finds the engine that runs each.
+"""Makes two configs of a user small, and finds the engine that runs each of them.
 
 Nothing runs here, and torch is not needed.
 """
@@ -20,13 +20,14 @@ from bridge.verify.size import Size, changes, changes_like, made
 
 SIDES: tuple[Side, Side] = ("source", "target")
 ASKED = ("model.", "parallel.", "stages.", "schedule.", "recompute.", "debug.", "batch.")
-"""Prefixes of sections that are removed from a config's plan, because it runs on data ranks only,
-with the batch of the size and the user's model.
+"""Prefixes of plan fields that are removed from a config's plan before it runs on the native
+engine. There the model is the user's, all ranks are data ranks, and the batch is made small.
 """
 
 
 class AsMeant(Backend):
-    """An engine that runs a config of another stack by its plan."""
+    """An engine that runs the plan of a config, for configs of another stack than the engine's own.
+    """
 
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
@@ -57,10 +58,12 @@ class AsMeant(Backend):
 
 
 def engine_named(name: str, known: Mapping[str, Backend]) -> Backend:
-    """The engine of that name. Raises `BridgeError` with the nearest name."""
+    """Return the engine with this name. If there is none, raises `BridgeError` and suggests the
+    most similar name.
+    """
     if name not in known:
         raise BridgeError(
-            f"--on: found {name}, expected two of {', '.join(sorted(known))}{nearest(name, known)}"
+            f"--on: found {name}, expected two engines of {', '.join(sorted(known))}{nearest(name, known)}"
         )
     return known[name]
 
@@ -68,7 +71,9 @@ def engine_named(name: str, known: Mapping[str, Backend]) -> Backend:
 def engines_of(
     configs: tuple[Config, Config], on: tuple[str, str] | None, known: Mapping[str, Backend]
 ) -> dict[Side, Backend]:
-    """The engine of each side: the named engine, else the engine of the side's own stack."""
+    """Return the engines that run the two configs: the engines named by `on`, or else those of the
+    configs' own stacks.
+    """
     found: dict[Side, Backend] = {}
     for at, (side, config) in enumerate(zip(SIDES, configs, strict=True)):
         own = config.dialect.name
@@ -86,9 +91,9 @@ def engines_of(
 
 
 def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int) -> Pair:
-    """Both configs on the same few local ranks.
+    """Return both configs, made small for the same few ranks of this machine.
 
-    The ratio of the two batch sizes and the model stay as they are.
+    The ratio between the two batch sizes and the model stay as they are.
     """
     plans = [
         meant(config, {config.dialect.name: engines[side]})
@@ -120,13 +125,16 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
 
 
 def _whole(size: Size) -> Size:
-    """The size, with at least one microbatch for each rank if an engine has data ranks only."""
+    """Return `size` with at least one microbatch for each rank, because some engines use all ranks
+    as data ranks.
+    """
     return replace(size, accumulation=max(size.accumulation, size.world // size.data))
 
 
 def _like(size: Size, first: Plan, second: Plan) -> Size:
-    """Return the size for the second plan. If its microbatches are smaller or larger than those of
-    the first plan, they are so in the small size too.
+    """Return the size for the second plan, given the `size` for the first plan. If the microbatches
+    of the second plan are smaller or larger than those of the first plan, they stay so in the small
+    runs.
     """
     found = size.like(first, second)
     solved = [
@@ -146,9 +154,9 @@ def _unmodelled(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def alone(plan: Plan, size: Size) -> Plan:
-    """The plan on data ranks only, with the batch of `size`.
+    """Return the plan with data ranks only, and with the batch of `size`.
 
-    Only fields that numbers depend on are kept.
+    Only fields that change numbers are kept.
     """
     values = {path: value for path, value in plan.values().items() if not path.startswith(ASKED)}
     accumulation = max(1, size.batch // (size.micro * size.world))

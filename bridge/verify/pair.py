@@ -25,9 +25,10 @@ Side = Literal["source", "target"]
 
 @dataclass(frozen=True)
 class Pair:
-    """A config and its translation, both made small, with their plans. `told` are the findings of
-    `convert` about numbers, by field. If the pair is `modelled`, the written script builds the
-    source's model. `nearest` is the reason why this model is only similar, if it is.
+    """A config (the source) and its translation (the target), both made small, with their plans.
+    `told` are the findings of `convert` about numbers, each with a field. With `modelled`, the
+    written script builds the source's model. `nearest` says in what the script's model is only
+    similar to the source's, if so.
     """
 
     source: Config
@@ -39,19 +40,21 @@ class Pair:
     modelled: bool = False
     nearest: tuple[str, ...] = ()
     translated: bool = True
-    """Whether the target is the translation of the source. Otherwise it is a config of its own."""
+    """True if the target is the translation of the source, false if it is another config of the
+    user.
+    """
 
     @property
     def fault(self) -> str:
-        """The beginning of a message about a target with another meaning."""
+        """The beginning of a message about a target with other numbers than the source."""
         return (
-            "the translation is at fault" if self.translated else "the second config is another run"
+            "the translation is at fault" if self.translated else "the second config describes another run"
         )
 
     @cached_property
     def script(self) -> Written | None:
-        """The script and the model's config as `convert --script` writes them for the target; None
-        if it cannot.
+        """The training script and the model's config.json that `convert --script` writes for the
+        target, or None if it cannot write them.
         """
         dialect, plan = self.target.dialect, self.plans["source"]
         if not self.modelled:
@@ -64,9 +67,11 @@ class Pair:
             return None
 
     def said(self, paths: Iterable[str]) -> str:
-        """The findings of `convert` about fields of the plan, in parentheses.
+        """Return a text in parentheses with the findings of `convert` about the plan fields
+        `paths`.
 
-        A finding may name a field of the plan, or a setting of either stack that stands for it.
+        A finding belongs to a plan field if it names the field, or a setting of a stack that stands
+        for this field.
         """
         if not self.translated:
             return ""
@@ -86,20 +91,20 @@ class Pair:
         fields = {*wanted, *carried, *(field for rule in rules for field in rule.theirs)}
         found = [message for field, message in self.told if field in fields]
         return (
-            f" (`convert` says so: {'; '.join(dict.fromkeys(found))})"
+            f" (`convert` reports this: {'; '.join(dict.fromkeys(found))})"
             if found
-            else " (`convert` says nothing of it)"
+            else " (`convert` does not report this)"
         )
 
     def config(self, side: Side) -> Config:
-        """The config of a side."""
+        """Return the source or the target."""
         return self.source if side == "source" else self.target
 
 
 def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limit: int) -> Pair:
-    """Both sides on at most `limit` ranks, with the necessary changes.
+    """Return source and target, changed so that they run on at most `limit` ranks.
 
-    Raises `BridgeError` if a stack refuses its file in that size.
+    Raises `BridgeError` if a stack refuses its changed config.
     """
     target = result.config
     first, second = meant(source, backends), meant(target, backends)
@@ -154,8 +159,8 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
 def in_small(
     config: Config, changed: Mapping[str, Any], size: Size, backends: Mapping[str, Backend]
 ) -> Config:
-    """The config with changed plan fields; the backend of its stack makes the change if there is
-    one.
+    """Return `config` with the changes `changed` of plan fields. The engine of the config's stack
+    makes the changes, if there is one.
     """
     backend = backends.get(config.dialect.name)
     return (
@@ -166,6 +171,6 @@ def in_small(
 
 
 def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
-    """The plan of a config together with its script."""
+    """Return the plan of a config, including settings that the config's script makes."""
     backend = backends.get(config.dialect.name)
     return backend.meaning(config) if backend else lift(config)

@@ -1,4 +1,6 @@
-"""Proves a move: runs of source and target resume from their checkpoints and are compared."""
+"""Proves that a checkpoint was moved correctly: runs of source and target resume from their
+checkpoints, and their numbers are compared.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,15 @@ from bridge.verify.size import TWO, here
 
 NOTHING = Distance(0.0, 0.0, 0.0, 1.0, "", 0.0)
 WEIGHTLESS = ("safetensors", "bin")
-"""Names of formats without an optimizer, from which no run can resume."""
+"""Names of formats that hold no state of an optimizer, so that no run can resume from them."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """A side: its small config, its engine, and the checkpoint that it resumes from.
+    """The source or the target of a move: a small config, its engine, and the checkpoint that the
+    run resumes from.
 
-    `groups` are the optimizer's groups if the config does not have them.
+    `groups` are the parameter groups of the optimizer, if the config does not say them.
     """
 
     side: str
@@ -50,14 +53,15 @@ class Party:
 
     @property
     def title(self) -> str:
-        """The side and its engine as a text."""
+        """The names of the side and of its engine, for messages."""
         return f"{self.side} on {self.backend.title} {self.backend.release or ''}".strip()
 
 
 def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
-    """Return the plan fields to change for a run on `world` ranks of this machine: ranks, batch,
-    the number of layers if the plan sets it, and debugging. Optimizer, schedule and loss scale stay
-    as they are, because the run continues with them.
+    """Return the plan fields to change for a run on `world` ranks of this machine, with their new
+    values. They are the numbers of ranks, the batch, the number of layers, and fields for
+    debugging, if the plan sets them. Optimizer, schedule and loss scale stay as they are, because
+    the run continues with them.
     """
     batch, ranks = plan.batch, plan.parallel
     solved = solve(batch.micro, batch.accumulation, batch.global_, ranks.data)
@@ -86,7 +90,9 @@ def changes(plan: Plan, world: int, layers: int | None) -> dict[str, Any]:
 def small(
     config: Config, backend: Backend, world: int, layers: int | None = None
 ) -> tuple[Config, dict[str, Any]]:
-    """The config on `world` ranks, and the values of changed plan fields before and after."""
+    """Return the config for `world` ranks, and for each changed plan field the values before and
+    after.
+    """
     plan = backend.meaning(config)
     wanted = changes(plan, world, layers)
     if not wanted and config.world_size == world:
@@ -110,7 +116,9 @@ def small(
 LENGTHS = tuple(
     f"optimizer.schedule.{name}" for name in ("warmup_steps", "total_steps", "decay_steps")
 )
-"""Names of lengths that some configs count in samples. A small run has fewer samples per step."""
+"""Plan fields with lengths that some configs count in samples. In a small run, the same number of
+samples would be more steps, so these fields are set again.
+"""
 
 
 def prove(
@@ -122,17 +130,19 @@ def prove(
     steps: int,
     note: Callable[[str], object] = print,
 ) -> dict[str, Any]:
-    """Run both sides for `steps` more steps on this process group, and report whether they agree.
+    """Train source and target for `steps` more steps on this process group, and return a report on
+    whether they agree.
 
-    The report is the same on all ranks. `wider` is the source in fp32; its distance measures
-    rounding. `facts` has the facts about the model that the translation of names needs.
+    The report is the same on all ranks. `wider` is the source in a wider number format, and the
+    distance between these two runs measures rounding. `facts` are what the translation of weight
+    names needs to know of the model.
     """
     runs: dict[str, Measured] = {}
     problems: dict[str, str] = {}
     parties = {"source": source, "target": target, **({"wider": wider} if wider else {})}
     course = Course(len(parties))
     for key, party in parties.items():
-        note(f"{party.title}: {steps} steps from {party.start.name}")
+        note(f"{party.title}: runs {steps} steps from checkpoint {party.start.name}")
         try:
             with course.part():
                 ready = replace(workload, groups=party.groups)
@@ -164,7 +174,9 @@ def prove(
 
 
 def neutral(weights: Weights, facts: Model) -> Weights:
-    """Return the weights by the names of the native engine."""
+    """Return the weights with the parameter names of the native engine. `facts` are what the
+    translation of names needs to know of the model.
+    """
     if not weights:
         return weights
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
@@ -175,8 +187,9 @@ def neutral(weights: Weights, facts: Model) -> Weights:
 
 
 def _apart(source: Measured, target: Measured) -> str:
-    """A text about the first difference in counters: steps before the start, skipped steps, or
-    learning rates.
+    """Return a text on the first difference between two runs in one of these: the number of steps
+    before the start, whether a step is skipped, or the learning rate. The text is empty if there is
+    none.
     """
     if source.first != target.first:
         return f"the source resumes at step {source.first}, the target at step {target.first}"
@@ -184,17 +197,18 @@ def _apart(source: Measured, target: Measured) -> str:
         zip(source.steps, target.steps, strict=True), source.first + 1
     ):
         if one.updated != two.updated:
-            return (
-                f"only the source {'updates its weights in' if one.updated else 'skips'} step "
-                f"{number}"
-            )
+            skips, other = ("target", "source") if one.updated else ("source", "target")
+            return f"the {skips} skips the update of step {number}, the {other} does not"
         if one.lr is not None and two.lr is not None and abs(one.lr - two.lr) > RATE * abs(one.lr):
-            return f"found learning rate {two.lr:g} instead of {one.lr:g} in step {number}"
+            return (
+                f"found learning rate {two.lr:g} in step {number} of the target,"
+                f" expected {one.lr:g} as in the source"
+            )
     return ""
 
 
 RATE = 1e-6
-"""Largest relative difference of learning rates that counts as the same schedule."""
+"""Learning rates count as equal up to this relative difference."""
 
 
 def _fields(

@@ -1,4 +1,4 @@
-"""Makes runs small enough for a few local ranks, and tells which fields this changes."""
+"""Makes runs small enough for a few local ranks, and says which fields have to change for this."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from bridge.model import Model
 from bridge.plan import Plan, paths
 
 TWO = 2
-"""The small value for each size that is larger: the smallest value with which the run still splits,
-accumulates or repeats.
+"""The value that replaces larger sizes, such as a number of ranks or of microbatches. It is the
+smallest number with which a run still splits, accumulates or repeats.
 """
 LAYERS, SEQUENCE = 4, 16
-"""Number of layers (one for each of two stages on each of two pipeline ranks), and number of tokens
-in a sequence.
+"""Number of layers in a small run (one for each of two stages on each of two pipeline ranks), and
+number of tokens in a sequence.
 """
 WARMUP, LENGTH, WINDOW = 2, 8, 2
-"""Maximum numbers of steps of warmup, schedule and loss-scale window. With these, a run of few
-steps shows their effect.
+"""Largest numbers of steps in a small run for warmup, for the schedule, and for the window of the
+loss scale. So all three have an effect within few steps.
 """
 FEW, ENOUGH = 3, 6
-"""Numbers of steps to run: the first if learning rate and loss scale are constant, and the second
-otherwise.
-"""
+"""Numbers of steps to run: `FEW` if learning rate and loss scale are constant, else `ENOUGH`."""
 SCALE = 2.0**10
-"""Largest initial loss scale; with a larger one, each of the few steps might be skipped."""
+"""Largest initial loss scale of a small run. With a larger one, gradients might overflow in each of
+the few steps, and every step would be skipped.
+"""
 AXES = ("pipeline", "tensor", "data")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers of ranks along each axis, of sequences per microbatch and of microbatches per step.
+    """Sizes of a small run: the number of ranks along each axis, of sequences per microbatch, and
+    of microbatches per step.
     """
 
     data: int
@@ -45,7 +46,7 @@ class Size:
 
     @property
     def world(self) -> int:
-        """The number of all ranks."""
+        """The number of ranks along all axes together."""
         return self.data * self.tensor * self.pipeline
 
     @property
@@ -55,8 +56,8 @@ class Size:
 
     @classmethod
     def of(cls, plan: Plan, limit: int) -> Size:
-        """A size for `plan` on at most `limit` ranks. Axes that are split stay split as far as
-        ranks allow.
+        """Return a size for `plan` on at most `limit` ranks. An axis with several ranks in the plan
+        has two ranks here, as long as there are enough.
         """
         axes, batch = dict(_axes(plan, limit)), plan.batch
         solved = solve(batch.micro, batch.accumulation, batch.global_, plan.parallel.data)
@@ -71,8 +72,8 @@ class Size:
         )
 
     def like(self, plan: Plan, other: Plan) -> Size:
-        """The size of `other`, whose batch has the same ratio to this size's as in the original
-        plans.
+        """Return the size for the plan `other`, if this is the size for `plan`. The batch of
+        `other` is larger or smaller by the same ratio as in the original plans.
         """
         tensor = self.tensor if other.parallel.tensor != 1 else 1
         pipeline = self.pipeline if other.parallel.pipeline != 1 else 1
@@ -83,7 +84,7 @@ class Size:
 
 
 def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
-    """The number of ranks along each axis."""
+    """Yield the name of each axis and the number of ranks along this axis."""
     # Pipeline and tensor ranks come first: where they split a model, more can go wrong than among
     # data ranks.
     sizes = {axis: getattr(plan.parallel, axis) or 1 for axis in AXES}
@@ -99,7 +100,7 @@ def _axes(plan: Plan, limit: int) -> Iterator[tuple[str, int]]:
 
 
 def _batch(plan: Plan) -> int:
-    """The number of sequences per step; sizes that the plan leaves open count as 1."""
+    """Return the number of sequences per step. Sizes that the plan leaves open count as 1."""
     batch = plan.batch
     return batch.global_ or prod(
         (batch.micro or 1, batch.accumulation or 1, plan.parallel.data or 1)
@@ -116,13 +117,13 @@ USUAL: Mapping[str, Any] = {
     "model.attention.output_bias": False,
     "model.embedding.positions": "rotary",
 }
-"""Values for the model of a plan that leaves its model to the training script."""
+"""Plan fields of the model, for a plan that leaves the model to the training script."""
 
 
 def small_model(plan: Plan) -> Model:
-    """The model of a small `plan`, without features that no engine here supports.
+    """Return the model of a small run of `plan`, without features that no engine here supports.
 
-    Open fields get usual values.
+    Fields that the plan leaves open get the values of `USUAL` and `SIZES`.
     """
     values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
     return made(Plan(), {**USUAL, **SIZES, **values, **dict(_absent(plan))}).model
@@ -140,7 +141,9 @@ SIZES: Mapping[str, int] = {
 
 
 def changes(plan: Plan, size: Size) -> dict[str, Any]:
-    """The fields of `plan` to change for the given size. None unsets a field."""
+    """Return the plan fields to change for the given size, with their new values. The value None
+    unsets a field.
+    """
     values, wanted = plan.values(), dict(_wanted(plan, size))
     known = {
         path: value for path, value in wanted.items() if path in values and values[path] != value
@@ -153,15 +156,16 @@ def changes(plan: Plan, size: Size) -> dict[str, Any]:
 
 
 PLAIN_CHOICE: Mapping[str, Any] = {"model.moe.balance": "none", "model.moe.normalised": False}
-"""Values with which experts are chosen token by token. Sinkhorn's iteration would choose them from
-all tokens of a microbatch.
+"""Plan fields that replace Sinkhorn's iteration for choosing experts. The iteration looks at all
+tokens of a microbatch, so its choice would depend on the size of the microbatch.
 """
 
 
 def changes_like(plan: Plan, size: Size, other: Plan, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `plan` to change, after `other` was made small by `changed`.
+    """Return the fields of `plan` to change for the given size, with their new values. `changed`
+    are the changes that made the plan `other` small.
 
-    Numbers that differ between the large plans also differ between the small ones.
+    Numbers that differ between the two large plans also differ between the small ones.
     """
     mine, theirs, own = plan.values(), other.values(), changes(plan, size)
     both = [
@@ -177,11 +181,13 @@ SCALED = (
     *("optimizer.decay_ramp.steps", "precision.loss_scale.window", "precision.loss_scale.initial"),
     *("model.ffn", "model.moe.ffn", "model.moe.top_k", "model.experts", "model.attention.window"),
 )
-"""Names of fields whose ratio between source and translation is kept."""
+"""Plan fields for which the ratio between source and target stays the same in the small runs."""
 
 
 def _alike(full: float, small: float, other: float) -> Any:
-    """Return the number whose ratio to `small` is the ratio of `other` to `full`."""
+    """Return a number that has the same ratio to `small` as `other` has to `full`. If `other` and
+    `full` differ, the result differs from `small`.
+    """
     if other == full:
         return small
     found = type(small)(max(1, round(small * other / full)))
@@ -190,7 +196,9 @@ def _alike(full: float, small: float, other: float) -> Any:
 
 
 def steps_for(plan: Plan) -> int:
-    """The number of steps in which schedules and loss scale of the small `plan` take effect."""
+    """Return the number of steps after which the schedules and the loss scale of the small `plan`
+    have had an effect.
+    """
     optimizer, scale = plan.optimizer, plan.precision.loss_scale
     dynamic = plan.precision.compute == "fp16" and scale.static is None
     moves = (
@@ -205,7 +213,9 @@ DECAYS = ("linear", "cosine", "wsd")
 
 
 def _length(plan: Plan) -> dict[str, Any]:
-    """Return a length for a schedule that the plan leaves open and that ends with training."""
+    """Return a number of steps for the schedule, as a plan field, if the schedule ends with
+    training and the plan leaves its length open.
+    """
     schedule = plan.optimizer.schedule
     open_ = schedule.name in DECAYS and schedule.total_steps is None
     return {"optimizer.schedule.total_steps": LENGTH} if open_ else {}
@@ -232,7 +242,9 @@ def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
 
 
 def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Yield small sizes, and values that turn off features which the native dense model lacks."""
+    """Yield plan fields of the model with their new values: small sizes, and values that turn off
+    features that the native dense model lacks.
+    """
     model = plan.model
     yield from SIZES.items()
     groups = model.kv_heads or model.heads or 1
@@ -256,7 +268,9 @@ def _model(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 FILLED = 16
-"""Number of padding rows of the embedding; a multiple of the number of tensor ranks."""
+"""Number of padding rows that a small vocabulary gets if the large one has some. Tensor ranks
+divide it evenly.
+"""
 
 
 def _absent(plan: Plan) -> Iterator[tuple[str, Any]]:
@@ -294,8 +308,8 @@ ABSENT: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("model.moe.aux_loss", "model.moe.z_loss", "model.moe.balance_rate"), 0.0),
 }
-"""Values that turn features off which the native model lacks, or whose random numbers differ by
-stack.
+"""Plan fields with values that turn features off: features that the native model lacks, or whose
+random numbers differ between stacks.
 """
 
 
@@ -328,25 +342,28 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
 
 
 def _outlived(plan: Plan) -> bool:
-    """Return whether training continues after the end of its schedule. A small run then has to
-    reach this end too.
+    """Return whether training goes on after the end of the schedule. Then the schedule of a small
+    run has to end early too.
     """
     length, end = plan.run.steps, plan.optimizer.schedule.total_steps
     return length is not None and end is not None and length > end
 
 
 SHORT = 4
-"""Number of steps of a schedule that ends before training does; it is smaller than `ENOUGH`."""
+"""Number of steps of a schedule that ends before training does. It is smaller than `ENOUGH`, the
+number of steps in such a run.
+"""
 
 
 OFF = (None, False, 0, 1, 1.0, "none", "fp32")
-"""Values that turn a feature off."""
+"""Values of plan fields that mean that a feature is off."""
 NO_NUMBERS = ("zero.replicas", "zero.offload.", "recompute.", "stages.", "schedule.", "debug.")
-"""Prefixes of sections that do not change numbers, but only placement or memory."""
+"""Prefixes of plan fields that change no numbers, but only where tensors are stored or computed."""
 
 
 def is_taken(path: str, before: Any, after: Any) -> bool:
-    """Whether a change removes a feature that numbers may depend on, instead of making it smaller.
+    """Return whether the change of a plan field from `before` to `after` turns off a feature that
+    numbers may depend on, rather than making a number smaller.
     """
     if after == before or path.startswith(NO_NUMBERS):
         return False
@@ -354,8 +371,8 @@ def is_taken(path: str, before: Any, after: Any) -> bool:
 
 
 def here() -> Iterator[tuple[str, Any]]:
-    """Yield values that turn off what a single machine lacks: offloading, replicas, 8-bit products
-    and debugging.
+    """Yield plan fields with values that turn off what a single machine lacks or does not need:
+    offloading, ZeRO replicas, fp8 and debugging.
     """
     yield from (
         ("zero.offload.optimizer", "none"),
@@ -367,5 +384,5 @@ def here() -> Iterator[tuple[str, Any]]:
 
 
 def made(plan: Plan, changed: Mapping[str, Any]) -> Plan:
-    """The plan with these changes."""
+    """Return the plan with the fields `changed` set to their new values."""
     return Plan.of({**plan.values(), **changed})

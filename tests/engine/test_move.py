@@ -296,7 +296,7 @@ def test_a_large_model_is_proved_in_part_and_another_schedule_is_no_proof(begun:
     code, found = proved(tmp_path, tmp_path / "steady.json", tmp_path / "part", "automodel", most=4000)
     assert (code, found["verdict"]) == (3, "in part") and found["lacking"][0] == "only the first 1 layers ran", found
     code, found = proved(begun, begun / "ds_config.json", tmp_path / "other", "automodel")
-    assert (code, found["verdict"]) == (2, "differs") and "learning rate 0.00625 instead of 0.005 in step 6" in found["cause"]
+    assert (code, found["verdict"]) == (2, "differs") and "learning rate 0.00625 in step 6 of the target" in found["cause"]
 
 
 @LONG

@@ -231,11 +231,11 @@ def started(**values: Any) -> Any:
     [
         (
             {"parallel__pipeline": 4, "batch__accumulation": 2},
-            "2 microbatches for 4 pipeline ranks; use at least 4, or fewer ranks",
+            "found 2 microbatches, but 4 pipeline ranks; use at least 4 microbatches, or fewer ranks",
         ),
         (
             {"parallel__pipeline": 4, "batch__accumulation": 4, "schedule__name": "interleaved_1f1b", "schedule__virtual": 3},
-            "stages: 12 stages for 8 layers; use at most 8 stages, or more layers",
+            "stages: found 12 stages, but only 8 layers; use at most 8 stages, or more layers",
         ),
         (
             {"parallel__pipeline": 4, "batch__accumulation": 5, "schedule__name": "interleaved_1f1b", "schedule__virtual": 2},
@@ -244,7 +244,7 @@ def started(**values: Any) -> Any:
         ({"parallel__pipeline": 3}, r"parallel: pipeline \(3\) does not divide world size \(4\)"),
         (
             {"parallel__pipeline": 4, "batch__accumulation": 4, "stages__boundaries": (0, 3, 8)},
-            "parallel.pipeline: 4 ranks for 2 stages; use at most 2 ranks, or more layers",
+            "parallel.pipeline: found 4 ranks, but only 2 stages; use at most 2 ranks, or more layers",
         ),
         (
             {"parallel__pipeline": 2, "batch__accumulation": 4, "schedule__name": "csv"},

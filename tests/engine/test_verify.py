@@ -33,7 +33,7 @@ def only_fault(report: Report) -> Row:
     """The one run that differs: the file as its own stack runs it."""
     (fault,) = (row for row in report.rows if row.verdict == "differs" and row.side == "source")
     assert fault.side == "source" and fault.written and fault.engine.startswith("DeepSpeed")
-    assert "DeepSpeed does not do what the file means" in fault.cause and "known: " in fault.cause, fault.cause
+    assert "DeepSpeed does not do what the file says" in fault.cause and "known: " in fault.cause, fault.cause
     return fault
 
 
@@ -41,7 +41,7 @@ def test_a_sound_file_runs_as_it_means_and_the_order_of_averages_is_told(run: An
     report = reported(run, {"zero_optimization": {"stage": 2}})
     (fault,) = (row for row in report.rows if row.verdict == "differs")
     assert fault.side == "target" and "else: loss became per_token from mean_of_microbatches (`convert` says" in fault.cause
-    assert "only one of two real engines ran" in report.lacking[0]
+    assert "only one of the two stacks ran its own file" in report.lacking[0]
     assert [row.verdict for row in report.rows if row.written and row.side == "source"] == ["same"]
 
 
@@ -72,7 +72,7 @@ def test_experts_heads_gates_and_rotary_positions_are_kept_on_both_engines(run: 
     text = f"{MEGATRON} {EXPERTS} --moe-aux-loss-coeff 0 --use-distributed-optimizer"
     report = run(2, verified, ("megatron", text, {"version": "0.16.1", "world_size": 2}), "deepspeed", None)[0]
     assert report.verdict == "same" and not report.lacking, report
-    assert report.rows[-1].engine.endswith("its script and model"), report
+    assert report.rows[-1].engine.endswith("the written script and model"), report
     assert not {"model.experts", "model.kv_heads", "model.moe.top_k", "model.rotary.base"} & report.changes.keys()
 
 
@@ -86,12 +86,12 @@ GPT = """
 @pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
 def test_a_gpt_in_stages_is_the_same_run_where_rounding_alone_moves_the_biases_of_keys(run: Any) -> None:
     report = run(2, verified, ("megatron", GPT, {"version": "0.16.1", "world_size": 2}), "deepspeed", 3)[0]
-    assert report.verdict == "same" and report.rows[-1].engine.endswith("its script and model"), report
+    assert report.verdict == "same" and report.rows[-1].engine.endswith("the written script and model"), report
     assert report.rounding is not None and {name.partition(".")[2] for name in report.rounding.noise} == {"attention.key.bias"}
 
 
 OTHERWISE = "script, or the model's config.json, changes the training"
-ANOTHER = "model in config.json, or the model that the script builds from it, is another one"
+ANOTHER = "written config.json, or the script that reads it, makes a different model"
 WRITTEN = {
     "rotary base": (".model.json", '"rope_theta": 500000', '"rope_theta": 10000', OTHERWISE),
     "norm eps": (".model.json", '"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-2', ANOTHER),

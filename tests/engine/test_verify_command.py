@@ -57,11 +57,14 @@ def ranks_that_say(*lines: dict[str, Any]) -> Any:
 
 CASES = {
     "same": (0, "Same run."),
-    "in part": (3, "Proved in part: taken out: model.experts 8 -> None; no real engine ran."),
+    "in part": (3, "Proved in part: taken out: model.experts 8 -> None; neither stack ran its own file."),
     "differs": (2, "Not the same run."),
-    "not run": (3, "Nothing proved: no real engine ran."),
+    "not run": (3, "Nothing proved: neither stack ran its own file."),
 }
-LACKING = {"in part": ["taken out: model.experts 8 -> None", "no real engine ran"], "not run": ["no real engine ran"]}
+LACKING = {
+    "in part": ["taken out: model.experts 8 -> None", "neither stack ran its own file"],
+    "not run": ["neither stack ran its own file"],
+}
 
 
 @pytest.mark.parametrize("verdict", CASES)
