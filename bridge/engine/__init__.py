@@ -1,4 +1,4 @@
-"""The native staged engine: runs a plan on plain PyTorch."""
+"""The native engine: trains a model by a plan on plain PyTorch, stage by stage."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def initialize(
 
 
 def _joined(found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool) -> Comm:
-    """Connect all ranks and return this rank's communicator. Raises `ConfigError` on each rank if
-    their `facts` differ.
+    """Connect all ranks and return the communicator of this rank. Raises `ConfigError` on every
+    rank if ranks were started with different `facts`.
     """
     from bridge import comm
     from bridge.engine.agreement import agree

@@ -1,4 +1,5 @@
-"""Agreement: before their first collective, ranks compare the facts with which they were started.
+"""Agreement: before the first collective, ranks compare the facts with which they were started,
+such as versions, the plan and the model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bridge.errors import ConfigError
 from bridge.plan import Plan
 
 Facts = Mapping[str, str]
-"""Facts with which a rank was started, as text by name."""
+"""Facts with which a rank was started. Names and values are text."""
 ALIKE = "start all ranks with the same file, script and packages"
 
 
@@ -37,7 +38,7 @@ def facts_of(
     # Each machine may have a copy of the table under another path, so its content is compared.
     table = Path(plan.schedule.csv or "")
     if table.is_file():
-        found["schedule.csv"] = f"a table of SHA-256 {sha256(table.read_bytes()).hexdigest()}"
+        found["schedule.csv"] = f"a CSV file with SHA-256 {sha256(table.read_bytes()).hexdigest()}"
     for number, group in enumerate(groups):
         own = {name: value for name, value in group.settings.items() if name != "params"}
         said = own if group.rate == 1.0 else {**own, "rate": group.rate}
@@ -49,8 +50,8 @@ def facts_of(
 
 
 def agree(facts: Facts) -> None:
-    """Raise a `ConfigError` on every rank, with the first of `facts` that differs, if some ranks
-    have other facts.
+    """Compare the `facts` of all ranks. If some ranks have other facts than rank 0, raise a
+    `ConfigError` on every rank, with the first fact that differs.
     """
     board = comm.board()
     if board is None:
@@ -73,8 +74,9 @@ def agree(facts: Facts) -> None:
     # differs because of it.
     longer, shorter = (first, other) if len(first) >= len(other) else (other, first)
     name = next(name for name in (*longer, *shorter) if first.get(name) != other.get(name))
-    told = f"rank 0 has {first.get(name, 'none')}, rank {odd} has {other.get(name, 'none')}"
-    raise ConfigError(f"{name}: {told}; {ALIKE}")
+    raise ConfigError(
+        f"{name}: rank 0 has {first.get(name, 'none')}, rank {odd} has {other.get(name, 'none')}; {ALIKE}"
+    )
 
 
 def _form(tensor: torch.Tensor) -> str:

@@ -1,4 +1,6 @@
-"""The native engine as a backend: it lifts a config of any stack, and runs the resulting plan."""
+"""The native engine as a backend for `bridge.backend`: runs the plan of a config, whichever stack
+the config is for.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ class NativeBackend(Backend):
 
 
 class NativeTrainer:
-    """A run of the native engine. With `rows`, microbatches are rows of the user's own batch."""
+    """A run of the native engine. If `rows` is given, microbatches are taken from the user's own
+    batch.
+    """
 
     def __init__(self, engine: Engine, micro: int, rows: Rows | None = None) -> None:
         self.engine, self.micro, self.accumulation, self.rows = (
@@ -100,8 +104,8 @@ class NativeTrainer:
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
 
     def _named(self, batch: Batch) -> Any:
-        """Return the arguments of the model for a microbatch of the user's own rows, and the
-        targets.
+        """Return the arguments of the model and the targets, for a microbatch of the user's own
+        batch.
         """
         from bridge.engine.layers import Arguments
 
@@ -131,7 +135,7 @@ class NativeTrainer:
 
 
 EXPERTS = ("model.experts", "parallel.expert", "parallel.expert_tensor")
-"""Names of the plan fields that set how experts are divided among ranks. The engine ignores these
-fields if the model has experts of its own.
+"""Plan fields that set how experts are divided among ranks. The engine ignores them if the model
+itself has experts.
 """
 BACKEND = NativeBackend()

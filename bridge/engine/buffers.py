@@ -1,4 +1,6 @@
-"""Buffers: the tensors of a model's state that no optimizer updates, and the names under which modules share tensors."""
+"""Buffers: tensors in a model's state that no optimizer updates. A tensor that several modules
+share has several names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def aliases(module: nn.Module) -> dict[str, str]:
-    """Return, for every name of a tensor in a module's state, the first name of the same tensor."""
+    """Return, for every name of a tensor in a module's state, the first of all names of this
+    tensor.
+    """
     first: dict[int, str] = {id(weight): name for name, weight in module.named_parameters()}
     # The tensors themselves: otherwise each name gets a copy with another identity.
     found = module.state_dict(keep_vars=True)
@@ -26,7 +30,7 @@ def aliases(module: nn.Module) -> dict[str, str]:
 
 
 def others(module: nn.Module) -> list[str]:
-    """Return the names in a module's state whose value is not a tensor."""
+    """Return the names of values in a module's state that are not tensors."""
     return [
         name
         for name, value in module.state_dict(keep_vars=True).items()
@@ -43,8 +47,8 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def owners(engine: Engine) -> dict[str, int]:
-    """Return, for each buffer, the first pipeline rank that updates it. This is the rank whose
-    stage has the buffer's layer, or 0 if no layer has the buffer.
+    """Return, for each buffer, the first pipeline rank that updates the buffer: the rank that runs
+    the buffer's layer, or rank 0 if the buffer is in no layer.
     """
     module, homes = engine.model, engine.pipeline.schedule.homes
     users: dict[int, list[int]] = {}
@@ -56,7 +60,8 @@ def owners(engine: Engine) -> dict[str, int]:
 
 
 def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """Return the buffers that this rank updates before any other rank of its pipeline."""
+    """Yield the buffers of which this rank is the first pipeline rank that updates them, by name.
+    """
     found = owners(engine)
     yield from (
         (name, tensor)
@@ -66,8 +71,8 @@ def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(engine: Engine) -> int:
-    """Return a digest of the buffers, a number below 2**63. It is equal on two ranks if their
-    buffers hold the same bytes.
+    """Return a digest of the buffers that `held` yields, a number below 2**63. Two ranks with the
+    same bytes in these buffers get the same digest.
     """
     found = hashlib.blake2b(digest_size=8)
     for name, tensor in held(engine):
@@ -79,8 +84,8 @@ def digest(engine: Engine) -> int:
 
 
 def whole(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """Return every buffer of the model by name, with the value on the rank that updates it. All
-    ranks must take part.
+    """Yield every buffer of the model, by name, with the value on the first rank that updates it.
+    All ranks must take part.
     """
     found = owners(engine)
     for name, tensor in buffers(engine.model).items():

@@ -47,8 +47,8 @@ LONGEST = 256
 def save(
     engine: Engine, folder: Path, tag: str | None, client: Mapping[str, Any], latest: bool
 ) -> Path:
-    """Write a checkpoint of `engine` to `folder`/`tag` (default: `step` and its number). Returns
-    the path of the checkpoint.
+    """Write a checkpoint of `engine` to `folder`/`tag`, and return the path of the checkpoint.
+    Without a tag, the name is `step` and the number of the step.
 
     Each rank writes the tensors that it owns, and each tensor is written once. `client` is stored
     as JSON. If a rank fails, all ranks raise `BridgeError`, and the previous checkpoint stays as it
@@ -119,16 +119,16 @@ def load(
     try:
         odd = _otherwise(engine, checkpoint.state)
     except FLAWS as error:
-        said = f"its groups are not names with settings ({error}); the checkpoint is damaged"
-        raise BridgeError(f"{path / STATE}: {said}") from None
+        problem = f"`groups` cannot be read ({error}); the checkpoint is damaged"
+        raise BridgeError(f"{path / STATE}: {problem}") from None
     if odd and engine.comm.rank == 0:
         engine.say(odd)
     return path, dict(tagged.decoded(checkpoint.state.client))
 
 
 def _otherwise(engine: Engine, state: State) -> str:
-    """Return a warning if the checkpoint comes from a run of another stack, and this run's
-    optimizer has other hyperparameters for some parameters. Otherwise return an empty text.
+    """Return a warning if the checkpoint was moved from another stack, and that stack's run had
+    other hyperparameters for some parameters than this run. Otherwise return an empty text.
     """
     rows: Any = tagged.decoded(state.carried.get("groups")) or []
     was = {str(name): dict(row["settings"]) for row in rows for name in row["names"]}
@@ -140,14 +140,15 @@ def _otherwise(engine: Engine, state: State) -> str:
             now, before = own.get(name, {}).get(key, value), settings.get(key)
             # JSON has no tuples, so that betas come back as a list.
             if before is not None and before != (list(now) if isinstance(now, tuple) else now):
-                apart.setdefault(f"{key} {shown(before)}, here {shown(now)}", []).append(name)
-    told = "; ".join(
-        f"{len(names)} parameters, such as {names[0]}, had {said}" for said, names in apart.items()
+                apart.setdefault(f"{key} {shown(before)} instead of {shown(now)}", []).append(name)
+    differences = "; ".join(
+        f"{len(names)} parameters, such as {names[0]}, had {difference}"
+        for difference, names in apart.items()
     )
     return (
-        f"the checkpoint's run used other hyperparameters: {told}; numbers change unless you pass "
+        f"the checkpoint's run used other hyperparameters: {differences}; numbers change unless you pass "
         "groups"
-        if told
+        if differences
         else ""
     )
 
@@ -170,8 +171,8 @@ def _publish(
     found: list[list[int]],
     latest: bool,
 ) -> None:
-    """Complete the checkpoint on the first rank, after all ranks have written. `found` has the
-    digest of each rank's file.
+    """Complete the checkpoint on the first rank, after all ranks have written their files. `found`
+    has the digest of each rank's file.
     """
     sums = {
         file_of(rank): "".join(f"{number:08x}" for number in numbers)
@@ -181,7 +182,7 @@ def _publish(
     if missing is not None:
         path = saving.temporary / missing
         raise BridgeError(
-            f"{path}: not found, though its rank wrote it; choose a folder that all ranks share"
+            f"{path}: not found here, although another rank wrote this file; choose a folder that all ranks share"
         )
     text = _state(engine, client, copies)
     # Read as a load would: a state that could not be read again is refused now, and not when it is
@@ -206,7 +207,7 @@ def _state(engine: Engine, client: Mapping[str, Any], copies: Sequence[int]) -> 
 
 
 def _contents(engine: Engine, copies: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor in a checkpoint of this engine."""
+    """Yield the name and the shape of every tensor in a checkpoint of this engine."""
     yield from _expected(engine)
     for copy in copies:
         yield from (
@@ -226,7 +227,7 @@ def _restore(engine: Engine, state: State) -> None:
 
 
 def _parts(engine: Engine) -> Iterator[Part]:
-    """Yield every tensor that this rank owns, replicas included."""
+    """Yield every tensor that this rank has a part of, even if other ranks have the same part."""
     for flat_index, flat in enumerate(engine.layout.flats):
         for name, tensor in _tensors(engine, flat_index):
             for piece in flat.pieces(engine.data.index):
@@ -234,8 +235,8 @@ def _parts(engine: Engine) -> Iterator[Part]:
 
 
 def _expected(engine: Engine) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Return name and whole shape of each weight and moment in a checkpoint of this model, over all
-    ranks.
+    """Yield the name and the whole shape of each weight and each moment in a checkpoint of this
+    model, over all ranks.
     """
     for parameter in engine.parameters:
         for kind in (WEIGHTS, *(engine.optimizer.state_names if parameter.trainable else ())):
@@ -247,7 +248,9 @@ def _is_weight(name: str) -> bool:
 
 
 def _tensors(engine: Engine, index: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the owned slice of one flat and the optimizer state of this slice."""
+    """Yield the slice of flat number `index` that this rank owns, and the optimizer state of this
+    slice, each with its kind.
+    """
     yield WEIGHTS, engine.weights.shards[index]
     trained = engine.weights.trained()
     if index in trained:
@@ -255,8 +258,8 @@ def _tensors(engine: Engine, index: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _boxes(kind: str, piece: Piece, tensor: Tensor) -> Iterator[Part]:
-    """Yield the rectangular regions of a parameter that are in `tensor`, one slice of a flat
-    buffer.
+    """Yield the rectangular regions of a parameter that lie in `tensor`, one rank's slice of a
+    flat.
     """
     parameter, place = piece.parameter, piece.offset
     for box in boxes(parameter.shape, piece.start, piece.stop):
@@ -279,8 +282,8 @@ def _whole(parameter: Parameter) -> tuple[int, ...]:
 
 
 def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[Part]:
-    """Yield the regions that this rank writes. Of replicas over data, tensor or pipeline ranks,
-    only the first rank writes its copy.
+    """Yield the regions of tensors that this rank writes. If several ranks hold the same region,
+    only the first of them writes it.
     """
     for index, flat in enumerate(engine.layout.flats):
         if (flat.sharded or engine.data.index == 0) and engine.first_holder(flat):
@@ -299,13 +302,16 @@ def _complete(name: str, tensor: Tensor) -> Part:
 
 
 def _copy(engine: Engine) -> int:
-    """The number of this rank's copy of the buffers. Each data and tensor rank has one copy."""
+    """Return the number of this rank's copy of the buffers. Each pair of a data rank and a tensor
+    rank has one copy.
+    """
     return engine.data.index * engine.tensor.size + engine.tensor.index
 
 
 def _copies(engine: Engine) -> list[int]:
-    """Return the copies of buffers that are written: the first copy, and the copies that differ
-    from it. With a BatchNorm, copies differ, because each data rank averages its own microbatches.
+    """Return the numbers of the copies of buffers that are written: the first copy, and all copies
+    that differ from the first. Copies differ with BatchNorm, for example, because each data rank
+    averages its own microbatches.
     """
     if not buffers.buffers(engine.model):
         return []
@@ -315,8 +321,8 @@ def _copies(engine: Engine) -> list[int]:
 
 
 def _saved_copy(engine: Engine, state: State, name: str) -> str:
-    """Return the name under which this rank reads a buffer. This is the name of the rank's own
-    copy, if the layout is that of the checkpoint and the checkpoint has this copy.
+    """Return the name under which this rank reads a buffer from the checkpoint. If the layout is
+    that of the checkpoint, the rank reads its own copy, if there is one, and else the first copy.
     """
     own = f"{BUFFERS}/{_copy(engine)}/{name}"
     alike = state.copies == (engine.data.size, engine.tensor.size)
@@ -343,7 +349,7 @@ def _check(
         torch.get_rng_state().shape
     ):
         raise BridgeError(
-            f"{path}: {generator} is not a state of torch's generator; the checkpoint is damaged"
+            f"{path}: {generator} does not hold the state of a random generator of torch; the checkpoint is damaged"
         )
 
 
@@ -359,23 +365,24 @@ def _misfits(
     if optimizer:
         there |= {name for name in saved if not name.startswith((f"{GENERATORS}/", f"{BUFFERS}/"))}
     yield from _list(path, "missing", set(wanted) - set(saved))
-    yield from _list(path, "extra, the model has none of that name", there - set(wanted))
+    yield from _list(path, "extra, because the model has no such tensor", there - set(wanted))
     for name in sorted(set(saved) & set(wanted)):
         if saved[name] != wanted[name]:
             yield f"{path}: {name} has shape {saved[name]}, expected {wanted[name]}; build the model that was saved"
 
 
 def _list(path: Path, what: str, names: set[str]) -> Iterator[str]:
-    """Return one line for each name of the model. Moments exist for every parameter, so they get a
-    single line with their number.
+    """Yield one problem for each weight or buffer in `names`. Moments get a single problem with
+    their number, because every parameter has moments. `what` says what is wrong with all of these
+    tensors.
     """
     for name in sorted(filter(_of_model, names)):
-        yield f"{path}: {name} is {what}; build the model that was saved"
+        yield f"{path}: tensor {name} is {what}; build the model that was saved"
     moments = sorted(name for name in names if not _of_model(name))
     if moments:
-        more = f" (and {len(moments) - 1} more)" if len(moments) > 1 else ""
+        others = f" (and {len(moments) - 1} more tensors)" if len(moments) > 1 else ""
         advice = "load with load_optimizer_states=False, or with the optimizer that was saved"
-        yield f"{path}: {moments[0]}{more} is {what}; {advice}"
+        yield f"{path}: tensor {moments[0]}{others} is {what}; {advice}"
 
 
 def _of_model(name: str) -> bool:
@@ -404,8 +411,8 @@ def _fill(
 
 @contextmanager
 def together(engine: Engine) -> Iterator[None]:
-    """Context for a block without collectives, run on all ranks. If the block fails on one rank,
-    all ranks raise `BridgeError`.
+    """Context for a block of code without collectives, which all ranks run. If the block fails on
+    one rank, all ranks raise `BridgeError`.
     """
     failed: BridgeError | None = None
     try:
@@ -428,8 +435,8 @@ def together(engine: Engine) -> Iterator[None]:
 
 
 def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
-    """Return the `numbers` of all ranks, in order of ranks. All ranks must give equally many
-    numbers below 2**63.
+    """Return the `numbers` of each rank, in order of ranks. Every rank must pass the same count of
+    numbers, each below 2**63.
     """
     # Each rank fills its own row of zeros, so that the sum over ranks is every row.
     comm = engine.comm

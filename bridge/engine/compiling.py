@@ -1,5 +1,5 @@
-"""Compiling: stacks ask for torch's compiler when they are imported. On a CPU they are imported
-without the compiler.
+"""Compiling: some stacks call torch's compiler when they are imported. On a CPU, stagebridge
+imports them without the compiler.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Context in which `torch.compile` returns functions unchanged, unless there is CUDA. Importing
-    the compiler takes longer than importing the rest of a stack, and the functions compute the same
-    without it.
+    """Context in which `torch.compile` returns functions unchanged, unless there is CUDA. The
+    functions compute the same without the compiler, and importing the compiler takes longer than
+    importing the rest of a stack.
     """
     if torch.cuda.is_available():
         yield

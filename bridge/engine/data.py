@@ -1,5 +1,5 @@
-"""Data: samples of a text as functions of their index. The data of a step depends only on the
-number of samples that were consumed before.
+"""Data: samples of a text. A sample depends only on its index, so the data of a step depends only
+on the number of samples that earlier steps consumed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Text:
-    """Byte-level samples of `sequence` tokens. The position of each sample in the text follows from
-    the sample's index and `seed`.
+    """Samples of `sequence` tokens from a text; a token is a byte. The position of a sample in the
+    text follows from the index of the sample and from `seed`.
     """
 
     content: Tensor
@@ -39,7 +39,7 @@ class Text:
         content = _read(path) if path else sonnets()
         if len(content) <= sequence:
             raise SourceError(
-                f"{path or 'bundled text'}: has {len(content)} bytes, expected more than the {sequence} of a sequence;"
+                f"{path or 'bundled text'}: found {len(content)} bytes, expected more than {sequence}, the tokens of a sequence;"
                 " give a longer text, or shorten model.sequence"
             )
         return cls(torch.frombuffer(bytearray(content), dtype=torch.uint8), sequence, seed)
@@ -52,7 +52,8 @@ class Text:
         return self.content[start : start + self.sequence + 1].long()
 
     def microbatches(self, engine: Engine, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs and targets (rows, sequence) of this rank's microbatches of the next step.
+        """Yield this rank's microbatches of the next step: inputs and targets, each of shape
+        (`rows`, `sequence`).
         """
         ranks, rank = engine.data.size, engine.data.index
         for index in range(engine.accumulation):
@@ -65,8 +66,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Samples of random tokens. The tokens of a sample follow from its index and `seed`, and each
-    of `vocab` tokens is equally likely.
+    """Samples of random tokens, each of `vocab` tokens with equal probability. The tokens of a
+    sample follow from the index of the sample and from `seed`.
     """
 
     vocab: int

@@ -1,5 +1,5 @@
-"""The launcher's environment: rank and world from torchrun, the deepspeed launcher or SLURM; a
-single process without a launcher.
+"""The environment that a launcher sets: the rank and the number of ranks, from torchrun, the
+deepspeed launcher or SLURM. Without a launcher there is a single rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from bridge.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One process among those that a launcher started. `address` is host:port of the first process.
+    """One process of those that a launcher started. `address` is the address of the process with
+    rank 0, as host:port.
     """
 
     rank: int = 0
@@ -42,7 +43,9 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def neighbours() -> dict[int, int]:
-    """Process ids of the job's ranks on this machine, by rank; empty without /proc."""
+    """Return the process ids of the ranks on this machine, by rank; empty on a system without
+    /proc.
+    """
     mine = os.environ.get("MASTER_PORT")
     found = (
         ((_variables(path), int(path.name)) for path in Path("/proc").glob("[0-9]*"))
@@ -57,7 +60,7 @@ def neighbours() -> dict[int, int]:
 
 
 GRACE = 1.0
-"""Seconds that a process may take to end after its connections are closed."""
+"""Seconds that a process may take to end after its connections were closed."""
 
 
 def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
@@ -87,7 +90,7 @@ def _variables(process: Path) -> dict[str, str]:
 
 
 def _state(process: int) -> str:
-    """Return the letter of a process's state in /proc, or an empty string if there is no such
+    """Return the state of a process as a letter, as /proc shows it, or "" if there is no such
     process.
     """
     try:
@@ -99,8 +102,8 @@ def _state(process: int) -> str:
 
 
 def _torch(found: Mapping[str, str]) -> Environment:
-    """Return the environment that torchrun or the deepspeed launcher set. Both set the same
-    variables; the deepspeed launcher sets further ones.
+    """Return the rank, the number of ranks and the address from the variables of torchrun. The
+    deepspeed launcher sets the same variables, and some more.
     """
     launcher = (
         "torchrun"
@@ -143,7 +146,7 @@ def _first_host(nodes: str) -> str:
 def _text(found: Mapping[str, str], name: str) -> str:
     if not found.get(name):
         raise ConfigError(
-            f"{name}: not set, though other variables of a launcher are; start with torchrun or deepspeed"
+            f"{name}: not set, although other variables of a launcher are set; start with torchrun or deepspeed"
         )
     return found[name]
 

@@ -1,4 +1,4 @@
-"""The executor: runs one rank's row of a pipeline program, action by action, over the stages that the rank holds."""
+"""The executor: runs the actions of one rank in a pipeline program, one after the other."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from bridge.layout.traffic import Visits, ahead
 
 @dataclass
 class Pass:
-    """One forward pass through a stage that still needs its backward pass. `entered` are its
-    inputs, and `roots` the edges of the graph from which backward starts.
-
-    Outputs are not stored, because backward starts from edges of the graph. With `again` there is
-    no graph yet, and the stage must run once more. `turn` distinguishes passes of one microbatch.
+    """One forward pass through a stage that still waits for its backward pass. `entered` are the
+    inputs of the stage, and `roots` the edges of the autograd graph from which backward starts.
+    Outputs are not stored, because backward does not need them. With `again`, the stage has no
+    graph yet and must run forward once more. `turn` tells several passes of one microbatch apart.
     """
 
     entered: Any
@@ -46,14 +45,14 @@ class Pass:
 
 @dataclass
 class Feed:
-    """Functions that provide a step's microbatches and receive their outputs.
+    """Functions that the executor calls during a step.
 
     `inputs(microbatch)` returns the input of the first stage. `output(microbatch, value)` receives
-    the output of the last stage, and once more if it is recomputed. `root(microbatch)` returns the
-    tensor from which backward starts. `draw(microbatch)` returns the seeds of the microbatch's
-    random numbers. `received(microbatch, tensors)` returns the input of a stage, made of tensors
-    from another rank. `turn` is the number of the current forward pass, and `reached(turn)` returns
-    whether backward reached this pass.
+    the output of the last stage, a second time if it is recomputed. `root(microbatch)` returns the
+    tensor from which backward starts. `draw(microbatch)` returns the seeds for random numbers.
+    `received(microbatch, tensors)` returns the input of a stage that is made of tensors from
+    another rank. `turn` is the number of the current forward pass, and `reached(turn)` returns
+    whether backward has reached that pass.
     """
 
     inputs: Callable[[int], Any]
@@ -66,11 +65,10 @@ class Feed:
 
 
 class Executor:
-    """Runs `row`, a rank's part of a program, once a step. It records each action in the ledger
-    after the action is done.
-
-    `microbatch` is the current microbatch, `again` is true while a forward pass is recomputed, and
-    `peak` is the maximum number of forward passes that waited for backward at one time.
+    """Runs `row`, the actions of one rank, once in each step, and records each action in the ledger
+    when it is done. `microbatch` is the current microbatch. `again` is true while a forward pass is
+    recomputed. `peak` is the largest number of forward passes that waited for backward at the same
+    time.
     """
 
     def __init__(
@@ -114,11 +112,11 @@ class Executor:
 
     @property
     def done(self) -> bool:
-        """Whether all actions of the row have run."""
+        """Whether all actions of the step have run."""
         return self._place == len(self.row)
 
     def run(self, feed: Feed, stop: Callable[[Action], bool] = lambda action: False) -> None:
-        """Run actions until the row ends, or until `stop` returns true for the next action."""
+        """Run actions until all have run, or until `stop` returns true for the next action."""
         while not self.done and not stop(self.row[self._place]):
             action = self.row[self._place]
             self.microbatch, HERE.action = max(action.microbatch, 0), action
@@ -129,8 +127,8 @@ class Executor:
             self.messages.finish()
 
     def seek(self, microbatch: int, backward: bool) -> None:
-        """Continue with the first forward or backward action of a microbatch, in a row without
-        interleaving.
+        """Continue with the first forward or backward action of `microbatch`. Only for programs in
+        which one microbatch runs after the other.
         """
         end = len(self.row), len(self.visits.path), len(self.visits.writers)
         self._place, self._visited, self._written = self._starts_of.get((microbatch, backward), end)
@@ -148,7 +146,9 @@ class Executor:
         return found
 
     def carry(self, microbatch: int) -> None:
-        """Move the passes that backward of `microbatch` did not reach to the next microbatch."""
+        """Let the passes of `microbatch` that backward has not reached wait for the backward of the
+        next microbatch.
+        """
         for stage, number in [key for key in self.open if key[1] == microbatch]:
             waiting = self.open.pop((stage, number))
             self.open[stage, number + 1] = waiting + self.open.get((stage, number + 1), [])
@@ -156,11 +156,9 @@ class Executor:
     def evaluate(
         self, value: Any, output: Callable[[Any], Any], received: Callable[[Sequence[Tensor]], Any]
     ) -> Any:
-        """Run one microbatch forward through the stages of all ranks, and store nothing for
-        backward.
-
-        On the rank with the last stage, returns the result of `output` for the stage's value.
-        Returns None on other ranks.
+        """Run one microbatch forward through the stages of all ranks, without storing anything for
+        backward. On the rank with the last stage, return `output(value)` for the value that the
+        stage computes, and None on all other ranks.
         """
         path, result = tuple(sorted(self.stages)), None
         for place, stage in enumerate(path):
@@ -204,15 +202,15 @@ class Executor:
         self.note(str(action))
 
     def _renew(self, action: Action, feed: Feed) -> None:
-        """Run the stage again for passes that stored only their inputs, this time with a graph."""
+        """Run the stage forward again, with a graph, for each pass that stored only its inputs."""
         for current in self.open.get((action.stage, action.microbatch), ()):
             if current.again:
                 current.again = False
                 self._ran(Action(action.stage, Kind.AGAIN, action.microbatch), current, feed)
 
     def _ran(self, action: Action, current: Pass, feed: Feed) -> None:
-        """Run a stage on its inputs. Backward starts from edges of the graph, so that outputs are
-        passed on and not stored.
+        """Run a stage on the inputs of `current`, and hand on the output. Only the edges of the
+        graph are stored, from which backward will start.
         """
         stage, kind, microbatch = action
         # The stage recomputes no chunk by itself if it is recomputed whole, or if the schedule
@@ -243,9 +241,9 @@ class Executor:
             self._values[stage + 1, microbatch] = output
 
     def to_run_again(self, stage: int, microbatch: int) -> bool:
-        """Return whether the stage stores only its inputs. If the row splits backward, or has
-        recomputation as separate actions, a stage with any layer to recompute is recomputed as a
-        whole.
+        """Return whether the stage stores only its inputs and is recomputed in backward as a whole.
+        This is so if a layer of the stage is recomputed, and the rank's program splits backward or
+        has actions that recompute.
         """
         # A chunk recomputes itself within a call of backward. Two halves would do that twice.
         wanted = self._apart and stage in self._trained and self.stages[stage].recomputes
@@ -288,8 +286,8 @@ class Executor:
         self._reduce_due(action.stage)
 
     def _starts(self, action: Action, feed: Feed) -> tuple[list[Any], list[Tensor | None]]:
-        """Return the roots from which backward of a microbatch on a stage starts, and the gradients
-        of these roots. Roots without a gradient are left out.
+        """Return the roots from which the backward of a microbatch on a stage starts, and a
+        gradient for each root. Roots that get no gradient are left out.
         """
         stage, _, microbatch = action
         self._visit()
@@ -307,8 +305,8 @@ class Executor:
         return [root for root, _ in pairs], [gradient for _, gradient in pairs]
 
     def _hand_down(self, action: Action, feed: Feed) -> None:
-        """Store the gradients of a stage's inputs for the stage before, which needs them as
-        gradients of its outputs. They are stored in order, for each pass.
+        """Store the gradients of a stage's inputs, in order, for each pass. The stage before needs
+        them as gradients of its outputs.
         """
         stage, _, microbatch = action
         remote = self._remote(stage - 1)
@@ -330,7 +328,9 @@ class Executor:
             current.roots = []
 
     def _reached(self, action: Action, feed: Feed) -> list[Pass]:
-        """Return the open passes of a microbatch through a stage that backward reached."""
+        """Return the passes of a microbatch through a stage that wait for backward and that
+        backward has reached now.
+        """
         return [
             current
             for current in self.open.get((action.stage, action.microbatch), ())
@@ -347,8 +347,8 @@ class Executor:
             self.open[action.stage, action.microbatch] = left
 
     def _reduce_due(self, stage: int) -> None:
-        """Reduce the flats that are due after gradients were written. The last reduction of a stage
-        is left to the stage's reduce action.
+        """Start the reductions that have to follow, now that gradients of `stage` have been
+        written. The last reduction of a stage is left to the action that reduces.
         """
         writer, self._written = self._written, self._written + 1
         if self._final[self.local[stage]] != writer:
@@ -379,8 +379,8 @@ class Executor:
         self._gradients[action.stage, action.microbatch] = [[*self.messages.receive(action)]]
 
     def _returned(self, action: Action) -> Forms:
-        """Return the shapes and formats of the gradients that arrive for a microbatch's outputs, or
-        nothing before its forward pass.
+        """Return the shapes and formats of the gradients that a microbatch's outputs will get from
+        another rank. Return nothing before the forward pass.
         """
         passes = self.open.get((action.stage, action.microbatch))
         return passes[0].forms if passes else ()
@@ -390,8 +390,8 @@ class Executor:
         return 0 <= stage <= self.last and stage not in self.stages
 
     def _visit(self) -> None:
-        """Make the weights of the next stage in the path whole, and start gathers for the stages
-        that follow.
+        """Wait until the weights of the stage that runs next are whole, and start gathers for the
+        stages after it.
         """
         path, place = self.visits.path, self._visited
         self._visited += 1
@@ -407,7 +407,7 @@ class Executor:
 
 
 def _flat(value: Any, stage: int) -> list[Tensor]:
-    """The tensors of a stage's output, as a tuple for a message."""
+    """Return the tensors in a stage's output as a list, to be sent to another rank."""
     if isinstance(value, Stream):
         return list(value.tensors)
     if isinstance(value, Tensor):
@@ -416,8 +416,8 @@ def _flat(value: Any, stage: int) -> list[Tensor]:
     # A tuple of one would arrive as a bare tensor: the other side cannot tell them apart.
     if len(tensors) < 2 or not all(isinstance(tensor, Tensor) for tensor in tensors):
         raise BridgeError(
-            f"stage {stage}: its last layer returns {type(value).__name__}, which cannot go to another rank; return a tensor, or"
-            " a tuple of two or more"
+            f"stage {stage}: the last layer returns {type(value).__name__}, which cannot be sent to another rank; return a"
+            " tensor, or a tuple of two or more tensors"
         )
     return tensors
 

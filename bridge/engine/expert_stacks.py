@@ -1,5 +1,5 @@
-"""Experts over tensor ranks: each rank holds some experts of a stack, and the outputs of all ranks
-are summed.
+"""Stacks of experts over tensor ranks: each rank holds some of a stack's experts, and the outputs
+of all ranks are summed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bridge.layout.traffic import SUM, SUM_BACKWARD
 
 
 def attach(found: Conversion) -> None:
-    """Remove the experts of other ranks from the stacks that the plan names, and add the sites at
-    which ranks sum activations.
+    """Reduce each stack of experts in the tensor plan to the experts of this rank, and record the
+    points at which ranks sum activations.
     """
     # Tokens that are split for the model are put together before a block's experts.
     tokens = found.plan.tokens is not None
@@ -37,7 +37,7 @@ def attach(found: Conversion) -> None:
 
 
 def keep(module: nn.Module, weights: Mapping[str, nn.Parameter], part: range) -> None:
-    """Reduce a stack of experts to the experts with the indices in `part`."""
+    """Keep only the experts of a stack whose indices are in `part`."""
     for name in counts(module):
         setattr(module, name, len(part))
     for name, weight in weights.items():
@@ -45,7 +45,7 @@ def keep(module: nn.Module, weights: Mapping[str, nn.Parameter], part: range) ->
 
 
 def counts(module: nn.Module) -> list[str]:
-    """Return the attributes of a module that hold its number of experts."""
+    """Return the names of the module's attributes that hold the number of experts."""
     sizes = {len(weight) for weight in module.parameters() if weight.dim()}
     return [
         name
@@ -55,18 +55,17 @@ def counts(module: nn.Module) -> list[str]:
 
 
 def chosen(index: Tensor, part: range) -> Tensor:
-    """Return the experts of each token, numbered within a rank that holds the experts `part`.
-
-    Experts of other ranks get the number after the last one, which models of transformers treat as
-    no expert.
+    """Return the experts that were chosen for each token, numbered from 0 on a rank with the
+    experts `part`. An expert of another rank gets the number after the last one; models of
+    transformers skip this number.
     """
     here = (index >= part.start) & (index < part.stop)
     return (index - part.start).where(here, len(part))
 
 
 def by_kind(values: Iterable[Any]) -> tuple[list[int], list[int]]:
-    """Return the positions of the arguments with indices of experts, and the positions of the
-    arguments with activations.
+    """Return two lists of positions in `values`: those of tensors with numbers of experts, and
+    those of tensors with activations.
     """
     tensors = [(place, value) for place, value in enumerate(values) if isinstance(value, Tensor)]
     floating = [place for place, value in tensors if value.is_floating_point()]
@@ -74,7 +73,7 @@ def by_kind(values: Iterable[Any]) -> tuple[list[int], list[int]]:
 
 
 class _Experts:
-    """Changes the inputs and the output of a stack of experts."""
+    """Hooks that change the inputs and the output of a stack of experts."""
 
     def __init__(self, module: nn.Module, split: Split, part: range) -> None:
         self.split, self.part = split, part
@@ -83,8 +82,8 @@ class _Experts:
         module.register_forward_hook(self.leave)
 
     def enter(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Remove the experts of other ranks from each token's choices. Gradients of activations are
-        summed over ranks.
+        """Change the arguments of the stack: experts of other ranks are removed from each token's
+        choices. In backward, gradients of activations are summed over ranks.
         """
         leaves, form = tree_flatten((given, named))
         indices, floating = by_kind(leaves)
@@ -97,15 +96,15 @@ class _Experts:
         return tree_unflatten(leaves, form)
 
     def leave(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
-        """Return the sum of all ranks' outputs."""
+        """Return the sum of the outputs of all tensor ranks."""
         entered, self._entered = self._entered, ()
         found: Tensor = _Leave.apply(self.split, output, *entered)  # type: ignore[no-untyped-call]
         return found
 
 
 class _Enter(torch.autograd.Function):
-    """Input of experts. Forward: the same activations on all ranks. Backward: the sum of the ranks'
-    gradients.
+    """The input of a stack of experts. Forward passes on activations that are equal on all ranks.
+    Backward returns the sum of all ranks' gradients.
     """
 
     @staticmethod
@@ -127,10 +126,9 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Output of experts: the sum of the ranks' outputs.
-
-    `entered` is the output of `_Enter`. Even if no token went to an expert of this rank, the
-    backward of `_Enter` must run, because the other ranks wait in it.
+    """The output of a stack of experts: the sum of all ranks' outputs. `entered` is the output of
+    `_Enter`, an argument only so that the backward of `_Enter` always runs. Without it, a rank
+    whose experts got no token would leave the other ranks waiting.
     """
 
     @staticmethod

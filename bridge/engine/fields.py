@@ -1,5 +1,5 @@
-"""The fields of a plan that the engine does not fully support. It refuses values that would change
-the numbers, and reports other values.
+"""Plan fields that the engine does not fully support. Values that would change the numbers are
+refused, and other values are reported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The limit of a field: the values that the engine supports, its behaviour for other values,
-    and the effect of this behaviour on the run.
+    """The limit of a plan field: the values that the engine can run (`runs`), the reason for the
+    limit, and the effect on a run if another value is ignored.
     """
 
     runs: tuple[Any, ...]
@@ -33,7 +33,7 @@ LIMITS: Mapping[str, Limit] = {
     "parallel.expert": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "parallel.expert_tensor": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "model.experts": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
-    "optimizer.name": Limit(("adam", "adamw", "sgd", "lion"), "use adam, adamw, sgd or lion", Effect.NUMBERS),
+    "optimizer.name": Limit(("adam", "adamw", "sgd", "lion"), "not supported; use adam, adamw, sgd or lion", Effect.NUMBERS),
     "precision.fp8": Limit((), "the engine has no matrix products in 8 bits; leave it unset", Effect.NUMBERS),
     "zero.replicas": Limit((1,), "shards are spread over all data ranks"),
     "zero.bucket": Limit((), "gradients are reduced stage by stage"),
@@ -44,14 +44,14 @@ LIMITS: Mapping[str, Limit] = {
     "zero.offload.parameters": Limit(("none",), "parameters stay on the device"),
     "recompute.partition": Limit((False,), "saved activations are kept whole"),
     "recompute.offload": Limit((False,), "saved activations stay on the device"),
-    "parallel.tensor_overlap": Limit((False,), "messages of tensor groups do not overlap compute"),
+    "parallel.tensor_overlap": Limit((False,), "collectives of tensor ranks do not overlap compute"),
     "zero.gather_bucket": Limit((), "weights are gathered stage by stage"),
     "zero.prescale": Limit((False,), "gradients are divided after they are summed", Effect.ROUNDING),
     "zero.predivide": Limit((1.0,), "gradients are divided after they are summed", Effect.ROUNDING),
     "optimizer.nesterov": Limit((False,), "the engine's sgd has no Nesterov form; leave it off", Effect.NUMBERS),
     "optimizer.update_scale": Limit((), "the engine has no Muon; leave it unset", Effect.NUMBERS),
     "optimizer.amsgrad": Limit((False,), "the engine's Adam has no amsgrad; leave it off", Effect.NUMBERS),
-    "optimizer.bias_correction": Limit((True,), "the engine's Adam corrects its moments; leave it on", Effect.NUMBERS),
+    "optimizer.bias_correction": Limit((True,), "the engine's Adam always corrects this bias; leave it on", Effect.NUMBERS),
     "optimizer.embedding_lr": Limit((1.0,), "the engine has one learning rate; leave it unset", Effect.NUMBERS),
     "optimizer.output_lr": Limit((1.0,), "the engine has one learning rate; leave it unset", Effect.NUMBERS),
     "adapters.rank": Limit((), "the engine has no adapters; leave it unset", Effect.NUMBERS),
@@ -60,28 +60,28 @@ LIMITS: Mapping[str, Limit] = {
     "precision.fp8_recipe": Limit((), "the engine has no matrix products in 8 bits"),
     "precision.fp8_weights": Limit((False,), "the engine has no matrix products in 8 bits"),
     "precision.autocast": Limit((), "the engine does not use torch.autocast; leave it unset", Effect.NUMBERS),
-    "precision.residual": Limit((), "the residual stream is in the format of compute", Effect.ROUNDING),
+    "precision.residual": Limit((), "the residual stream has the format of `precision.compute`", Effect.ROUNDING),
     "precision.router": Limit((), "the engine has no experts"),
     "precision.moments": Limit((), "moments are in the format of the master weights", Effect.ROUNDING),
-    "parallel.vocabulary": Limit((True,), "tensor ranks split embedding and output layer"),
+    "parallel.vocabulary": Limit((True,), "tensor ranks always split embedding and output layer"),
     "parallel.context_method": Limit((), "the engine does not split attention by tokens"),
     "parallel.dispatcher": Limit((), "the engine has no experts"),
     "zero.average_in_collective": Limit((False,), "gradients are divided after they are summed", Effect.ROUNDING),
-    "zero.double_buffer": Limit((False,), "buffers are counted by `zero.weight_buffers`"),
+    "zero.double_buffer": Limit((False,), "`zero.weight_buffers` sets the number of buffers"),
     "zero.registered": Limit((False,), "buffers are not registered"),
     "zero.fp8_transposes": Limit((False,), "the engine has no matrix products in 8 bits"),
-    "zero.meta_init": Limit((False,), "the model is built in memory"),
-    "zero.offload.pinned": Limit((), "nothing is kept outside of the device"),
-    "recompute.modules": Limit((), "whole layers are computed again"),
+    "zero.meta_init": Limit((False,), "the model is built with its weights, not without memory"),
+    "zero.offload.pinned": Limit((), "nothing is stored outside the device"),
+    "recompute.modules": Limit((), "whole layers are recomputed, not single modules"),
 }  # fmt: skip
-"""Every field of which the engine supports only some values. Other values are refused if they would
-change the numbers; otherwise they are reported as findings.
+"""All plan fields of which the engine supports only some values. Another value is refused if
+ignoring it would change the numbers, and reported otherwise.
 """
 
 
 COURSE = tuple(path for path in paths() if path.startswith("run."))
-"""Fields for the loop that calls the engine: the length of a run, and settings for saving, loading,
-evaluation and logs.
+"""Plan fields that the engine leaves to the loop that calls it: the length of a run, and settings
+for saving, loading, evaluation and logs.
 """
 DEFINED = tuple(
     path
@@ -89,7 +89,9 @@ DEFINED = tuple(
     if path in ("model.family", "model.predicted", "model.dropout")
     or (path.startswith("model.") and path.count(".") > 1)
 )
-"""Fields that describe the model, which the engine gets as an argument."""
+"""Plan fields that describe the model. The engine does not read them, because it gets the model as
+an argument.
+"""
 
 
 def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
@@ -106,8 +108,8 @@ def check(plan: Plan, world: int) -> tuple[Mesh, tuple[Finding, ...]]:
 
 
 def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Yield a finding for each of `values`, by path, beyond the engine's limits. Raises
-    `ConfigError` if one of them changes the numbers.
+    """Return a finding for each of the plan fields `values` that the engine does not support.
+    Raises `ConfigError` if one of them would change the numbers.
     """
     beyond = tuple(_beyond(values))
     ConfigError.raise_if(
@@ -119,25 +121,25 @@ def remarks(values: Mapping[str, Any]) -> tuple[Finding, ...]:
 
 
 def beyond(values: Mapping[str, Any]) -> tuple[Finding, ...]:
-    """Return findings about limits of the native engine, for plans that run on another engine.
-    These findings have no effect there.
+    """Return findings about limits of the native engine, for a plan that runs on another engine.
+    There these limits have no effect.
     """
     return tuple(
-        replace(it, effect=Effect.NONE, message=f"not for the native engine: {it.message}")
+        replace(it, effect=Effect.NONE, message=f"the native engine would not run this: {it.message}")
         for it in _beyond(values)
     )
 
 
 def accumulation_of(plan: Plan, data: int) -> int:
-    """Return the number of microbatches in a step: the given number, the number that follows from
-    the batch sizes, or 1.
+    """Return the number of microbatches in a step: the number in the plan, or the number that
+    follows from the batch sizes, or 1.
     """
     batch = plan.batch
     return solve(batch.micro, batch.accumulation, batch.global_, data).accumulation or 1
 
 
 def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """Return the fields whose value is beyond the engine's limits."""
+    """Yield a finding for each field whose value the engine does not support."""
     # Sizes of expert axes have no effect on a model without experts.
     without_experts = values.get("model.experts", 1) == 1
     for path, limit in LIMITS.items():
@@ -157,8 +159,8 @@ def _idle(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _recomputes(values: Mapping[str, Any]) -> bool:
-    """Return whether whole layers are recomputed in backward. If no granularity is set, a ratio
-    means that they are.
+    """Return whether whole layers are recomputed in backward. A ratio without a granularity also
+    means whole layers.
     """
     return bool(
         values.get("recompute.granularity", "full" if "recompute.ratio" in values else "none")
@@ -190,15 +192,15 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     ),
     ("optimizer.schedule.total_steps",): (
         lambda values: values.get("optimizer.schedule.name") in (*_DECAY, "inverse_sqrt"),
-        "this schedule does not end",
+        "this schedule has no last step",
     ),
     ("optimizer.schedule.decay_steps", "optimizer.schedule.decay_shape"): (
         lambda values: values.get("optimizer.schedule.name") == "wsd",
-        "only wsd has a decay of its own",
+        "only the schedule wsd has a separate decay",
     ),
     ("optimizer.schedule.minimum",): (
         lambda values: values.get("optimizer.schedule.name") in (*_DECAY, "inverse_sqrt"),
-        "a constant rate does not fall",
+        "the learning rate is constant, so it has no minimum",
     ),
     ("optimizer.schedule.warmup_from",): (
         lambda values: bool(values.get("optimizer.schedule.warmup_steps")),
@@ -217,16 +219,15 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     ),
     ("recompute.method", "recompute.layers"): (
         _recomputes,
-        "whole layers are not computed again",
+        "whole layers are not recomputed",
     ),
     ("recompute.ratio",): (
         lambda values: values.get("recompute.granularity") not in ("none", "selective"),
-        "whole layers are not computed again",
+        "whole layers are not recomputed",
     ),
     ("recompute.kept_microbatches",): (
         lambda values: values.get("parallel.pipeline", 1) > 1 and _recomputes(values),
-        "only a pipeline with recomputation has several microbatches in flight, some of which it "
-        "recomputes",
+        "only a pipeline with recomputation can keep the activations of some microbatches",
     ),
     ("stages.boundaries",): (
         lambda values: values.get("stages.rule", "explicit") == "explicit",
@@ -252,9 +253,10 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
             values.get("stages.rule") != "explicit"
             and ("stages.rule" in values or "stages.boundaries" not in values)
         ),
-        "boundaries say where stages begin",
+        "`stages.boundaries` already says where stages begin",
     ),
 }
-"""Fields that take effect only with certain values of other fields, each with its condition and the
-reason why it has no effect otherwise. A field that is off or unset needs no row.
+"""Plan fields that have an effect only with certain values of other fields. Each has a function
+that says whether there is an effect, and the reason if there is none. A field that is off or unset
+is not looked up here.
 """

@@ -1,4 +1,6 @@
-"""Fit: a plan changed to run on the launched ranks, with a finding for each change."""
+"""Fit: changes a plan so that it runs on the ranks that were launched, with a finding for each
+change.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,16 @@ from bridge.plan import Plan
 from bridge.rules import Effect
 
 ONE = ("parallel.context", "parallel.expert", "parallel.expert_tensor", "model.experts")
-"""Sizes for which the engine runs only the value 1."""
+"""Plan fields with sizes of which the engine runs only the value 1."""
 
 STAGES = ("stages.rule", "stages.boundaries", "stages.layers_per_stage")
 ORDER = ("schedule.name", "schedule.virtual", "schedule.group", "schedule.csv")
-"""Fields that are unset if they do not fit another number of layers or ranks."""
+"""Plan fields that are unset if they do not fit the new number of layers or ranks."""
 
 
 def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Finding, ...]]:
-    """Return `plan` for `world` ranks and a model of `shape`, and a finding for each change. Sizes
-    are reduced until they fit.
+    """Return `plan`, changed so that it runs on `world` ranks with a model of this `shape`, and a
+    finding for each change. Sizes are reduced until they fit.
     """
     values = dict(plan.values())
     changes = _changes(values, world, shape)
@@ -39,7 +41,7 @@ def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Findin
             findings.append(
                 Finding(
                     path,
-                    f"changed from {old} to {new}, to fit {world} ranks",
+                    f"changed from {old} to {new}, so that the plan fits {world} ranks",
                     effect,
                     True,
                     None,
@@ -51,8 +53,9 @@ def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Findin
 
 
 def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict[str, Any]:
-    """Return the fields to change. Tensor ranks are chosen first. Then the pipeline gets the
-    largest size, up to the plan's size, that ranks, layers and microbatches allow.
+    """Return the plan fields to change, with their new values. The number of tensor ranks is chosen
+    first. Then the pipeline gets as many ranks as ranks, layers and microbatches allow, up to the
+    number in the plan.
     """
     # Tensor ranks have to divide both the ranks and the heads, and should divide the number that
     # was asked for.

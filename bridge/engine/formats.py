@@ -1,4 +1,4 @@
-"""Number formats: a plan's names and torch's types."""
+"""Number formats: the names in a plan and the types of torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NAMES: Mapping[torch.dtype, Dtype] = {dtype: name for name, dtype in TORCH.item
 
 
 def name_of(dtype: torch.dtype, where: str) -> Dtype:
-    """Return the plan's name for `dtype`. Raises `ConfigError`, with `where` as the place, if there
-    is no name.
+    """Return the name that a plan has for `dtype`. Raises `ConfigError` if there is none; the
+    message begins with `where`.
     """
     if dtype not in _NAMES:
         raise ConfigError(

@@ -19,18 +19,17 @@ from bridge.layout.traffic import REDUCE, REPLICAS, TIED
 
 
 class Gradients:
-    """Flat gradients of one rank, summed over microbatches and data ranks. The sum is not divided
-    by their number.
+    """Flat gradients of one rank, summed over microbatches and data ranks, and not divided by their
+    number.
 
-    The first contribution to a parameter's place is copied and later ones are added, so that
-    nothing has to be zeroed. A shared buffer is handed to the next stage after its reduction has
-    ended. If data ranks exchange gradients in another format than they accumulate in, a rounded
-    copy is sent; a single rank rounds too. In fp16, each rank adds only `share` of its gradients to
-    the sum, so that the sum overflows only if the mean does. `holders` are the groups that sum the
-    gradients of parameters which several pipeline ranks hold.
-
-    Shared buffers, and the slices that are kept apart from them, have memory only from backward to
-    the end of the step: activations are at their most when backward begins.
+    The first gradient of a parameter is copied into its place and later ones are added, so that
+    nothing has to be zeroed. A shared buffer passes to the next stage when its reduction has ended.
+    If data ranks exchange gradients in another format than they accumulate in, a rounded copy is
+    sent; a single rank rounds too. In fp16, each rank adds only `share` of its gradients to the
+    sum, so that the sum overflows only if the mean does. `holders` are the groups of pipeline ranks
+    that hold the same parameters and sum their gradients. Shared buffers, and slices apart from
+    them, have memory only from backward to the end of the step, because activations take the most
+    memory when backward begins.
     """
 
     def __init__(
@@ -79,23 +78,27 @@ class Gradients:
         self.clear()
 
     def whole(self, flat: Flat) -> Tensor:
-        """The whole of `flat` in its buffer, padding included."""
+        """Return the buffer with all gradients of `flat`, padding included."""
         return self.buffers[flat.grad_home][: flat.padded]
 
     def acquire(self, stage: int) -> None:
-        """Wait, before `stage` runs backward, until no reduction reads the buffers that it writes."""
+        """Wait until `stage` can run backward: no reduction may still read the buffers that the
+        stage writes to.
+        """
         for flat in self.layout.of_stage(stage):
             if flat.grad_home in self._pending:
                 self._settle(flat.grad_home)
 
     def reduce(self, indices: Iterable[int]) -> None:
-        """Start to reduce these flats. Nothing writes into them until their buffer is handed on."""
+        """Start to reduce the flats with these indices. Until a reduction ends, nothing writes to
+        its buffer.
+        """
         for index in indices:
             self._reduce(index, self.flats[index])
 
     def finish(self) -> None:
-        """Wait for every reduction, and sum the shares of partial replicas. The shards then hold
-        this step's gradients. Only the first call in a step does anything.
+        """Wait for all reductions, and sum the partial gradients of replicas. Each rank's slices
+        then hold the gradients of the step. Only the first call in a step does anything.
         """
         if self._finished:
             return
@@ -116,7 +119,7 @@ class Gradients:
             wait()
 
     def _partial(self) -> dict[torch.dtype, list[Tensor]]:
-        """The slices of partial replicas that this rank owns, by format."""
+        """The gradients of partial replicas that this rank owns, by number format."""
         found: dict[torch.dtype, list[Tensor]] = {}
         for flat, shard in self.parts():
             place = flat.own(flat.partial, self.group.index)
@@ -135,7 +138,7 @@ class Gradients:
                 _free(self.shards[index])
 
     def tensors(self) -> Iterable[Tensor]:
-        """Every kept tensor of gradients, each piece of memory once."""
+        """Return all tensors that store gradients, each only once."""
         yield from self.buffers.values()
         yield from (shard for index, shard in self.shards.items() if self.flats[index].grad_shared)
 
@@ -151,7 +154,7 @@ class Gradients:
             # Autograd's own gradient is freed at once, so that a whole second set of gradients
             # never stands.
             gradient, parameter.grad = parameter.grad, None
-            assert gradient is not None, "this hook runs only after a gradient was accumulated"
+            assert gradient is not None, "a parameter has a gradient when this hook runs"
             _claim(buffer)
             if name in self._written:
                 place.add_(gradient)
@@ -190,8 +193,8 @@ class Gradients:
         return partial(_take if first else _add, wait, shard, part)
 
     def _zero_untouched(self, flat: Flat, whole: Tensor) -> None:
-        """Zero the padding and the places of parameters that got no gradient, which hold values of
-        another stage or step.
+        """Set to zero what no gradient was written to in this step: the padding, and the places of
+        parameters without a gradient. They hold old values of another stage or step.
         """
         whole[flat.size :].zero_()
         for slot in flat.slots:
@@ -204,7 +207,9 @@ class Gradients:
         self.comm.ledger.note(f"reduce {index} ends")
 
     def parts(self) -> Iterator[tuple[Flat, Tensor]]:
-        """Each trainable flat with this rank's slice of its gradient, while a step has gradients."""
+        """Yield each trainable flat with this rank's slice of its gradients. Raises an error
+        outside a step.
+        """
         for index, flat in self.flats.items():
             # To read freed memory ends the process.
             if not self.shards[index].untyped_storage().nbytes():
@@ -215,8 +220,8 @@ class Gradients:
 
 
 def _claim(tensor: Tensor) -> bool:
-    """Give memory to a tensor whose memory was freed, and so to all views of it. Returns whether it
-    had none; its values are then undefined.
+    """Give memory to a tensor whose memory was freed, and so to all views of the tensor. Return
+    whether memory had to be given; the values are then undefined.
     """
     if tensor.untyped_storage().nbytes():
         return False
@@ -225,8 +230,8 @@ def _claim(tensor: Tensor) -> bool:
 
 
 def _free(tensor: Tensor) -> None:
-    """Free the memory of a tensor that has its storage alone. Views of it stay valid: they have
-    values again after `_claim`.
+    """Free the memory of a tensor that shares its storage only with its own views. These views can
+    be used again after `_claim`.
     """
     tensor.untyped_storage().resize_(0)
 

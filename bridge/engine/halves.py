@@ -1,5 +1,5 @@
 """Halves: a backward pass in two parts. The first part computes the gradients of a stage's inputs,
-and the second part the gradients of its weights.
+and the second part those of the stage's weights.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(eq=False)
 class Group:
-    """A group of weights, the autograd nodes at which the paths to these weights branch off the
-    path to the inputs, and the gradients that arrive at these nodes.
+    """A group of weights, and the autograd nodes at which the second half continues to compute
+    their gradients. `gradients` are those that arrived at these nodes in the first half.
     """
 
     weights: list[Tensor]
@@ -26,12 +26,12 @@ class Group:
 
 
 class Halves:
-    """One backward pass from `roots` with their `gradients`. Call `input` first, then `weight`,
+    """One backward pass from `roots` with their `gradients`. Call `input` first and then `weight`,
     each once.
 
-    Gradients are stored at the nodes where the paths to weights branch off the path to the inputs.
-    `weight` continues from these nodes, so that nothing is computed twice. If no input needs a
-    gradient, `weight` computes everything.
+    Some nodes of the graph lead both to inputs and to weights. The first half stores the gradients
+    that arrive at such nodes, and `weight` continues from there, so that nothing is computed twice.
+    If no input needs a gradient, `weight` computes everything.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Halves:
         self._groups: list[Group] = []
 
     def input(self) -> None:
-        """Compute the gradient of each input and store it in the input's `grad`."""
+        """Compute the gradient of each input, and store it in the attribute `grad` of the input."""
         if not self._inputs or not self._roots:
             return
         self._groups = _groups(self._roots, self._inputs)
@@ -69,7 +69,9 @@ class Halves:
         self._outside()
 
     def weight(self) -> None:
-        """Add the gradients of the weights, as a whole backward pass would, and free the graph."""
+        """Compute the gradients of the weights, add them where a whole backward pass would, and
+        free the graph.
+        """
         if not self._roots:
             return
         if not self._inputs:
@@ -82,8 +84,8 @@ class Halves:
         self._groups, self._roots = [], []
 
     def _outside(self) -> None:
-        """Store the whole gradient of roots that do not depend on the inputs, because the first
-        half did not reach them.
+        """Store the gradients of roots that do not depend on the inputs. The first half does not
+        pass through these roots.
         """
         for group in self._groups:
             for edge, gradient in zip(self._roots, self._gradients, strict=True):
@@ -106,8 +108,8 @@ def _catch(group: Group, node: Node) -> Callable[[Gradients], None]:
 
 
 def _go_on(group: Group, retain: bool) -> None:
-    """Run backward for the weights of `group` from the nodes at which the first half stopped. With
-    `retain`, the graph is kept.
+    """Compute the gradients of the weights of `group`, from the nodes at which the first half
+    stored gradients. With `retain`, the graph is kept.
     """
     edges = [
         (GradientEdge(node, place), gradient)
@@ -137,8 +139,8 @@ def _go_on(group: Group, retain: bool) -> None:
 
 
 def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Group]:
-    """Return the weights below the roots, grouped by the nodes at which the paths to them branch
-    off. Weights with a common node are in one group.
+    """Return groups of all weights on which the roots depend. Weights that can be reached from a
+    common node, at which the first half stores gradients, are in one group.
     """
     wanted = {id(tensor) for tensor in inputs}
     # Whether a node leads to an input, and the weights that it leads to without passing another
@@ -164,8 +166,8 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Gro
 
 
 def _join(groups: dict[int, Group], node: Node, weights: Iterable[Tensor]) -> None:
-    """Record that the paths to `weights` branch off at `node`. Groups that have one of these
-    weights become one group.
+    """Record that the second half gets from `node` to `weights`. Groups that share one of these
+    weights are joined to one group.
     """
     weights = _unique(weights)
     if not weights:
@@ -185,7 +187,9 @@ def _unique(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _children_first(roots: Sequence[Node]) -> list[Node]:
-    """Return all nodes below the roots. Each node follows the nodes that it leads to."""
+    """Return all nodes of the graph that can be reached from the roots. A node comes after all
+    nodes that can be reached from it.
+    """
     # With a stack of its own: the graph of a deep model exceeds Python's limit of recursion. Each
     # node is met twice, the second time (`done`) after all below it.
     found: dict[Node, None] = {}

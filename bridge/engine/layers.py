@@ -1,5 +1,4 @@
-"""Layers: a model as a list of layers in order, and its parameters with the stages that use them.
-"""
+"""Layers: a model as a list of layers, and the stages that use each parameter."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from bridge.layout.shard import Parameter
 
 
 class Arguments(NamedTuple):
-    """The arguments of a model that runs as one layer."""
+    """The arguments of one call of a model: positional arguments (`given`) and named arguments."""
 
     given: tuple[Any, ...]
     named: dict[str, Any]
@@ -25,9 +24,8 @@ class Arguments(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: its global name, its module, and `run`, which takes the output of the layer
-    before. `parts` names the modules of the layer, if it does not consist of the one module with
-    its name.
+    """One layer of a model. `run` takes the output of the layer before. `parts` names the modules
+    of the layer, if there is more than the module with the layer's name.
     """
 
     name: str
@@ -42,11 +40,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as layers. Partition rules divide only the body, without the first `leading` and the
-    last `trailing` layers.
-
-    If the model is `called`, the first layer takes `Arguments`. `received(tensors, given)` returns
-    the input of a layer, made of tensors that another rank sent and of the model's arguments.
+    """A model as a list of layers. Partition rules do not divide the first `leading` and the last
+    `trailing` layers. If `called` is true, the first layer takes all arguments of the model as
+    `Arguments`. `received(tensors, given)` returns the input of a layer, made of tensors from
+    another rank and of the model's arguments.
     """
 
     layers: tuple[Layer, ...]
@@ -59,13 +56,13 @@ class Chain:
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
-    """Return `model`, or, if it is a list of layers, a module with these layers."""
+    """Return `model` as a module. A list of layers becomes a module that contains them."""
     return model if isinstance(model, nn.Module) else nn.Sequential(*model)
 
 
 def chain_of(model: nn.Module) -> Chain:
-    """Return the children of a Sequential as layers. Its attributes `leading` and `trailing`, if it
-    has them, give the counts. Any other module is one layer.
+    """Return the children of an `nn.Sequential` as layers. Its attributes `leading` and `trailing`,
+    if there are any, say how many layers no rule divides. Any other module becomes one layer.
     """
     if isinstance(model, nn.Sequential):
         layers = tuple(Layer(name, module, module) for name, module in model.named_children())
@@ -76,8 +73,7 @@ def chain_of(model: nn.Module) -> Chain:
 
 
 def facts(chain: Chain) -> Layers:
-    """The facts about a model that partition rules use: its layers, and the number of parameters of
-    each layer.
+    """Return the numbers of layers and of their parameters, by which partition rules cut the model.
     """
     sizes = tuple(
         sum(weight.numel() for weight in layer.module.parameters()) for layer in chain.layers
@@ -102,12 +98,13 @@ def parameter_facts(
     marks: Mapping[int, Mark],
 ) -> list[Parameter]:
     """Return every parameter with its shape, its format, the stages that use it, and its split over
-    tensor ranks (`marks`, by identity). Raises `ConfigError` for a parameter outside all layers.
+    tensor ranks. A key of `marks` is the identity of a parameter. Raises `ConfigError` for a
+    parameter outside all layers.
     """
     users = _users(layers, stages)
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
     ConfigError.raise_if(
-        f"model: parameter {name} belongs to no layer; put it in one" for name in strays
+        f"model: parameter {name} belongs to no layer; make it a parameter of a layer" for name in strays
     )
     found = []
     for name, weight in parameters.items():
@@ -125,12 +122,12 @@ def parameter_facts(
 
 
 ALSO = "_stagebridge_also"
-"""Name of the attribute of a module that lists parameters of other modules that the module uses."""
+"""Name of an attribute of modules: a list of other modules' parameters that the module uses too."""
 
 
 def also_uses(module: nn.Module) -> list[nn.Parameter]:
-    """Return the list of parameters of other modules that `module` uses when it runs. To register
-    such a parameter, append it before the engine is created.
+    """Return the list of other modules' parameters that `module` uses when it runs. To add such a
+    parameter, append it to this list before the engine is created.
     """
     # In `__dict__`, as a parameter list in an attribute would give the parameters second names in
     # the model.
@@ -139,15 +136,15 @@ def also_uses(module: nn.Module) -> list[nn.Parameter]:
 
 
 def weights_of(module: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that must be whole while `module` runs."""
+    """Return the parameters that must be whole while `module` runs."""
     yield from module.parameters()
     for part in module.modules():
         yield from part.__dict__.get(ALSO, ())
 
 
 def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[int, ...]]:
-    """Return the stages that use each parameter, in order, by the parameter's identity. A tied
-    weight has one identity and several stages.
+    """Return the stages that use each parameter, in order. A key is the identity of the parameter,
+    which is the same for both names of a tied weight.
     """
     found: dict[int, list[int]] = {}
     for stage, members in enumerate(stages):

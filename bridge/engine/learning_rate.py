@@ -9,14 +9,14 @@ from bridge.errors import ConfigError
 from bridge.plan import DecayRamp, LearningRate
 
 DECAY_SHARE = 10
-"""If the plan does not set the length of the decay of `wsd`, the decay is the last of this number
-of equal parts of the schedule.
+"""If the plan does not set the length of the decay of `wsd`, the decay is the last 1 /
+`DECAY_SHARE` of the schedule.
 """
 
 
 def learning_rate(peak: float, schedule: LearningRate, step: int) -> float:
-    """Return the learning rate of the update that follows `step` updates. Raises `ConfigError` if
-    the shape needs a length and the plan sets none.
+    """Return the learning rate for the update after `step` updates. Raises `ConfigError` if the
+    schedule needs a number of steps that the plan does not set.
     """
     warmup = schedule.warmup_steps or 0
     # The peak itself belongs to the warmup: at `step` = `warmup` the line ends there, and the shape
@@ -48,8 +48,8 @@ def _inverse_sqrt(peak: float, schedule: LearningRate, step: int, warmup: int) -
 
 
 def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
-    """Return the rate of `wsd`: the peak up to the decay, then the decay. The decay has its full
-    length even if it begins within the warmup.
+    """Return the learning rate of the schedule `wsd`: constant until the decay begins, then
+    falling. The decay has its full length even if it begins within the warmup.
     """
     start = _total(schedule) - decay_steps(schedule)
     done = _progress(schedule, step, start) if step > start else 0.0
@@ -57,8 +57,7 @@ def _wsd(peak: float, schedule: LearningRate, step: int, warmup: int) -> float:
 
 
 def weight_decay(ramp: DecayRamp, step: int) -> float | None:
-    """Return the weight decay of the update that follows `step` updates, or None if there is no
-    ramp.
+    """Return the weight decay for the update after `step` updates, or None if the plan has no ramp.
     """
     if ramp.shape is None:
         return None
@@ -70,7 +69,7 @@ def weight_decay(ramp: DecayRamp, step: int) -> float | None:
 
 
 def decay_steps(schedule: LearningRate) -> int:
-    """Return the number of steps of the decay of `wsd`, at the end of the schedule."""
+    """Return the number of steps of the decay at the end of the schedule `wsd`."""
     return (
         max(1, _total(schedule) // DECAY_SHARE)
         if schedule.decay_steps is None
@@ -84,14 +83,16 @@ def _between(peak: float, schedule: LearningRate, share: float) -> float:
 
 
 def _progress(schedule: LearningRate, step: int, start: int) -> float:
-    """Return the elapsed share of the decay: 0 at `start`, 1 from the last step on."""
+    """Return how much of the decay has passed: 0 at the step `start`, 1 from the last step of the
+    schedule on.
+    """
     return min(1.0, (step - start) / max(1, _total(schedule) - start))
 
 
 def _total(schedule: LearningRate) -> int:
     if schedule.total_steps is None:
         raise ConfigError(
-            f"optimizer.schedule.total_steps: unset, but {schedule.name} decays over it; set it"
+            f"optimizer.schedule.total_steps: not set, but schedule {schedule.name} needs the number of steps; set it"
         )
     return schedule.total_steps
 
@@ -103,8 +104,8 @@ _DECAYS: Mapping[str, Callable[[float], float]] = {
     "exponential": lambda done: 2 * 0.5**done - 1,
     "minus_sqrt": lambda done: 1 - sqrt(done),
 }
-"""Functions of the elapsed share of the decay. They return the learning rate as a share of the way
-from minimum to peak.
+"""Shapes of a decay: functions from how much of the decay has passed (0 to 1) to the learning rate
+(1 for the peak, 0 for the minimum).
 """
 
 _SHAPES: Mapping[str, Callable[[float, LearningRate, int, int], float]] = {

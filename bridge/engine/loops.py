@@ -1,5 +1,5 @@
-"""Plain loops of torch: call the model, reduce gradients as torch's wrapper does, clip by one norm,
-step torch's optimizer.
+"""Plain training loops of torch: call the model, let torch's wrapper reduce gradients, clip the
+gradients by one norm, and step torch's optimizer.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class PlainTrainer:
         return 0, 1
 
     def wrap(self, model: nn.Module) -> Any:
-        """The model, wrapped as the loop calls it."""
+        """Return the model in the wrapper of torch that the loop calls."""
         return model
 
     def waits(self, last: bool) -> AbstractContextManager[Any]:
-        """Return the context of a forward and backward pass. Gradients are reduced only in the
-        `last` pass of a step.
+        """Return the context for a forward and a backward pass. Data ranks reduce gradients only in
+        the `last` pass of a step.
         """
         return nullcontext()
 
@@ -102,10 +102,10 @@ class PlainTrainer:
         return everyones(value) if self.data[1] > 1 else [value]
 
     def resume(self, place: Path) -> int:
-        raise BridgeError(f"{place}: a plain loop has no checkpoints of its own")
+        raise BridgeError(f"{place}: a plain loop cannot resume from a checkpoint; start it without one")
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every parameter whole, on the CPU in fp32. Every rank gets all."""
+        """Return every parameter whole, in fp32 on the CPU. Every rank gets all parameters."""
         return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
@@ -130,7 +130,7 @@ class ReplicatedTrainer(PlainTrainer):
 
 
 class ShardedTrainer(PlainTrainer):
-    """Data ranks with `fully_shard`, whose mixed-precision policy casts to bf16."""
+    """A plain loop on data ranks with `fully_shard`, whose mixed-precision policy casts to bf16."""
 
     low = False  # no autocast beside the policy
 
@@ -166,7 +166,7 @@ def wholes(model: nn.Module) -> dict[str, Tensor]:
 
 
 def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of this rank's weights, gradients and optimizer state."""
+    """Return the bytes of weights, gradients and optimizer state on this rank."""
     weights = [_local(weight) for weight in model.parameters()]
     states = [
         _local(value)
@@ -182,7 +182,9 @@ def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
 
 
 def norm_of(parameters: Iterable[nn.Parameter], bound: float | None) -> float:
-    """Clip gradients to the norm `bound`. Returns the global norm before clipping."""
+    """Clip gradients to the norm `bound`, unless it is None or 0. Return the global norm before
+    clipping.
+    """
     return float(_whole(nn.utils.clip_grad_norm_(parameters, bound or torch.inf)))
 
 

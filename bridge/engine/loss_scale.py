@@ -11,22 +11,22 @@ from typing import Any
 from bridge.plan import Plan
 
 LIMIT = 10
-"""Number of steps in a row that may be skipped if no smaller loss scale can help. One more skipped
-step is an error.
+"""Number of steps in a row that may be skipped if no smaller loss scale can help. The next skipped
+step raises an error.
 """
 STATE = ("scale", "window", "hysteresis", "minimum", "good", "tolerated")
-"""Fields that are stored in a checkpoint. The other fields follow from the plan."""
+"""Fields of `LossScaler` that are stored in a checkpoint. All other fields follow from the plan."""
 
 
 @dataclass
 class LossScaler:
-    """The loss scale, and the settings and counters that decide its next change. If `window` is
-    None, the scale is constant.
+    """The loss scale, and the settings and counters that decide when it changes.
 
-    `good` is the number of good steps since the last change, and `tolerated` the number of further
-    overflows that do not change the scale. The first doubling, and the first doubling after an
-    overflow, need `lead` good steps more than the window has. With `refill`, a good step restores
-    the hysteresis. With `final`, an overflow at the minimum ends the run.
+    If `window` is None, the scale is constant. `good` is the number of good steps since the last
+    change, and `tolerated` the number of overflows that may still happen without a change. The
+    first doubling in a run, and the first after an overflow, come `lead` good steps later than the
+    window says. With `refill`, a good step resets `tolerated`. With `final`, an overflow at the
+    minimum ends the run.
     """
 
     scale: float = 1.0
@@ -41,7 +41,7 @@ class LossScaler:
 
     @classmethod
     def of(cls, plan: Plan) -> LossScaler:
-        """Return the scaler for `plan`. Formats other than fp16 have a constant scale of 1."""
+        """Return the loss scaler of `plan`. For formats other than fp16 the scale is always 1."""
         given = plan.precision.loss_scale
         if plan.precision.compute != "fp16":
             return cls()
@@ -94,12 +94,12 @@ class LossScaler:
 
     @property
     def share(self) -> float:
-        """Return the factor by which a good step's gradients are multiplied in its update: 0.5 for
-        a step that doubles the scale with a `lead`, else 1.
+        """Return the factor by which the gradients of a good step are multiplied before the update.
+        It is 0.5 for a step that doubles the scale if there is a `lead`, and else 1.
 
-        DeepSpeed's `step` calls `_update_scale` before `unscale_and_clip_grads`. A step that
-        doubles the scale multiplies the loss by the old scale, and then divides the gradients by
-        the new scale.
+        This is what DeepSpeed does: `step` calls `_update_scale` before `unscale_and_clip_grads`.
+        In a step that doubles the scale, the loss is multiplied by the old scale, and the gradients
+        are divided by the new one.
         """
         doubles = (
             self.lead > 0 and self.window is not None and self.good + 1 == self.window + self.lead
@@ -108,12 +108,12 @@ class LossScaler:
 
     @property
     def helps(self) -> bool:
-        """Whether more overflows would lead to a smaller scale."""
+        """Whether further overflows would make the scale smaller."""
         return self.window is not None and (self.tolerated > 0 or self.scale > self.minimum)
 
     def state(self) -> dict[str, float | int | None]:
-        """Return the values that are stored in a checkpoint. `good` is stored as a scaler with a
-        `lead` of 1 counts it.
+        """Return the values that are stored in a checkpoint. `good` is converted to the number that
+        a scaler with a `lead` of 1 would have.
         """
         # A checkpoint may be read by a run with another lead. One convention keeps the number of
         # steps to the next doubling.
@@ -121,7 +121,9 @@ class LossScaler:
         return {**found, "good": self.good + 1 - self.lead if self.window is not None else 0}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state` of another scaler. A constant scale keeps the plan's value."""
+        """Continue from the `state` that another scaler stored. A constant scale keeps the plan's
+        value.
+        """
         if self.window is not None and state["window"] is not None:
             self.scale, self.good, self.tolerated = (
                 state["scale"],

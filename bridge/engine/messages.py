@@ -1,5 +1,5 @@
-"""Messages: activations and gradients between pipeline ranks, tagged by stage, microbatch and
-direction, and freed once they arrived.
+"""Messages: activations and gradients that pipeline ranks send to each other. A message is tagged
+by stage, microbatch and direction, and is freed after it has arrived.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Shape and format of a tensor in a message, and a flag that is true if the tensor takes part
-    in backward.
+    """Shape and number format of a tensor in a message. `grad` is true if the tensor takes part in
+    backward.
     """
 
     shape: tuple[int, ...]
@@ -58,14 +58,13 @@ Forms = tuple[Form, ...]
 
 
 class Messages:
-    """The messages that one pipeline rank sends and receives while it runs its row of a program.
+    """The messages that one pipeline rank sends and receives in a step.
 
-    The shapes of a stage's inputs are sent once a step, ahead of the first microbatch, and are the
-    same for the other microbatches. With `variable` they are sent with every microbatch. With
-    `overlap`, each receive starts before it is requested, in the order in which the other rank
-    sends. A sent tensor is freed when a later message shows that the other rank has received the
-    tensor. Messages of a link go in one direction and in one order, so that a backend without tags
-    can carry them too.
+    The shapes of a stage's inputs are sent before the first microbatch of a step, and hold for the
+    other microbatches too. With `variable`, shapes are sent with every microbatch. With `overlap`,
+    a receive starts before its action, in the order in which the other rank sends. A sent tensor is
+    freed when a later message shows that the other rank has received it. All messages on a link
+    have the same direction and a fixed order, so that a backend without tags can send them too.
     """
 
     def __init__(
@@ -107,11 +106,10 @@ class Messages:
         self._open(rows)
 
     def _open(self, rows: Sequence[Row]) -> None:
-        """Open the links that the rows use. All ranks open them in one order.
-
-        If the first messages opened the links, ranks could wait for each other in a circle: in
-        interleaved schedules the first rank sends a gradient to the last rank before that rank is
-        ready to receive it.
+        """Open the links between ranks that `rows` use, in the same order on all ranks. Links must
+        not wait for the first message: in interleaved schedules, the first rank sends a gradient to
+        the last rank before that rank is ready to receive it, and ranks could wait for each other
+        in a circle.
         """
         ways = (
             (rank, self.homes[action.stage])
@@ -124,7 +122,7 @@ class Messages:
                 self.comm.meet(self._links[to < source], source, to, self.device)
 
     def begin(self) -> None:
-        """Start a step. The shapes of messages are unknown again."""
+        """Start a step, in which the shapes of messages are not known yet."""
         self._forms.clear()
         self._next = dict.fromkeys(self._incoming, 0)
 
@@ -147,8 +145,8 @@ class Messages:
         self.comm.ledger.note(str(action))
 
     def receive(self, action: Action) -> list[Tensor]:
-        """Return the tensors of `action` after they have arrived. They take part in backward if
-        they did so on the sending rank.
+        """Wait for the tensors of the receive `action`, and return them. They take part in backward
+        if they did so on the sending rank.
         """
         send = Action(action.stage, ANSWERS[action.kind], action.microbatch)
         peer = self.homes[send.stage - 1 if send.kind is Kind.SEND_FORWARD else send.stage + 1]
@@ -172,8 +170,8 @@ class Messages:
         return found
 
     def sizes(self, tokens: int) -> Sizes:
-        """Return the sizes of messages for a microbatch of `tokens` tokens, after the shapes of one
-        microbatch are known.
+        """Return the sizes of the messages of a microbatch with `tokens` tokens. The shapes of one
+        microbatch must be known.
         """
         taken = {stage: _size(forms) for stage, forms in self.shapes.items()}
         given = {
@@ -225,8 +223,8 @@ class Messages:
         return found
 
     def _known(self, peer: int) -> bool:
-        """Return whether the shapes of the next message from `peer` are known. If not, the receive
-        would have to wait for a header.
+        """Return whether the shapes of the next message from `peer` are known already. If not, they
+        are in a header that has to arrive first.
         """
         if self._next[peer] == len(self._incoming[peer]):
             return False
@@ -236,8 +234,9 @@ class Messages:
         return send.stage in self._forms and not self.variable
 
     def _expected(self, send: Action, peer: int) -> Forms:
-        """Return the forms of the tensors in a message. For gradients these are the forms of the
-        corresponding outputs; otherwise they are the forms in the header.
+        """Return the shapes and formats of the tensors in the message `send` from `peer`. Gradients
+        have the shapes of the outputs to which they belong; all other tensors have the shapes in
+        the header.
         """
         if send.kind is Kind.SEND_BACKWARD:
             return self.returned(send)
@@ -260,8 +259,9 @@ class Messages:
             return []
         if known is not None and not self.variable:
             raise BridgeError(
-                f"microbatch {action.microbatch}: stage {action.stage} would get {_told(forms)} after {_told(known)}; pad"
-                " microbatches of a step alike, or pass variable_shapes=True to initialize"
+                f"microbatch {action.microbatch}: stage {action.stage} would get tensors {_told(forms)},"
+                f" expected {_told(known)} as in"
+                " earlier microbatches; pad all microbatches to one size, or pass variable_shapes=True to initialize"
             )
         self._forms[action.stage] = self.shapes[action.stage] = forms
         header = torch.tensor(_packed(forms), dtype=torch.int64, device=self.device)
@@ -270,14 +270,15 @@ class Messages:
         ]
 
     def _link(self, peer: int, mine: bool = True) -> Group:
-        """Return the group for messages to higher ranks, or the group for messages to lower ranks.
+        """Return the group for messages between this rank and `peer`. There is one group for
+        messages to higher ranks, and one for messages to lower ranks.
         """
         up = self.rank < peer if mine else peer < self.rank
         return self._links[not up]
 
     def _tag(self, action: Action, index: int) -> int:
-        """Return a tag that is unique for each tensor of each stage, microbatch and direction.
-        `index` counts tensors from 1; 0 is the header.
+        """Return a tag that no other tensor of any stage, microbatch and direction has. `index` is
+        0 for the header, and counts tensors from 1.
         """
         microbatch = max(action.microbatch, 0)
         # A message has fewer than HEADER_LENGTH tensors, as its header has at least one number for
@@ -310,7 +311,7 @@ def _packed(forms: Forms) -> list[int]:
         numbers += [DTYPES.index(form.dtype), int(form.grad), len(form.shape), *form.shape]
     if len(numbers) > HEADER_LENGTH:
         raise BridgeError(
-            f"stage output: {_told(forms)} do not fit a header of {HEADER_LENGTH} numbers; hand on fewer tensors"
+            f"stage output: found tensors {_told(forms)}, too many for a header of {HEADER_LENGTH} numbers; return fewer tensors"
         )
     return numbers + [0] * (HEADER_LENGTH - len(numbers))
 

@@ -1,4 +1,6 @@
-"""The optimizer: torch's fused kernels on the slices that this rank owns, one global norm, and clipping."""
+"""The optimizer: torch's fused kernels, run on the slices of weights that this rank owns, and
+clipping by one norm over all ranks.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +25,29 @@ DEFAULTS: Mapping[str, Any] = {
     "weight_decay": 0.0,
     "clip": 0.0,
 }
-"""Default values of optimizer fields that a plan leaves unset."""
+"""Default values of the plan's optimizer fields."""
 HALF = (torch.float16, torch.bfloat16)
-"""Formats whose elements are squared and summed in fp32: the norm could overflow, or lose digits,
-in the format itself.
+"""Number formats whose elements are converted to fp32 before they are squared and summed. In the
+format itself, the norm could overflow or lose digits.
 """
 HYPER = ("lr", "betas", "eps", "momentum", "weight_decay")
-"""Hyperparameters that a group of parameters may set for itself."""
+"""Hyperparameters that a group of parameters may set to values of its own."""
 
 
 def setting(settings: Settings, name: str) -> Any:
-    """Return the value of an optimizer field, or the engine's default."""
+    """Return the value of the plan's optimizer field `name`, or the engine's default if the plan
+    leaves it open.
+    """
     value = getattr(settings, name)
     return DEFAULTS[name] if value is None else value
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters, by global name, with hyperparameters that override the plan's.
+    """A group of parameters, by global name, with hyperparameters that override the plan's.
 
     `settings` is read at every step, so that a scheduler may change it. If the group sets no
-    learning rate, its rate is `rate` times the plan's rate.
+    learning rate, the group's rate is the plan's rate times `rate`.
     """
 
     names: frozenset[str]
@@ -52,8 +56,9 @@ class Group:
 
 
 def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
-    """Return biases and norms as a group without weight decay, if the plan restricts the decay to
-    matrices. With `not_layernorm`, the weights of RMSNorm decay.
+    """Return the parameters that have no weight decay as a group, if the plan restricts the decay
+    to matrices: these are biases and norms. With the scope `not_layernorm`, the weights of RMSNorm
+    decay all the same.
     """
     decays = settings.weight_decay or settings.decay_ramp.shape
     if settings.decay_scope not in ("matrices", "not_layernorm") or not decays:
@@ -68,8 +73,8 @@ def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
 
 
 def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Group, ...]:
-    """Return the groups of a file (`bridge.state.groups`). Their rates are fractions of the plan's
-    rate, which follows its schedule.
+    """Return the parameter groups that a file describes (`bridge.state.groups`). A group's learning
+    rate becomes a factor of the plan's rate, so that it follows the plan's schedule.
     """
     usual = setting(settings, "lr")
     return tuple(
@@ -93,8 +98,8 @@ def trained(module: nn.Module) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A range of elements of one slice that are updated with the same settings: those of `group`,
-    or the plan's settings if `group` is None.
+    """A range of elements in one slice that have the same hyperparameters: those of group number
+    `group`, or the plan's if `group` is None.
     """
 
     slice: int
@@ -104,10 +109,11 @@ class Run:
 
 
 class ShardOptimizer:
-    """Updates master slices in place. The state exists from the start, so that bytes and
-    checkpoints are the same before and after the first step.
+    """Updates slices of master weights in place. The optimizer's state exists from the start, so
+    that bytes and checkpoints are the same before and after the first step.
 
-    `pieces` are the parameters in each slice; `groups` name some of these parameters.
+    `pieces` are the parts of parameters in each slice, and `groups` the groups of some of these
+    parameters.
     """
 
     def __init__(
@@ -120,7 +126,7 @@ class ShardOptimizer:
         name = setting(settings, "name")
         if name not in _MAKE:
             raise ConfigError(
-                f"optimizer.name: the engine has no {name}; use one of {', '.join(_MAKE)}"
+                f"optimizer.name: the engine does not support {name}; use one of {', '.join(_MAKE)}"
             )
         self.groups = groups
         self.state_names = _STATE[name] if name != "sgd" or settings.momentum else ()
@@ -142,8 +148,8 @@ class ShardOptimizer:
             self._prepare(run, parameter)
 
     def lr(self, planned: float) -> float:
-        """Return the learning rate of the next step: the rate of the first group if it sets one,
-        else `planned`.
+        """Return the learning rate to report for the next step: the rate of the first group, or
+        `planned` if this group sets none.
         """
         return (
             float(self.groups[0].settings.get("lr", planned * self.groups[0].rate))
@@ -153,8 +159,9 @@ class ShardOptimizer:
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], lr: float, decay: float | None = None) -> None:
-        """Make one update with `gradients`, one tensor for each slice. `lr`, and `decay` unless it
-        is None, apply to parameters whose group does not set them.
+        """Update the weights once. `gradients` has a tensor for each slice. The learning rate `lr`
+        and the weight decay `decay` hold for parameters whose group does not set them; if `decay`
+        is None, the plan's value holds.
         """
         if self.torch is None:
             return
@@ -176,22 +183,24 @@ class ShardOptimizer:
             parameter.grad = None
 
     def state(self, index: int) -> dict[str, Tensor]:
-        """Return the tensors of optimizer state of slice `index`, by name."""
+        """Return the tensors of the optimizer's state for slice `index`, by name."""
         return self._state[index]
 
     def set_steps(self, steps: int) -> None:
-        """Set the number of updates of Adam's moments, which determines their bias correction."""
+        """Set the number of updates that Adam has made, on which the bias correction of the moments
+        depends.
+        """
         for parameter in self.parameters:
             if self.torch is not None and "step" in self.torch.state[parameter]:
                 self.torch.state[parameter]["step"].fill_(steps)
 
     def tensors(self) -> Iterable[Tensor]:
-        """Return every tensor of optimizer state that is as large as its slice."""
+        """Return all tensors of the optimizer's state that are as large as their slices."""
         return (tensor for state in self._state for tensor in state.values())
 
     def _torch_groups(self) -> list[dict[str, Any]]:
-        """Return torch's parameter groups, made of runs. `number` is the index of our group, or
-        None for runs without a group.
+        """Return parameter groups for torch's optimizer. A parameter of torch is here a range of a
+        slice. `number` is the index of the engine's own group, or None for ranges without a group.
         """
         found: dict[int | None, list[nn.Parameter]] = {}
         for run, parameter in zip(self.runs, self.parameters, strict=True):
@@ -208,7 +217,8 @@ class ShardOptimizer:
 
 
 def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> Iterator[Run]:
-    """Yield the longest runs of neighbouring parameters in slice `index` that belong to one group.
+    """Yield the longest ranges of slice `index` in which all parameters belong to the same group.
+    `numbers` has the group of each parameter.
     """
     for number, members in groupby(pieces, lambda piece: numbers.get(piece.parameter.name)):
         parts = list(members)
@@ -217,8 +227,8 @@ def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> It
 
 
 def squared_norm(parts: Iterable[Tensor]) -> Tensor:
-    """Return the sum of the squares of all elements, a scalar in fp64 on the tensors' device. The
-    result is not finite if an element is not finite.
+    """Return the sum of the squares of all elements in `parts`, a scalar in fp64 on the same
+    device. If an element is infinite or NaN, so is the result.
     """
     found: dict[torch.dtype | None, list[Tensor]] = {}
     for part in parts:
@@ -233,8 +243,8 @@ def squared_norm(parts: Iterable[Tensor]) -> Tensor:
 
 
 def clip_factor(norm: float, clip: float) -> float:
-    """Return the factor for gradients with global norm `norm`, so that the norm does not exceed
-    `clip` (0: no bound).
+    """Return the factor by which gradients with the global norm `norm` are multiplied, so that
+    their norm does not exceed `clip` (0: no limit).
     """
     # The same 1e-6 as in torch (_clip_grads_with_norm_), Megatron (clip_grad_by_total_norm_fp32)
     # and DeepSpeed.
@@ -262,16 +272,16 @@ def _sgd(parameters: Groups, settings: Settings) -> torch.optim.Optimizer:
 
 
 class Lion(torch.optim.Optimizer):
-    """Lion: weights move by the sign of a mix of momentum and gradient, and stay if the mix is
+    """Lion: a weight moves by the sign of a mix of momentum and gradient, and stays if the mix is
     zero.
 
-    DeepSpeed's kernels differ only for a zero: on GPUs they treat it as negative
-    (multi_tensor_lion.cu), and on a CPU they use its sign bit.
+    DeepSpeed's kernels differ only for a mix of zero: on GPUs it counts as negative
+    (multi_tensor_lion.cu), and on a CPU its sign bit decides.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every group."""
+        """Update the weights of every group once."""
         for group in self.param_groups:
             weights, (first, second) = group["params"], group["betas"]
             gradients, moments = (

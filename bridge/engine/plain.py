@@ -1,6 +1,4 @@
-"""A plain loop of torch as its users write it, on one rank, with DDP or with FSDP2, as a backend
-for plans.
-"""
+"""A plain training loop of torch as a backend for plans: on one rank, with DDP, or with FSDP2."""
 
 from __future__ import annotations
 
@@ -20,19 +18,21 @@ if TYPE_CHECKING:
 FORMATS = (None, "fp32", "bf16")
 OPTIMIZERS = (None, "adam", "adamw", "sgd")
 OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "optimizer.bias_correction": ((None, True), "torch's Adam corrects its moments"),
+    "optimizer.bias_correction": ((None, True), "torch's Adam always corrects the bias of its moments"),
     "optimizer.embedding_lr": ((None, 1.0), "a plain loop has one learning rate"),
     "optimizer.output_lr": ((None, 1.0), "a plain loop has one learning rate"),
-    "optimizer.decay_ramp.shape": ((None, "constant"), "a plain loop has one weight decay"),
-    "optimizer.amsgrad": ((None, False), "a plain loop does not have it"),
-    "adapters.rank": ((None,), "a plain loop trains the model as it is"),
+    "optimizer.decay_ramp.shape": ((None, "constant"), "a plain loop has a constant weight decay"),
+    "optimizer.amsgrad": ((None, False), "a plain loop does not have amsgrad"),
+    "adapters.rank": ((None,), "a plain loop trains the model without adapters"),
 }
-"""The values of plan fields that these loops can run, with the reason why they run no other values.
+"""For plan fields, the values with which these loops can run, and the reason why they run no other
+value.
 """
 
 
 class PlainBackend(Backend):
-    """Torch's own optimizer in a loop on one rank. If there are several ranks, each does the same.
+    """A plain loop on one rank, with torch's own optimizer. If there are several ranks, each of
+    them does the same.
     """
 
     name: ClassVar[str] = "torch"
@@ -47,7 +47,7 @@ class PlainBackend(Backend):
         return tuple(_refused(plan))
 
     def open(self, run: Config | Plan, workload: Workload) -> PlainTrainer:
-        """Set up a run. A config of a stack is lifted to the plan that it means."""
+        """Return a trainer for a plan, or for the plan that a config means."""
         plan = lift(run) if isinstance(run, Config) else run
         BridgeError.raise_if(_refused(plan))
         from bridge.engine.loops import TRAINERS
@@ -56,7 +56,7 @@ class PlainBackend(Backend):
 
 
 class ReplicatedBackend(PlainBackend):
-    """The same loop with DistributedDataParallel."""
+    """A plain loop with DistributedDataParallel."""
 
     name: ClassVar[str] = "ddp"
     title: ClassVar[str] = "DDP of torch"
@@ -65,7 +65,7 @@ class ReplicatedBackend(PlainBackend):
 
 
 class ShardedBackend(PlainBackend):
-    """The same loop with `fully_shard`, block by block."""
+    """A plain loop with `fully_shard`, block by block."""
 
     name: ClassVar[str] = "fsdp2"
     title: ClassVar[str] = "FSDP2 of torch"
@@ -74,7 +74,9 @@ class ShardedBackend(PlainBackend):
 
 
 def torch_release() -> str | None:
-    """The installed release of torch, without importing it; None if there is none."""
+    """Return the installed release of torch without importing it, or None if torch is not
+    installed.
+    """
     try:
         return version("torch")
     except PackageNotFoundError:

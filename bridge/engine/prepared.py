@@ -1,4 +1,5 @@
-"""The parts of an engine that are built from a model and a plan before ranks communicate."""
+"""Builds those parts of an engine from a model and a plan that need no communication between ranks.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from bridge.plan import Plan
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model as one module with its cut into layers, the mesh of all ranks, the pipeline,
-    findings, and a batch for a trial run.
+    """The parts of an engine that need no communication: the model as one module, how it is divided
+    into layers, the mesh of all ranks, the pipeline, findings, and a batch on which the model was
+    tried.
     """
 
     module: nn.Module
@@ -42,10 +44,11 @@ class Prepared:
         sample: Any = None,
         targets: bool = False,
     ) -> Prepared:
-        """Build the parts for `world` ranks. `names` are the layers of each stage, and `sample` is
-        a batch that the model accepts; if `targets` is true, its last element is the targets.
+        """Build these parts for `world` ranks.
 
-        Raises `BridgeError` if the plan cannot run.
+        `names` are the names of the layers in each stage. `sample` is a batch that the model
+        accepts; if `targets` is true, the last element of the batch are the targets. Raises
+        `BridgeError` if the plan cannot run.
         """
         mesh, findings = check(plan, world)
         module = as_module(model)

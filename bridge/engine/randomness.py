@@ -1,5 +1,5 @@
-"""Randomness: seeds that are functions of names and numbers, and a scope that leaves the global
-generators alone.
+"""Randomness: seeds that follow from names and numbers, and a context after which torch's
+generators are as before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def seed_of(*parts: int | str) -> int:
-    """Return a seed below 2**63 that depends on every part and its position, and is the same on
+    """Return a seed below 2**63 that depends on all `parts` and their order, and is the same on
     every machine.
     """
     # Python's own hash differs between processes. The zero byte keeps ("a", "bc") apart from ("ab",
@@ -23,18 +23,17 @@ def seed_of(*parts: int | str) -> int:
 
 
 FIXED: Mapping[str, str] = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring"}
-"""Environment variables that libraries read when they start, for products and reductions in a fixed
-order.
+"""Environment variables that make libraries compute products and reductions in a fixed order. The
+libraries read them when they start.
 """
 
 
 def determine() -> None:
-    """Make this process compute the same bits from the same inputs from now on. An operation for
-    which torch cannot do this raises an error.
+    """From now on, make this process compute the same bits from the same inputs.
 
-    Torch uses deterministic algorithms, and reductions over ranks use one ring. Gradients of
-    microbatches are added in order in any case. Call this before the first collective; it holds for
-    the whole process.
+    Torch uses deterministic algorithms, and an operation without one raises an error. Reductions
+    over ranks use one ring. Call this function before the first collective; it holds for the whole
+    process.
     """
     for name, value in FIXED.items():
         os.environ.setdefault(name, value)
@@ -46,13 +45,13 @@ def determine() -> None:
 
 @contextmanager
 def scope(device: torch.device) -> Iterator[None]:
-    """Restore the state of torch's generators on leaving."""
+    """Context after which torch's generators have the same state as before."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield
 
 
 def reseed(seed: int, device: torch.device) -> None:
-    """Start torch's generators for `device` at `seed`."""
+    """Seed torch's generators for `device`."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)

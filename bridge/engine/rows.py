@@ -1,5 +1,5 @@
-"""Rows: samples of a user's own batch, which engines read by index. After the last row, the first
-row follows.
+"""Rows: the samples of a user's own batch, which engines read by index. After the last row, reading
+begins with the first row again.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
     from bridge.backend import Batch
 
 INPUTS = ("input_ids", "tokens", "inputs", "0")
-"""Names of the tokens in a batch, the most likely first. "0" is the first element of a tuple."""
+"""Names that the tokens may have in a batch, the most likely first. "0" is the first element of a
+tuple.
+"""
 MASK, POSITIONS = "attention_mask", "position_ids"
 OTHERS = (MASK, POSITIONS, "token_type_ids")
-"""Names of further arguments of a model that have a value for each token."""
+"""Names of other arguments of a model that have one value for each token."""
 LABELS, TARGETS, SECOND = "labels", "targets", "1"
-"""Names of labels and targets. A label is at the position of its own token, as Hugging Face models
-expect; a target is at the position of the token before. "1" is the second element of a tuple, which
-may be either.
+"""Names that labels and targets may have in a batch. A label is at the position of its own token,
+as models of Hugging Face expect. A target is at the position of the token before. "1" is the second
+element of a tuple, which may have either.
 """
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples as tensors. `planes` (rows, names, tokens), int64, has the arguments of the model, in
-    the order of `names`. `targets` (rows, tokens) has the next token for each token, or -100 if
-    there is no loss.
+    """The samples of a batch as tensors. `planes` (rows, names, tokens), int64, has the arguments
+    of the model in the order of `names`. `targets` (rows, tokens) has the next token for each
+    token, or -100 where there is no loss.
     """
 
     names: tuple[str, ...]
@@ -43,23 +45,23 @@ class Rows:
 
     @classmethod
     def of(cls, where: str, tensors: Mapping[str, Tensor]) -> Rows:
-        """Make rows from the tensors of a batch. Raises `SourceError` for tensors that a next-token
-        model does not accept.
+        """Return the rows of a batch, given as `tensors` by name. Raises `SourceError` for a tensor
+        that a model for next tokens does not accept. Messages begin with `where`.
         """
         first = next((name for name in INPUTS if name in tensors), None)
         if first is None:
             named = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
             raise SourceError(
-                f"{where}: found {named or 'no tensors'}, expected token numbers as {INPUTS[0]}; name them so"
+                f"{where}: found {named or 'no tensors'}, expected a tensor {INPUTS[0]} of token numbers; rename the tensor"
             )
         tokens = tensors[first]
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise SourceError(
-                f"{where}: {first}: found {_form(tokens)}, expected whole numbers (rows, tokens)"
+                f"{where}: {first}: found {_form(tokens)}, expected whole numbers of shape (rows, tokens)"
             )
         known = {first, LABELS, TARGETS, *OTHERS, *((SECOND,) if first == "0" else ())}
         odd = [
-            f"{where}: {name}: found {_form(tensors[name])}, which no engine takes"
+            f"{where}: {name}: found {_form(tensors[name])}, which no engine accepts"
             for name in tensors
             if name not in known
         ]
@@ -67,7 +69,7 @@ class Rows:
             name: _plane(where, name, tensors[name], tokens) for name in OTHERS if name in tensors
         }
         SourceError.raise_if(
-            f"{line}; expected tokens, labels, {', '.join(OTHERS)}; leave it out" for line in odd
+            f"{problem}; expected tokens, labels, {', '.join(OTHERS)}; leave it out" for problem in odd
         )
         targets = _targets(where, tensors, tokens, others.get(MASK))
         planes = torch.stack([tokens.long(), *others.values()], 1)
@@ -84,19 +86,20 @@ class Rows:
         return len(self.names) == 1
 
     def batch(self, numbers: Iterable[int]) -> Batch:
-        """Return a microbatch of the rows with these indices. After the last row, the first row
-        follows.
+        """Return a microbatch of the rows with these numbers. Numbers beyond the last row begin
+        with the first row again.
         """
         at = [number % len(self.targets) for number in numbers]
         return (self.planes[at, 0] if self.plain else self.planes[at]), self.targets[at]
 
     def named(self, tokens: Tensor) -> dict[str, Tensor]:
-        """The arguments in a microbatch, by name: each (rows, tokens)."""
+        """Return the arguments of the model in a microbatch, by name, each of shape (rows, tokens).
+        """
         parts = tokens.unbind(1) if tokens.dim() == 3 else (tokens,)
         return {name: part.contiguous() for name, part in zip(self.names, parts, strict=True)}
 
     def fed(self, model: nn.Module) -> nn.Module:
-        """Make the model accept whole microbatches from now on, and return the model. Raises
+        """Change the model so that it accepts whole microbatches, and return it. Raises
         `SourceError` for arguments that the model does not accept.
         """
         plain: Any = model.forward
@@ -117,8 +120,8 @@ class Rows:
 
 
 def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
-    """Return a tensor with a whole number for each token, (rows, tokens). A single row is repeated
-    for all rows.
+    """Return `tensor` as (rows, tokens), like `tokens`. It must have a whole number for each token.
+    A single row is repeated for all rows.
     """
     fits = (
         tensor.dim() == 2
@@ -136,12 +139,14 @@ def _plane(where: str, name: str, tensor: Tensor, tokens: Tensor) -> Tensor:
 def _targets(
     where: str, tensors: Mapping[str, Tensor], tokens: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return the target of each token, (rows, tokens), which is the token that follows."""
+    """Return the target of each token, (rows, tokens): the next token, or -100 where there is no
+    loss.
+    """
     given = next((name for name in (LABELS, TARGETS, SECOND) if name in tensors), None)
     labels = tokens if given is None else tensors[given]
     if labels.shape != tokens.shape or labels.is_floating_point():
         raise SourceError(
-            f"{where}: {given}: found {_form(labels)}, expected whole numbers of {tuple(tokens.shape)}"
+            f"{where}: {given}: found {_form(labels)}, expected whole numbers of shape {tuple(tokens.shape)}"
         )
     if given == TARGETS or (given == SECOND and not _beside(labels, tokens)):
         return labels
@@ -154,8 +159,8 @@ def _targets(
 
 def _beside(labels: Tensor, tokens: Tensor) -> bool:
     """Return whether labels are at the positions of their own tokens, rather than one position
-    before. This is decided by the number of labels that equal the token at their position, compared
-    with the token after it.
+    before. The more frequent case decides: a label equals the token at its position, or the token
+    after.
     """
     counted = labels != IGNORED
     own = (labels == tokens) & counted

@@ -1,4 +1,6 @@
-"""The engine: runs a plan's steps over the stages of a model, with DeepSpeed's interface."""
+"""The engine: trains a model by a plan, step by step and stage by stage, with DeepSpeed's
+interface.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ from bridge.trace.source import Moment
 from bridge.trace.tracer import Tracer
 
 Loss = Callable[[Any, Any], Tensor | tuple[Tensor, Tensor | int]]
-"""Function that takes the model's output and the targets. It returns a microbatch's mean loss, or
-the sum of losses and the count by which it is divided.
+"""Type of a loss function. It takes the model's output and the targets. It returns the mean loss of
+a microbatch, or the sum of losses and the count by which the sum is divided.
 """
 
 
@@ -59,15 +61,15 @@ NOTHING = Arguments((), {})
 
 
 class DataEnded(BridgeError):
-    """Raised when the data of a rank ended within a step. All ranks have left the step without an
+    """Raised when the data of a rank ended within a step. All ranks have ended the step without an
     update.
     """
 
 
 @dataclass(eq=False)
 class Turn:
-    """A forward pass that waits for backward: its number, its samples, the weight of its loss in
-    the mean, and a flag that is set when a gradient has arrived.
+    """A forward pass that waits for backward: its number, its number of samples, and the weight of
+    its loss in the mean. `reached` is set when a gradient has arrived.
     """
 
     number: int
@@ -76,7 +78,7 @@ class Turn:
     reached: bool = False
 
     def watch(self, output: Any) -> None:
-        """Record the arrival of a gradient of `output`."""
+        """Set `reached` as soon as a gradient of `output` arrives."""
         for tensor in differentiable(output):
             tensor.register_hook(self._reach)  # type: ignore[no-untyped-call]
 
@@ -85,7 +87,9 @@ class Turn:
 
 
 class Passes(NamedTuple):
-    """The results of the passes of a step: losses by microbatch, and gradients by global name."""
+    """The results of a step without an update: the loss of each microbatch, and the gradients by
+    global name.
+    """
 
     losses: list[Tensor]
     gradients: dict[str, Tensor]
@@ -93,8 +97,8 @@ class Passes(NamedTuple):
 
 @dataclass
 class Progress:
-    """The counts of training so far, and the results of the last step: mean loss over all ranks,
-    gradient norm before clipping, learning rate.
+    """Counts since the start of training, and results of the last step: mean loss over all ranks,
+    gradient norm before clipping, and learning rate.
     """
 
     steps: int = 0
@@ -106,8 +110,8 @@ class Progress:
 
 
 class Engine:
-    """Trains a model as a plan says. Call `train_batch` once for each step, or `engine(...)`,
-    `backward` and `step` for each microbatch.
+    """Trains a model by a plan. Call `train_batch` once for each step, or `engine(...)` and
+    `backward` for each microbatch, with `step` after each of them.
     """
 
     def __init__(
@@ -167,12 +171,14 @@ class Engine:
         self._feed = Feed(self._enter, self._leave, self._root, self._draw, self._received)
         self._idle()
         self.tracer: Tracer | None = None
-        """The tracer of this engine, if it has one."""
+        """The tracer that logs this engine's tensors, if there is one."""
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
 
     def _idle(self) -> None:
-        """Set the state before the first step: no data, and no pass that waits for backward."""
+        """Set the state that holds before the first step: no data, and no forward pass that waits
+        for backward.
+        """
         self._source: Iterator[Any] = iter(())
         self._fed: list[Arguments] = []
         self._last: Arguments | None = None
@@ -186,8 +192,8 @@ class Engine:
 
     @property
     def model(self) -> nn.Module:
-        """The model between steps. Under ZeRO 3, parameters that share a buffer with another stage
-        hold undefined values.
+        """The model. Between steps under ZeRO 3, parameters that share a buffer with another stage
+        have undefined values.
         """
         return self._module
 
@@ -198,30 +204,28 @@ class Engine:
 
     @property
     def place(self) -> int:
-        """The index of the current microbatch among the microbatches of all data ranks in this
-        step.
-        """
+        """The index of the current microbatch in this step, counted over all data ranks."""
         # In the order in which the data is dealt out: the first microbatch of each rank, then the
         # second of each.
         return self.executor.microbatch * self.data.size + self.data.index
 
     @property
     def batch(self) -> Any:
-        """Inputs and targets of the current microbatch. All pipeline ranks have them."""
+        """Inputs and targets of the current microbatch, on every pipeline rank."""
         return self._microbatch(self.executor.microbatch) if self._given is None else self._given
 
     @property
     def gradient_unit(self) -> float:
-        """The factor by which reduced gradients become those of the mean loss. For gradients of
-        activations this factor is `unit`.
+        """The factor that turns reduced gradients of weights into gradients of the mean loss. The
+        factor for gradients of activations is `unit`.
         """
         # Only reduced gradients were multiplied with the share of a data rank.
         return self.unit / self.gradients.share
 
     @property
     def module(self) -> nn.Module:
-        """The model. Parameters with a buffer of their own are whole; other parameters are whole
-        only while their stage runs. Parameters of other pipeline ranks are empty.
+        """The model. Parameters with a buffer of their own are whole. All others are whole only
+        while their stage runs, and parameters of other pipeline ranks are empty.
         """
         self.weights.settle()
         return self._module
@@ -232,21 +236,23 @@ class Engine:
         return self
 
     def eval(self) -> Engine:
-        """Set evaluation mode. `engine(...)` then stores nothing for backward."""
+        """Set evaluation mode, in which `engine(...)` stores nothing for backward."""
         return self.train(False)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """Run one microbatch. With a loss function, returns the loss; the last input is then the
-        targets. Without a loss function, returns the output.
+        """Run one microbatch forward.
 
-        Only a model that is one layer takes `named` inputs.
+        With a loss function, the last input are the targets, and the loss is returned. Without one,
+        the output of the model is returned. Only a model that is a single layer takes `named`
+        inputs.
         """
         given = Arguments(inputs, named)
         return self._train_pass(given) if self._module.training else self._eval_pass(given)
 
     def backward(self, loss: Tensor) -> Tensor:
-        """Accumulate the gradients of `loss`, made of the results of one or several `engine(...)`,
-        as one microbatch. Reduce the gradients that are due.
+        """Run backward for one microbatch. `loss` is computed from the results of one or several
+        calls of `engine(...)`. Gradients are accumulated, and reduced where no later microbatch
+        adds to them.
         """
         self._refuse_more("backward")
         weight = self._weight()
@@ -268,8 +274,8 @@ class Engine:
         return loss
 
     def step(self) -> bool:
-        """Update the weights if all microbatches of the step have run, else do nothing. Returns
-        whether weights changed.
+        """Update the weights if all microbatches of the step have run, and do nothing otherwise.
+        Return whether weights changed.
         """
         if not self.is_gradient_accumulation_boundary():
             return False
@@ -292,8 +298,8 @@ class Engine:
         return updated
 
     def last(self) -> None:
-        """Make the microbatch whose backward comes next the last of its step. The missing
-        microbatches enter the mean with a loss of 0.
+        """End the step early, with the next microbatch that runs backward. Microbatches that did
+        not run count in the mean with a loss of 0.
         """
         self._refuse_parts()
         self._refuse_more("last")
@@ -303,14 +309,14 @@ class Engine:
         self._micro = self.accumulation - 1
 
     def divide_early(self) -> None:
-        """Divide losses by the number of microbatches of a step before backward, instead of
-        dividing gradients after it. This is for users whose hooks read gradients during backward.
+        """Divide losses by the number of microbatches before backward, instead of dividing
+        gradients after it. Needed if hooks of the user read gradients during backward.
         """
         self._share = 1 / self.accumulation
 
     @property
     def microbatch(self) -> int:
-        """Number of microbatches of the step that have run backward."""
+        """Number of microbatches that have run backward in this step."""
         return self._micro
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -318,11 +324,11 @@ class Engine:
         return self._micro == self.accumulation
 
     def train_batch(self, batches: Iterable[Any] | Iterator[Any]) -> float:
-        """Run one step over the next `accumulation` elements of `batches`, each (inputs, targets)
-        or a mapping of named inputs. Returns the mean loss over all ranks.
+        """Run one step with the next `accumulation` elements of `batches`, and return the mean loss
+        over all ranks. An element is a pair (inputs, targets), or a mapping of named inputs.
 
-        Without a loss function, the model must return its loss, or an object with the attribute
-        `loss`. With a loss function, a whole mapping is passed as targets.
+        Without a loss function, the model must return the loss, or an object with the attribute
+        `loss`. With a loss function, a mapping is also passed to this function as the targets.
         """
         self.train()
         self._pass(batches)
@@ -330,16 +336,18 @@ class Engine:
         return self.progress.loss
 
     def gradients_of(self, batches: Iterable[Any]) -> Passes:
-        """Run the passes of one step over `batches`, as in `train_batch`, without an update.
+        """Run one step forward and backward over `batches`, as in `train_batch`, but without an
+        update.
 
-        Returns the losses of this rank's microbatches, if the rank has the last stage, and the
-        gradients of the mean loss over all ranks, by global name, for the parameters of this rank.
-        Modules keep their mode. Raises `BridgeError` if weights are sharded, or are casts of
-        masters.
+        Returns the losses of this rank's microbatches, if the rank has the last stage. Also returns
+        the gradients of the mean loss over all ranks, by global name, for this rank's parameters.
+        Modules stay in their mode. Raises `BridgeError` if weights are sharded, or are casts of
+        master weights.
         """
         if any(flat.sharded or not flat.master_is_weight for flat in self.gradients.flats.values()):
             raise BridgeError(
-                "gradients_of: weights are shards or casts; use zero.stage 0 and one format for all, or train_batch"
+                "gradients_of: found weights that are sharded or cast from masters;"
+                " use zero.stage 0 and one format for all, or train_batch"
             )
         self._pass(batches)
         squares, loss, weight = self._reduced()
@@ -353,14 +361,14 @@ class Engine:
         return Passes(losses, gradients)
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Return copies of the gradients of the mean loss. Every rank must have them whole."""
+        """Yield a copy of each gradient of the mean loss. Gradients must not be sharded."""
         for flat, whole in self.gradients.parts():
             for slot in flat.slots:
                 found = whole[slot.start : slot.stop].view(slot.parameter.shape)
                 yield slot.parameter.name, found * self.gradient_unit
 
     def _pass(self, batches: Iterable[Any]) -> None:
-        """Run the remaining microbatches of a step forward and backward."""
+        """Run the microbatches of a step that have not run yet, forward and backward."""
         self._source, self._given = iter(fitting(batches, self.accumulation - self._micro)), None
         # Microbatches that `engine(...)` ran have their samples counted already.
         self._fed += [NOTHING] * (self._micro - len(self._fed))
@@ -372,11 +380,11 @@ class Engine:
 
     @torch.no_grad()
     def eval_batch(self, batch: Any) -> Any:
-        """Return the loss (without a loss function: the output) of one batch on this rank. Random
-        state and progress stay as they are.
+        """Return the loss of one batch on this rank, or the output if there is no loss function.
+        The state of random generators and the counts of training stay as they are.
 
-        All pipeline ranks must take part, and all get the loss. An output stays on the rank that
-        has the last stage.
+        All pipeline ranks must take part, and each of them gets the loss. An output is returned
+        only on the rank that has the last stage.
         """
         training = self._module.training
         self.eval()
@@ -386,8 +394,8 @@ class Engine:
             self.train(training)
 
     def state_dict(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every parameter whole, by global name, in the master format, one flat at a time.
-        All ranks must take part.
+        """Yield every parameter whole, by global name, in the format of the master weights. Only
+        one flat is whole at a time. All ranks must take part.
         """
         for rank in range(self.line.size):
             for flat, whole in self._flats_of(rank):
@@ -401,8 +409,9 @@ class Engine:
                     )
 
     def _flats_of(self, rank: int) -> Iterator[tuple[Flat, Tensor]]:
-        """Yield the flats of a pipeline rank, with whole values on that rank and with empty buffers
-        on other ranks. If several ranks hold a flat, it is yielded for the first of them.
+        """Yield each flat of pipeline rank `rank`, with a buffer that has the whole values on that
+        rank and is empty on all others. A flat that several ranks hold is yielded only for the
+        first of them.
         """
         mine = rank == self.line.index
         layout = self.layout if mine else self._layout(rank)
@@ -417,7 +426,7 @@ class Engine:
                     )
 
     def _layout(self, rank: int) -> Layout:
-        """Return the layout of the flat buffers of a pipeline rank."""
+        """Return the layout of the flats of pipeline rank `rank`."""
         own = on_rank(self.parameters, self.pipeline.schedule.homes, rank)
         return Layout.of(self.plan, own, len(self.pipeline.local(rank)), self.data.size)
 
@@ -428,8 +437,8 @@ class Engine:
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
     ) -> Path:
-        """Write everything that a resume needs into `save_dir`/`tag`, as `checkpoint.save` does.
-        All ranks must take part.
+        """Write a checkpoint into `save_dir`/`tag`, with everything that a run needs to resume
+        (`checkpoint.save`). All ranks must take part.
         """
         from bridge.engine import checkpoint
 
@@ -439,8 +448,8 @@ class Engine:
     def load_checkpoint(
         self, load_dir: str | Path, tag: str | None = None, load_optimizer_states: bool = True
     ) -> tuple[Path, dict[str, Any]]:
-        """Continue from `load_dir`/`tag` (default: the latest), written on any layout. Returns the
-        path and the client's state.
+        """Continue from the checkpoint `load_dir`/`tag`, or from the latest one, whatever the
+        layout was. Return its path and the client's state.
         """
         from bridge.engine import checkpoint
 
@@ -448,13 +457,13 @@ class Engine:
             return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
 
     def close(self) -> None:
-        """Wait for unfinished gathers and for all ranks, then leave the process group."""
+        """Wait for unfinished gathers and for all ranks, and then leave the process group."""
         self.weights.settle()
         leave()
 
     def bytes(self) -> dict[str, int]:
-        """Return the bytes of the tensors that persist on this rank: weights, gradients, master,
-        moments.
+        """Return the number of bytes that this rank stores between steps, for each of weights,
+        gradients, master and moments.
         """
         kinds = {
             "weights": self.weights.stored(),
@@ -468,8 +477,8 @@ class Engine:
         }
 
     def traffic(self, tokens: int) -> dict[str, Traffic]:
-        """Return the collectives that a step should make on this rank, by name, if each of its
-        microbatches has `tokens` tokens.
+        """Return the collectives that this rank should call in a step, by name, if a microbatch has
+        `tokens` tokens.
         """
         rank, row, sequence = self.line.index, self.executor.row, bool(self.plan.parallel.sequence)
         step = Step(
@@ -480,9 +489,9 @@ class Engine:
         )
 
     def _next(self, source: Iterator[Any]) -> Arguments:
-        """Return the next microbatch. If there is none, return the last one again: other ranks wait
-        for this rank in the step's collectives, and at the end of the step all ranks agree to leave
-        it.
+        """Return the next microbatch of `source`. If there is none, return the last one again.
+        Other ranks wait for this rank in the collectives of the step, so only at the end of the
+        step do all ranks leave it.
         """
         try:
             self._last = _given(next(source))
@@ -493,8 +502,8 @@ class Engine:
         return self._last
 
     def lack(self, number: int | None = None) -> None:
-        """Record that this rank has data for only `number` microbatches of the step (default: those
-        that have run). All ranks leave the step at its end with `DataEnded`.
+        """Record that this rank has data for only `number` microbatches of the step (default: for
+        those that have run). At the end of the step, all ranks raise `DataEnded`.
         """
         if self._short is None:
             self._short = self._micro if number is None else number
@@ -503,55 +512,55 @@ class Engine:
         if self.is_gradient_accumulation_boundary():
             raise BridgeError(
                 f"{what}: all {self.accumulation} microbatches of this step have run; call engine.step(),"
-                " or set batch.accumulation to the number wanted"
+                " or set batch.accumulation to a larger number"
             )
 
     def _refuse_moved(self) -> None:
-        """Raise an error if a parameter was frozen or unfrozen after initialization, because
-        buffers and masters are laid out once.
+        """Raise an error if a parameter was frozen or unfrozen after initialization. Buffers and
+        master weights are laid out only once.
         """
         for name, weight, trained in self._trained:
             if weight.requires_grad != trained:
                 raise BridgeError(
-                    f"{name}: requires_grad is {weight.requires_grad}, but was {trained} when the engine was made; save a"
-                    " checkpoint, make another engine, and load it there"
+                    f"{name}: requires_grad is {weight.requires_grad}, but was {trained} when the engine was created; save a"
+                    " checkpoint, create a new engine, and load the checkpoint there"
                 )
 
     def _refuse_parts(self) -> None:
-        """Raise an error unless microbatches run one after the other: depth first, on one pipeline
-        rank.
+        """Raise an error unless microbatches run one after the other, which is so depth first on
+        one pipeline rank.
         """
         if self.pipeline.schedule.name != "depth_first":
             raise BridgeError(
-                f"engine(...): the schedule {self.pipeline.schedule.name} runs the microbatches of a step together; call"
-                " engine.train_batch(batches)"
+                f"engine(...): the schedule {self.pipeline.schedule.name} mixes the microbatches of a step; call"
+                " engine.train_batch(batches) instead"
             )
 
     def _weight(self) -> Tensor | float:
-        """The weight of the loss of the open passes in the mean loss."""
+        """Return the weight in the mean loss of the forward passes that wait for backward."""
         if not self._turns:
             raise BridgeError(
-                "backward: no forward pass is open; call engine(...) in training mode first"
+                "backward: no forward pass waits for backward; call engine(...) in training mode first"
             )
         if len(self._turns) > 1 and self.plan.loss == "per_token":
             raise BridgeError(
-                f"backward: {len(self._turns)} forward passes are open, and plan.loss is per_token, so that each counts by"
-                " its tokens; call backward after each, and eval_batch for losses that are not trained on"
+                f"backward: {len(self._turns)} forward passes wait for backward, but with plan.loss per_token only one"
+                " may; call backward after each forward pass, and eval_batch for losses without backward"
             )
         return self._turns[0].weight
 
     # Called by the executor in the course of a step
 
     def _microbatch(self, microbatch: int) -> Arguments:
-        """Return inputs and targets of a microbatch. They are read from the data at the first call.
+        """Return the inputs and targets of a microbatch. The first call reads them from the data.
         """
         while len(self._fed) <= microbatch:
             self._fed.append(self._next(self._source))
         return self._fed[microbatch]
 
     def _drop(self, ended: float) -> None:
-        """Leave a step for which some rank has no data, on all ranks at once. `ended` is the sum of
-        rank + world over the ranks without data.
+        """End the step on all ranks without an update, because some ranks have no data. `ended` is
+        the sum of rank + number of all ranks, over the ranks without data.
         """
         world, short, step = self.comm.world.size, self._short, self.started
         self._clear()
@@ -560,9 +569,9 @@ class Engine:
         # Each such rank adds between world and 2 * world - 1, so that a sum below 2 * world names a
         # single rank.
         who = f"rank {int(ended) - world}" if ended < 2 * world else "several ranks"
-        left = "all ranks leave the step, no weight changed"
         raise DataEnded(
-            f"step {step}: the data of {who} ended; {left}; give all ranks the same amount of data"
+            f"step {step}: the data of {who} ended, so no rank updated its weights;"
+            " give all ranks the same amount of data"
         )
 
     def _ended(self, number: int) -> str:
@@ -572,8 +581,8 @@ class Engine:
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
     def _received(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
-        """Return the input of a stage. It is made of tensors from another rank and of the batch,
-        which this rank has too.
+        """Return the input of a stage, made of `tensors` from another rank and of the batch, which
+        every pipeline rank has.
         """
         given = (
             self._cast(self._arguments(self._microbatch(microbatch)))
@@ -583,8 +592,8 @@ class Engine:
         return self.chain.received(tensors, given)
 
     def _leave(self, microbatch: int, output: Any) -> None:
-        """Store the loss from which backward will start. Without a loss function, the output is the
-        loss or has the attribute `loss`.
+        """Store the loss of a microbatch, from which backward will start. Without a loss function,
+        `output` is the loss or has the attribute `loss`.
         """
         found = (
             (loss_in(output), 1.0)
@@ -600,8 +609,8 @@ class Engine:
         return self._scaled(loss, weight)
 
     def _scaled(self, loss: Tensor, weight: Tensor | float) -> Tensor:
-        """Return the tensor from which backward of a microbatch starts: the microbatch's loss times
-        weight, share and loss scale.
+        """Return the tensor from which the backward of a microbatch starts: the loss times the
+        weight in the mean, the data rank's share, and the loss scale.
         """
         if self._share == self.scaler.scale == 1:
             return loss * weight
@@ -614,8 +623,8 @@ class Engine:
         )
 
     def _draw(self, microbatch: int) -> Draw:
-        """Return the seeds of a microbatch. They depend on the microbatch's index among those of
-        all data ranks in this step.
+        """Return what the random numbers of a microbatch depend on. The microbatch is counted over
+        all data ranks of this step.
         """
         place = microbatch * self.data.size + self.data.index
         return Draw(self.seed, self.started - 1, place)
@@ -674,7 +683,7 @@ class Engine:
         return loss
 
     def _arguments(self, batch: Arguments) -> Arguments:
-        """Return the arguments of the model: all elements of a batch except the targets."""
+        """Return the arguments of the model in a batch: everything except the targets."""
         found = arguments_of(batch, self.loss_fn is not None)
         if not (found.given or found.named):
             raise BridgeError(
@@ -684,8 +693,8 @@ class Engine:
         return found
 
     def _inputs(self, batch: Arguments) -> Any:
-        """Return the input of the first layer. For a list of layers, a single input is passed as it
-        is, and several inputs as a tuple.
+        """Return the input of the first layer. A list of layers gets a single input as it is, and
+        several inputs as a tuple.
         """
         found = self._arguments(batch)
         if self.chain.called:
@@ -706,8 +715,8 @@ class Engine:
         return tree_map_only(Tensor, cast, inputs)
 
     def _loss(self, output: Any, targets: Any) -> tuple[Tensor, Tensor | float]:
-        """Return the microbatch's mean loss, and its weight in the mean over microbatches: the
-        number of tokens if the loss is per token, else 1.
+        """Return the mean loss of a microbatch and its weight in the mean over all microbatches:
+        the number of tokens if the plan's loss is per token, else 1.
         """
         assert self.loss_fn is not None
         found = self.loss_fn(
@@ -720,13 +729,13 @@ class Engine:
             return found[0] / count.clamp(min=1).to(found[0].dtype), count if per_token else 1.0
         if per_token:
             raise BridgeError(
-                "loss_fn: found a mean, but plan.loss is per_token; return a sum and its count"
+                "loss_fn: returned a mean, but plan.loss is per_token; return the sum of losses and the number of tokens"
             )
         return found, 1.0
 
     def _reduced(self) -> tuple[float, float, float]:
-        """Finish the reductions of gradients. Returns, over all ranks, their squared norm, the
-        weighted sum of losses, and the sum of weights.
+        """Wait until gradients are reduced. Return three sums over all ranks: of squared gradients,
+        of losses times their weights, and of these weights.
         """
         self._refuse_moved()
         self.gradients.finish()
@@ -737,8 +746,8 @@ class Engine:
         return squares, loss, weight
 
     def _agree(self) -> tuple[float, float, float, float]:
-        """Return the sums over all ranks of four values: squared gradients, weighted losses,
-        weights, and flags of ranks whose data ended.
+        """Return four sums over all ranks: of squared gradients, of losses times their weights, of
+        these weights, and of marks of ranks whose data ended.
         """
         for loss, weight in self._losses.values():
             self._totals[0] += loss.double() * weight
@@ -757,8 +766,8 @@ class Engine:
         return first, second, third, fourth
 
     def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
-        """Return the part of this rank's slice that counts for the global norm, so that every
-        element of the model counts once.
+        """Yield the part of this rank's slice that counts for the global norm. Over all ranks,
+        every element of the model counts once.
         """
         if (not flat.sharded and self.data.index > 0) or not self.first_holder(flat):
             return
@@ -770,11 +779,12 @@ class Engine:
             yield part
 
     def first_holder(self, flat: Flat) -> bool:
-        """Return whether this pipeline rank is the first of those that hold `flat`."""
+        """Return whether this pipeline rank is the first of the ranks that hold `flat`."""
         return not flat.replicas or self.line.index == flat.replicas[0]
 
     def _note(self, squares: float, loss: float, weight: float, updated: bool) -> None:
-        """Set the loss, gradient norm and learning rate of the step, and the unit of its gradients.
+        """Set the loss, the gradient norm and the learning rate of the step, and the factor `unit`
+        of its gradients.
         """
         progress, divisor = self.progress, max(weight, 1.0)
         # Gradients are sums of weight * share * scale * gradient over microbatches and data ranks.
@@ -788,25 +798,25 @@ class Engine:
         progress.lr = self.optimizer.lr(lr)
 
     def _judge(self, updated: bool, loss: float) -> None:
-        """Warn with the reason why a step is skipped, unless a smaller loss scale can help. Raise
-        an error after too many such steps in a row.
+        """Print why a step is skipped, unless the loss scale will become smaller and this can help.
+        Raise an error after too many skipped steps in a row.
         """
         # A loss that is not finite comes from the forward pass, which the scale does not enter.
         helps = self.scaler.helps and math.isfinite(loss)
         self._in_vain = 0 if updated or helps else self._in_vain + 1
         if not self._in_vain:
             return
-        said = f"step {self.started}: skipped, no weight changed: {self._reason(loss)}"
+        skipped = f"step {self.started}: skipped, no weight changed: {self._reason(loss)}"
         if self._in_vain > self.skips_allowed or (self.scaler.final and not self.scaler.helps):
             raise BridgeError(
-                f"{said}; {self._in_vain} steps in a row were skipped; check data, learning rate and formats"
+                f"{skipped}; {self._in_vain} steps in a row were skipped; check data, learning rate and formats"
             )
         own = [
             number for number, (value, _) in sorted(self._losses.items()) if not value.isfinite()
         ]
         if own or self.comm.rank == 0:
-            mine = f" (rank {self.comm.rank}: microbatch {', '.join(map(str, own))})" if own else ""
-            self.say(said + mine)
+            mine = f" (on rank {self.comm.rank}, in microbatch {', '.join(map(str, own))})" if own else ""
+            self.say(skipped + mine)
 
     def _reason(self, loss: float) -> str:
         if not math.isfinite(loss):
@@ -814,7 +824,7 @@ class Engine:
         scale = (
             f" at loss scale {self.scaler.scale:g}" if self.plan.precision.compute == "fp16" else ""
         )
-        return f"the loss is finite, its gradients are not{scale}"
+        return f"the loss is finite, but gradients are not{scale}"
 
     def _update(self) -> None:
         # The norm that is clipped is that of the gradients which the update sees.
@@ -833,7 +843,7 @@ class Engine:
         self.weights.refresh()
 
     def _begin(self, updated: bool) -> None:
-        """Count the step that ended, and prepare for the next step."""
+        """Count the step that has ended, and prepare the next one."""
         self.progress.steps += updated
         self.progress.skipped += not updated
         fed = sum(_rows(self._inputs(batch)) for batch in self._fed if batch is not NOTHING)
@@ -841,7 +851,7 @@ class Engine:
         self._clear()
 
     def _clear(self) -> None:
-        """Delete all state of the step."""
+        """Delete everything that is kept only within a step."""
         HERE.step, self._short = self.started, None
         self.gradients.clear()
         self.executor.begin()
@@ -857,7 +867,7 @@ class Engine:
 
 
 def chained(model: nn.Module, cut: Cut | None) -> Chain:
-    """Return the layers of a model: the layers of `cut`, or the model's own layers if `cut` is
+    """Return the layers of a model: those of `cut`, or those that the model has itself if `cut` is
     None.
     """
     return chain_of(model) if cut is None else Blocks(model, cut).chain()
@@ -866,16 +876,16 @@ def chained(model: nn.Module, cut: Cut | None) -> Chain:
 def pipeline_of(
     chain: Chain, plan: Plan, microbatches: int, parts: Sequence[Sequence[str]] | None = None
 ) -> Pipeline:
-    """Return the pipeline of `plan` for a model. `parts` names the modules of each stage. Raises
-    `ConfigError`.
+    """Return the pipeline of `plan` for the layers of a model. `parts` are the names of the modules
+    in each stage, if they are given. Raises `ConfigError` if the layers do not fit the plan.
     """
     ranges = by_names(parts, [layer.name for layer in chain.layers]) if parts else None
     return Pipeline.of(plan, facts(chain), microbatches, text_of(plan), ranges)
 
 
 def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Executor:
-    """Return the executor of an engine's row of the program. The row has no backward on stages
-    before the first stage that trains.
+    """Return the executor for this rank's actions of the program. Backward actions of stages before
+    the first trainable one are left out.
     """
     comm, schedule = engine.comm, engine.pipeline.schedule
     first = min(
@@ -904,10 +914,9 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
 def _kept(
     named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None
 ) -> dict[str, nn.Parameter]:
-    """Return the parameters that this pipeline rank holds. Other parameters are emptied in place.
-
-    An empty parameter keeps the format of compute, because models create masks and positions in the
-    format of their first parameter.
+    """Return the parameters that this pipeline rank holds, and empty all others in place. An empty
+    parameter has the format `compute`, because models create masks and positions in the format of
+    their first parameter.
     """
     names = {parameter.name for parameter in own}
     for name, weight in named.items():
@@ -920,7 +929,8 @@ def _kept(
 def _holders(
     comm: Comm, parameters: Iterable[Parameter], homes: Sequence[int]
 ) -> dict[tuple[int, ...], Ranks]:
-    """Return the groups of pipeline ranks that hold the same parameter."""
+    """Return, for each tuple of pipeline ranks that hold the same parameter, their process group.
+    """
     # Sorted, since all ranks have to make them in one order.
     shared = sorted({ranks for one in parameters if len(ranks := holders_of(one, homes)) > 1})
     return {ranks: comm.part("pipeline", ranks) for ranks in shared}
@@ -933,8 +943,8 @@ def _split(
     names: TensorPlan | None,
     sample: Arguments | None,
 ) -> tuple[Mapping[int, Mark], list[Site]]:
-    """Give all ranks the weights of the first rank, then split the model over tensor ranks. Returns
-    the split of each parameter, and the sites where ranks exchange activations.
+    """Give all ranks the weights of the first rank, and then split the model over tensor ranks.
+    Return how each parameter is split, and the sites at which tensor ranks exchange activations.
     """
     for weight in model.parameters():
         comm.broadcast(INITIAL, weight.data, comm.world)()
@@ -962,29 +972,28 @@ def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
 
 
 def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
-    """Return `batches` after a check of their length, if it is known.
-
-    A list that is longer than a step is refused: the rest of the list would be lost, and the next
-    call would begin with the first batches again.
+    """Return `batches`. Raises an error if they are a list of another length than a step: the rest
+    of a longer list would be lost, because the next call would begin with the first batches again.
     """
     if isinstance(batches, Sized) and len(batches) > number:
         raise BridgeError(
-            f"train_batch: found {len(batches)} batches, expected the {number} of a step; pass one iterator over all of them,"
-            " iter(batches), in every call"
+            f"train_batch: found {len(batches)} batches, expected {number}, as many as a step has;"
+            " to train on all of them, pass the same iterator iter(batches) in every call"
         )
     return batches
 
 
 def arguments_of(batch: Any, targets: bool) -> Arguments:
-    """Return the arguments of a model in a batch: all elements except the targets, if there are
-    targets.
+    """Return the arguments of a model in a batch. If `targets` is true, the targets are left out.
     """
     found = _given(batch)
     return Arguments(found.given[:-1], found.named) if targets else found
 
 
 def _given(batch: Any) -> Arguments:
-    """Return a batch as the arguments of a model: positional, named, or both."""
+    """Return a batch as arguments of a model. The elements of a tuple are positional, and those of
+    a mapping are named.
+    """
     if isinstance(batch, Arguments):
         return batch
     return Arguments((), dict(batch)) if isinstance(batch, Mapping) else Arguments(tuple(batch), {})

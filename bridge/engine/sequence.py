@@ -1,6 +1,5 @@
-"""Sequence parallelism for a model whose code does not support it. The stream between the first and
-the last block is split by tokens, and hooks assemble whole sequences for the modules that need
-them.
+"""Sequence parallelism for models whose own code does not support it. The stream from the first to
+the last block is split by tokens, and hooks gather whole sequences for the modules that need them.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from bridge.layout.tensor import Site, Tokens
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers slices of tokens to whole sequences.
+    """Gathers the token slices of all ranks to whole sequences.
 
-    If all ranks compute the same with the whole sequences (`shares` is false), each rank has the
-    whole gradient, and backward returns the rank's slice. Otherwise each rank has a share of the
-    gradient, and backward sums the shares.
+    If `shares` is false, all ranks compute the same from the whole sequences. Each rank then has
+    the whole gradient, and backward returns this rank's slice. If `shares` is true, each rank has a
+    share of the gradient, and backward returns this rank's slice of their sum.
     """
 
     @staticmethod
@@ -39,8 +38,9 @@ class _Gather(torch.autograd.Function):
 
 
 def attach(found: Conversion) -> None:
-    """Split the stream of a converted model by tokens as its plan says. Mark the weights that then
-    process only a slice of tokens, and add the sites where tokens are exchanged.
+    """Split the stream of a converted model by tokens, as the tensor plan says. Weights that now
+    process only a slice of tokens are marked, and the sites at which tokens are exchanged are
+    added.
     """
     model, split, tokens = found.model, found.split, found.plan.tokens
     assert tokens is not None, "the plan sets where the stream is split"
@@ -61,8 +61,8 @@ def attach(found: Conversion) -> None:
 
 
 def _mark_shares(found: Conversion, tokens: Tokens) -> None:
-    """Mark the weights that process only this rank's tokens, so that each rank gets a share of
-    their gradients. Weights of modules that get whole sequences are not marked.
+    """Mark the weights that process only this rank's tokens, because each rank then has only a
+    share of their gradients. Weights of modules that get whole sequences are not marked.
     """
     blocks = found.model.get_submodule(tokens.first.rpartition(".")[0])
     whole = {
@@ -74,8 +74,8 @@ def _mark_shares(found: Conversion, tokens: Tokens) -> None:
 
 
 def stream_at(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any, int]:
-    """The leaves of a module's arguments, and the position of the stream: the first leaf of shape
-    (batch, tokens, features).
+    """Return the arguments of a module, with nested ones taken apart, their nesting, and the
+    position of the stream: the first argument of shape (batch, tokens, features).
     """
     leaves, form = tree_flatten((given, named))
     places = (place for place, leaf in enumerate(leaves) if is_stream(leaf))
@@ -83,7 +83,7 @@ def stream_at(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any],
 
 
 def is_stream(value: Any) -> bool:
-    """Whether a value may be activations (batch, tokens, features)."""
+    """Return whether a value can be activations of shape (batch, tokens, features)."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3
 
 
@@ -115,8 +115,7 @@ def _slice(value: Tensor, split: Split) -> Tensor:
 
 
 def _in_order(value: Tensor, split: Split) -> Tensor:
-    """Return the slice that a region's last layer returns, in the memory layout that models expect.
-    """
+    """Return the slice from the last layer of a region, in the memory layout that models expect."""
     return value.contiguous()
 
 

@@ -1,5 +1,5 @@
-"""Stages: consecutive layers that run together. The activations of some of them are recomputed in
-backward.
+"""Stages: consecutive layers that run together. Some stages recompute activations in backward
+instead of storing them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The values that the random numbers of one microbatch depend on: the run's seed, the step, the
-    microbatch's index among those of all data ranks, and the number of its forward pass.
+    """What the random numbers of a microbatch depend on: the seed of the run, the step, the number
+    of the microbatch counted over all data ranks, and the number of its forward pass.
     """
 
     seed: int
@@ -34,10 +34,10 @@ class Draw:
 
 
 class Stage:
-    """Layers that run one after the other, in chunks that are recomputed in backward or not.
+    """Layers that run one after the other, in chunks. Some chunks are recomputed in backward.
 
     With `early_stop`, recomputation ends with the last tensor that backward needs. Without
-    `early_stop`, it runs to the end, with the same calls as the first time.
+    `early_stop`, it runs to the end and makes the same calls as the first time.
     """
 
     def __init__(
@@ -61,8 +61,9 @@ class Stage:
         self.trains = any(weight.requires_grad for weight in weights)
 
     def forward(self, inputs: Any, draw: Draw | None, keep: bool = False) -> Any:
-        """Run the layers on `inputs`. `draw` is None in evaluation, which draws no random numbers
-        and stores nothing for backward. With `keep`, no layer is recomputed in backward.
+        """Return the output of the layers for `inputs`. If `draw` is None, the run is an
+        evaluation, which draws no random numbers and stores nothing for backward. With `keep`, no
+        layer is recomputed in backward.
         """
         for layers, again in self._chunks:
             run = self._runner(layers, draw)
@@ -77,7 +78,7 @@ class Stage:
         return inputs
 
     def _runner(self, layers: tuple[Layer, ...], draw: Draw | None) -> Callable[[Any], Any]:
-        """Return a function that runs `layers` with the same random numbers at each call."""
+        """Return a function that runs `layers`, each time with the same random numbers."""
 
         def run(inputs: Any) -> Any:
             for layer in layers:
@@ -98,8 +99,8 @@ class Stage:
 
 
 def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ...]:
-    """For selective recompute, call `compute_again` of every module that has this method. Returns a
-    finding if no module has it.
+    """Prepare the modules of a model for selective recomputation, by their method `compute_again`.
+    Return a finding if no module has this method.
     """
     parts = [module for module in model.modules() if hasattr(module, "compute_again")]
     if recompute.granularity != "selective":
@@ -117,8 +118,8 @@ _NO_PARTS = "no module of the model has a method `compute_again`, so nothing is 
 
 
 def detached(values: Any) -> Any:
-    """Return `values` without their graph. Their gradients, which the stage before needs, are
-    accumulated in `grad`.
+    """Return the tensors in `values` detached from their graph. Their gradients are accumulated in
+    `grad`, from where the stage before gets them.
     """
     return tree_map_only(Tensor, _leaf, values)
 

@@ -1,4 +1,6 @@
-"""Tensor and sequence parallelism: layers split over a group of ranks, the collectives between them, and a model's conversion."""
+"""Tensor and sequence parallelism: layers that are split over a group of ranks, the collectives
+between these ranks, and the conversion of a model.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +32,25 @@ TOKENS = 1
 
 @dataclass(frozen=True)
 class Split:
-    """The tensor group of this rank, and whether activations between split layers are split by tokens."""
+    """The group of tensor ranks, and whether activations between split layers are split by tokens
+    (`sequence`).
+    """
 
     comm: Comm
     group: Group
     sequence: bool
 
     def sum(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the sum of `tensor` over the group. A contiguous tensor is overwritten with the
-        sum.
+        """Return the sum of `tensor` over the tensor ranks. A contiguous tensor is overwritten with
+        the sum.
         """
         total, wait = self._start_sum(name, tensor)
         wait()
         return total
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Return the token slices of all ranks, joined: (batch, tokens / ranks, ...) to (batch,
-        tokens, ...).
+        """Return the token slices of all ranks as one tensor: (batch, tokens / ranks, ...) to
+        (batch, tokens, ...).
         """
         # The collective puts parts of ranks one behind the other along the first dimension, so
         # tokens go there for a while.
@@ -56,13 +60,13 @@ class Split:
         return whole.transpose(0, TOKENS)
 
     def scatter_sum(self, tensor: Tensor) -> Tensor:
-        """Return this rank's token slice of the sum of `tensor` over the group."""
+        """Sum `tensor` over the tensor ranks, and return this rank's token slice of the sum."""
         part, wait = self._start_scatter(tensor)
         wait()
         return part
 
     def gather_features(self, local: Tensor, whole: int) -> Tensor:
-        """Return the feature slices of all ranks, joined: (..., features of this rank) to (...,
+        """Return the features of all ranks as one tensor: (..., features of this rank) to (...,
         `whole`).
         """
         size, longest = self.group.size, -(-whole // self.group.size)
@@ -75,8 +79,8 @@ class Split:
         return torch.cat([part[..., :length] for part, length in zip(pieces, lengths, strict=True)], -1)
 
     def start(self, gradient: Tensor) -> tuple[Tensor, Wait]:
-        """Start the sum of a gradient for the common input of split layers. Returns the sum, which
-        is valid after the wait.
+        """Start to sum the ranks' gradients of the common input of split layers. Return the sum,
+        which is valid after the wait, and the wait.
         """
         return (
             self._start_scatter(gradient)
@@ -96,13 +100,13 @@ class Split:
         )
 
     def slice(self, tensor: Tensor) -> Tensor:
-        """Return this rank's token slice of `tensor`, which all ranks hold alike: (batch, tokens,
+        """Return this rank's token slice of `tensor`, which is equal on all ranks: (batch, tokens,
         ...) to (batch, tokens / ranks, ...).
         """
         length = tensor.shape[TOKENS]
         if length % self.group.size:
             raise ConfigError(
-                f"parallel.sequence: {length} tokens do not divide into {self.group.size} tensor ranks; pad the"
+                f"parallel.sequence: {length} tokens do not divide evenly over {self.group.size} tensor ranks; pad the"
                 " sequences to a multiple, or turn sequence parallelism off"
             )
         return tensor.narrow(
@@ -111,7 +115,9 @@ class Split:
 
 
 class _Wait(torch.autograd.Function):
-    """Passes activations to a split layer. Backward waits for the sum that `_Enter` started."""
+    """Forward passes on the activations to split layers. Backward waits for the sum that `_Enter`
+    has started.
+    """
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, started: list[Wait]) -> Tensor:
@@ -125,8 +131,8 @@ class _Wait(torch.autograd.Function):
 
 
 class _Enter(torch.autograd.Function):
-    """Passes the same input (`whole`) of all ranks to split layers. Backward starts the sum of the
-    ranks' gradients.
+    """Forward passes on the input `whole`, which is equal on all ranks, to split layers. Backward
+    starts the sum of the ranks' gradients.
     """
 
     @staticmethod
@@ -151,8 +157,8 @@ class _Enter(torch.autograd.Function):
 
 
 class _Weight(torch.autograd.Function):
-    """Makes the weight of a linear layer a separate node of the graph. Its backward computes the
-    weight's gradient from the gradient of the layer's output.
+    """Makes the weight of a linear layer a node of its own in the graph. Backward computes the
+    gradient of the weight from the gradient of the layer's output.
     """
 
     @staticmethod
@@ -182,8 +188,8 @@ class _Weight(torch.autograd.Function):
 
 
 class _Product(torch.autograd.Function):
-    """Linear layer whose backward computes only the gradient of the input, and passes the gradient
-    of the output to the `_Weight` at `place`.
+    """A linear layer whose backward computes only the gradient of the input. The gradient of the
+    output is passed on to the `_Weight` at `place`.
     """
 
     @staticmethod
@@ -200,8 +206,8 @@ class _Product(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Output of a split layer: the sum of the ranks' outputs. Without sequence parallelism, the sum
-    overwrites `outputs`.
+    """The output of a split layer: the sum of all ranks' outputs. Without sequence parallelism, the
+    sum overwrites `outputs`.
     """
 
     @staticmethod
@@ -223,7 +229,8 @@ class _Leave(torch.autograd.Function):
 
 
 class _Scatter(torch.autograd.Function):
-    """Cuts whole sequences, which are the same on all ranks, into slices of tokens."""
+    """Forward cuts whole sequences, which are equal on all ranks, to this rank's slice of tokens.
+    """
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, split: Split) -> Tensor:
@@ -237,8 +244,8 @@ class _Scatter(torch.autograd.Function):
 
 
 class _GatherFeatures(torch.autograd.Function):
-    """Gathers the features of all ranks, with which every rank then computes the same. Each rank
-    has the whole gradient, and backward returns the rank's slice.
+    """Gathers the features of all ranks. All ranks then compute the same, so each has the whole
+    gradient, and backward returns this rank's slice.
     """
 
     @staticmethod
@@ -252,7 +259,7 @@ class _GatherFeatures(torch.autograd.Function):
 
 
 class _DivideFeatures(torch.autograd.Function):
-    """Cuts features, which are the same on all ranks, to the features of this rank."""
+    """Forward cuts features, which are equal on all ranks, to the features of this rank."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, split: Split, part: range) -> Tensor:
@@ -270,8 +277,8 @@ def _features(tensor: Tensor, part: range) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Cross entropy (tokens,) of logits (tokens, local vocabulary). Each rank holds the logits from
-    `start` on.
+    """Cross entropy (tokens,) of logits (tokens, local vocabulary). A rank holds only some columns
+    of the logits, which begin with column `start`.
     """
 
     @staticmethod
@@ -304,13 +311,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class Entrance:
-    """The common input of several split layers. It is gathered once, and its gradient is summed
-    once, for all of these layers.
+    """The common input of several split layers, which is gathered once for all of them, and whose
+    gradient is summed once.
 
-    Of autograd's nodes that are ready, backward runs the newest first. So forward makes the nodes in
-    the reverse of the order that backward needs: input gradients of the products, start of their
-    sum over tensor ranks, gradients of the weights, wait for the sum. The sum thus overlaps with the
-    gradients of the weights.
+    If several nodes of autograd are ready, backward runs the one that was created last. So forward
+    creates the nodes in the reverse of this order: gradients of inputs, start of their sum over
+    tensor ranks, gradients of weights, wait for the sum. The sum thus overlaps with the gradients
+    of weights.
     """
 
     def __init__(self, split: Split) -> None:
@@ -347,7 +354,7 @@ class Entrance:
 
 
 class Inside(Entrance):
-    """The common input of split layers inside a region. It is a whole sequence already, and its
+    """The common input of split layers within a region. Here sequences are whole already, and the
     gradient is summed at the beginning of the region.
     """
 
@@ -357,8 +364,8 @@ class Inside(Entrance):
 
 
 class ColumnLinear(nn.Module):
-    """Linear layer split by output features. The input is whole, and the output has this rank's
-    features.
+    """A linear layer that is split by output features. The input has all features, and the output
+    has this rank's features.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance) -> None:
@@ -373,8 +380,8 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """Linear layer split by input features. The input has this rank's features, and the output is
-    whole. The bias is added once.
+    """A linear layer that is split by input features. The input has this rank's features, and the
+    output has all. The bias is added once.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, split: Split) -> None:
@@ -393,7 +400,9 @@ class RowLinear(nn.Module):
 
 
 class GatheredLinear(ColumnLinear):
-    """Single linear layer split by output features. Input and output are whole."""
+    """A linear layer that is split by output features, although its input and its output have all
+    features.
+    """
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, mark: Mark
@@ -411,7 +420,9 @@ class GatheredLinear(ColumnLinear):
 
 
 class DividedLinear(RowLinear):
-    """Single linear layer split by input features. Input and output are whole."""
+    """A linear layer that is split by input features, although its input and its output have all
+    features.
+    """
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, split: Split, mark: Mark
@@ -428,14 +439,18 @@ class DividedLinear(RowLinear):
 
 @dataclass(frozen=True)
 class SplitLogits:
-    """Logits (..., local vocabulary) of which this rank holds the columns from `start` on."""
+    """Logits (..., local vocabulary): the columns that this rank holds, which begin with column
+    `start`.
+    """
 
     local: Tensor
     split: Split
     start: int
 
     def whole(self) -> Tensor:
-        """Return all logits, on every rank. All tensor ranks must take part."""
+        """Return the logits of the whole vocabulary, on every rank. All tensor ranks must take
+        part.
+        """
         # Each rank adds the size of its own part to zeros, and thereby learns those of the others.
         sizes = self.local.new_zeros(self.split.group.size, dtype=torch.int64)
         sizes[self.split.group.index] = self.local.shape[-1]
@@ -444,8 +459,8 @@ class SplitLogits:
         return joined(self.split.comm, "logits", self.local, mark)
 
     def losses(self, targets: Tensor, ignored: int) -> Tensor:
-        """Return the cross entropy of each token (tokens,) in fp32 or finer, with 0 for tokens
-        whose target is `ignored`.
+        """Return the cross entropy of each token, shape (tokens,), in fp32 or a wider format. It is
+        0 for tokens whose target is `ignored`.
         """
         flat, kept = targets.flatten(), targets.flatten() != ignored
         logits = self.local.flatten(0, -2)
@@ -463,7 +478,9 @@ register_pytree_node(
 
 
 class VocabularyLinear(nn.Module):
-    """The output layer split by vocabulary. The input is whole, and the output is `SplitLogits`."""
+    """The output layer, split by vocabulary. The input has all features, and the output is
+    `SplitLogits`.
+    """
 
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, entrance: Entrance, start: int
@@ -479,8 +496,8 @@ class VocabularyLinear(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """An embedding split by vocabulary. Each rank looks up the tokens of its part; other tokens are
-    0 until the sum over ranks.
+    """An embedding that is split by vocabulary. A rank looks up the tokens in its part of the
+    vocabulary, and takes 0 for all others. The sum over ranks has all tokens.
     """
 
     def __init__(self, weight: nn.Parameter, split: Split, start: int) -> None:
@@ -502,8 +519,8 @@ class VocabularyEmbedding(nn.Module):
 
 
 class TokenDropout(nn.Module):
-    """Dropout of a slice of tokens, with the corresponding slice of the mask for the whole
-    sequence.
+    """Dropout for a slice of tokens, with the same mask as dropout of the whole sequence has at
+    these tokens.
     """
 
     def __init__(self, p: float, split: Split) -> None:
@@ -511,7 +528,7 @@ class TokenDropout(nn.Module):
         self.p, self._split = p, split
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Any activations split by tokens."""
+        """Apply dropout to activations that are split by tokens."""
         if not self.training or self.p == 0.0:
             return inputs
         # Ranks draw from the same seed. A mask of its own size would be the same on all of them,
@@ -524,10 +541,9 @@ class TokenDropout(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The way in which conversion changed a parameter. It is cut along the dimension `split` (None:
-    not cut); the dimension has `whole` elements in total, and this rank's part begins at `start`.
-    If the parameter is `partial`, each rank has a share of its gradient, and the shares must be
-    summed.
+    """What conversion did to a parameter. If `split` is a dimension, the parameter is cut along it:
+    the dimension has `whole` elements in all, and this rank's part begins at `start`. With
+    `partial`, each rank has only a share of the gradient, and the shares must be summed.
     """
 
     split: int | None = None
@@ -537,15 +553,15 @@ class Mark:
 
 
 class Conversion:
-    """Splits a model in place, by the names of a plan. `marks` has each parameter's mark, by the
-    identity of the new parameter.
+    """Splits a model in place over tensor ranks, by the names in a tensor plan. `marks` says how
+    each parameter was changed; a key is the identity of the new parameter.
     """
 
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
         self.alone = split if plan.tokens is None else replace(split, sequence=False)
-        """The split with which layers outside regions exchange activations. If the model's stream
-        is split by tokens, these layers work on whole sequences.
+        """How layers outside of regions exchange activations. If hooks split the model's stream by
+        tokens, these layers get whole sequences all the same.
         """
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []
@@ -585,8 +601,8 @@ class Conversion:
             yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
         if self.split.sequence and plan.experts and plan.tokens is None:
             yield (
-                "parallel.sequence: tensor ranks cannot share experts if the plan does not say how tokens are split;"
-                " turn it off"
+                "parallel.sequence: tensor ranks cannot divide experts if the tensor plan does not set `tokens`;"
+                " set it, or turn parallel.sequence off"
             )
         yield from self._indivisible()
 
@@ -594,8 +610,8 @@ class Conversion:
         for name, value, attribute in self._counted():
             if value % self.split.group.size:
                 yield (
-                    f"parallel.tensor: {name}.{attribute} ({value}) does not divide into {self.split.group.size} ranks;"
-                    " use a divisor of it"
+                    f"parallel.tensor: {name}.{attribute} ({value}) does not divide evenly over {self.split.group.size} ranks;"
+                    " use a divisor of {value}"
                 )
 
     def _counted(self) -> Iterator[tuple[str, int, str]]:
@@ -637,8 +653,8 @@ class Conversion:
         )
 
     def _shared(self, name: str, module: nn.Linear) -> nn.Module:
-        """Mark a layer that every rank holds whole. A rank uses only a part of the layer's output,
-        so it gets a share of the gradient.
+        """Convert a layer that every rank holds whole. A rank uses only a part of the output, so
+        each rank has only a share of the gradient, and the weights are marked as partial.
         """
         for weight in module.parameters():
             self.marks[id(weight)] = Mark(partial=True)
@@ -670,8 +686,8 @@ class Conversion:
         self.sites.append(Site(name, kind, -(-features // size) * size))
 
     def _split_at(self, name: str) -> Split:
-        """Return the split of a layer's activations. If the model's stream is split by tokens,
-        layers work on whole sequences, except at the end of a region.
+        """Return how the activations of a layer are split. If hooks split the model's stream by
+        tokens, layers get whole sequences, except in regions.
         """
         tokens = self.plan.tokens
         return (
@@ -681,8 +697,8 @@ class Conversion:
         )
 
     def _entrance(self, name: str, module: nn.Linear) -> Entrance:
-        """Return the common input of a layer and of the other layers with the same parent. Layers
-        that take another number of features have another input.
+        """Return the common input of a layer and of the other layers within the same module. Layers
+        with another number of input features have another common input.
         """
         key = name.rpartition(".")[0], module.in_features
         if key not in self._entrances:
@@ -702,7 +718,9 @@ class Conversion:
         return None if module.bias is None else self.cut_along(module.bias, 0)
 
     def cut_along(self, weight: Tensor, dim: int) -> nn.Parameter:
-        """Return this rank's part of a weight. Tied parameters stay tied."""
+        """Return this rank's part of a weight along `dim`. A tied weight is cut once, and stays
+        tied.
+        """
         key = id(weight), dim
         if key not in self._cuts:
             whole = weight.shape[dim]
@@ -721,7 +739,7 @@ class Conversion:
                     setattr(self.model.get_submodule(parent), leaf, self.cut_along(weight, dim))
 
     def _split_tokens(self) -> None:
-        """Split the stream by tokens after the modules that the plan names."""
+        """Make the modules that the tensor plan names in `scattered` return a slice of tokens."""
         before: set[int] = set()
         # Features of the stream: what the first split layer takes.
         width = next((site.width for site in self.sites if site.kind == "enter"), 0)
@@ -748,8 +766,8 @@ class Conversion:
 
 
 def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
-    """Return the whole of a tensor that is split over tensor ranks as `mark` (a `Mark` or a
-    `Parameter`) describes.
+    """Return the whole of a tensor that is split over tensor ranks. `mark`, a `Mark` or a
+    `Parameter`, says how it is split.
     """
     group, dim = comm.group("tensor"), mark.split
     # Parts may differ in length, but a gather wants them alike: each is padded to the longest, and
@@ -783,8 +801,8 @@ def _leave(outputs: Tensor, split: Split) -> Tensor:
 
 
 def scattered(inputs: Tensor, split: Split) -> Tensor:
-    """Return this rank's token slice of a tensor that all ranks hold alike. Backward joins the
-    slices of gradients.
+    """Return this rank's token slice of a tensor that is equal on all ranks. Backward gathers the
+    slices of the gradient.
     """
     found: Tensor = _Scatter.apply(inputs, split)  # type: ignore[no-untyped-call]
     return found

@@ -1,4 +1,4 @@
-"""The time that a rank spends in each part of its steps, for `run.timers` of a plan."""
+"""Measures the time that a rank spends in each part of its steps, if the plan sets `run.timers`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ PARTS = {
     Kind.WEIGHT: "backward",
     Kind.REDUCE: "reduce",
 }
-"""The part of a step that an action belongs to. Actions that are not listed are messages between
+"""For kinds of actions, the name of the part of a step. All other actions are messages between
 pipeline ranks.
 """
 MESSAGES, UPDATE, REST = "messages", "update", "rest"
 
 
 class Timers:
-    """Adds up seconds by part of a step, and prints their means every `every` steps to stderr.
+    """Adds up the seconds of each part of a step, and prints the means every `every` steps to
+    stderr.
 
-    Forward includes the loss and waits for gathered weights. `rest` is what no part covers: waits
-    for reductions, the gradient norm, and data. Accelerators are synchronized before each reading,
-    which makes steps slower.
+    Forward includes the loss and waiting for gathered weights. `rest` is the time outside of all
+    parts, such as waiting for reductions, the gradient norm, and reading data. Accelerators are
+    synchronized before each reading, which makes steps slower.
     """
 
     def __init__(self, device: torch.device, rank: int, every: int = 1) -> None:
@@ -43,16 +44,18 @@ class Timers:
 
     @classmethod
     def of(cls, plan: Plan, rank: int, device: torch.device) -> Timers | None:
-        """The timers that a plan asks for, or None."""
+        """Return the timers that the plan asks for, or None."""
         return cls(device, rank, plan.run.log_interval or 1) if plan.run.timers else None
 
     def action(self, action: Action) -> AbstractContextManager[None]:
-        """Context whose time is added to the part of the step that an action belongs to."""
+        """Context for running `action`. The time is added to the part of the step that the action
+        belongs to.
+        """
         return self.part(PARTS.get(action.kind, MESSAGES))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Context whose time is added to a part of the step."""
+        """Context whose time is added to the part `name` of the step."""
         start = self._now()
         if self._began is None:
             self._began = start
@@ -62,7 +65,7 @@ class Timers:
             self._sums[name] += self._now() - start
 
     def end(self, step: int) -> None:
-        """End step number `step`, and print a line if one is due."""
+        """End step number `step`. Print the means if `every` steps have passed."""
         if self._began is None:
             return
         self._sums["whole"] += self._now() - self._began

@@ -1,5 +1,5 @@
-"""The engine as a source of traces. It knows the part of each activation, weight and gradient that
-this rank holds.
+"""The engine as a source of traces: says which part of an activation, weight or gradient this rank
+holds.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Describes an engine to traces."""
+    """Tells traces about an engine."""
 
     engine: Engine
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """Layers of all pipeline ranks, of which this rank runs some. If a layer consists of
-        several modules of a model, these modules are listed, under the names that the model gives
-        them.
+        """Modules of the layers of all pipeline ranks, by name, although this rank runs only some
+        of them. A layer that consists of several modules of a model is listed as these modules.
         """
         model = self.engine.model
         parts = {
@@ -77,7 +76,8 @@ class EngineSource:
         return self.engine.comm
 
     def now(self) -> Now:
-        """The position of the run. Microbatches are known to be equal if the plan sets their size.
+        """Return where the run is: the step and the microbatch. The number of microbatches in a
+        step is given only if the plan sets their size, because they are equal then.
         """
         engine = self.engine
         equal = engine.plan.batch.micro is not None
@@ -85,8 +85,8 @@ class EngineSource:
         return Now(engine.started, engine.place, number, engine.executor.again)
 
     def factors(self) -> Mapping[Unit, float]:
-        """Factors for the gradients of the step that ends. Gradients times these factors are those
-        that the optimizer gets, after clipping.
+        """Return the factors for gradients of the step that ends. A gradient times this factor is
+        the gradient that the optimizer gets, after clipping.
         """
         norm, clip = self.engine.progress.grad_norm, setting(self.engine.plan.optimizer, "clip")
         clipped = clip_factor(norm, clip) if isfinite(norm) else 1.0
@@ -94,7 +94,7 @@ class EngineSource:
 
     @property
     def loss(self) -> float:
-        """The loss of the step that ends, over all ranks."""
+        """The mean loss over all ranks, of the step that ends."""
         return self.engine.progress.loss
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
@@ -118,8 +118,8 @@ class EngineSource:
         }
 
     def _hidden(self) -> list[str]:
-        """Modules without weights outside the layers. They run on every rank that computes the
-        arguments of its blocks.
+        """Return the names of modules that have no weights and are outside of all layers. They run
+        on every rank that computes arguments of blocks.
         """
         if not self.engine.chain.called:
             return []
@@ -131,8 +131,8 @@ class EngineSource:
         ]
 
     def batched(self, tensor: Tensor) -> bool:
-        """Return whether an activation has a row for each sample. An activation whose first
-        dimension is 1, although there are several samples, is the same for all samples.
+        """Return whether an activation has a row for each sample. If its first dimension is 1
+        although there are several samples, it is the same for all of them.
         """
         leaves = (
             leaf
@@ -142,10 +142,10 @@ class EngineSource:
         return not tensor.dim() or tensor.shape[0] != 1 or len(next(leaves, tensor)) == 1
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Return the placement of `tensor`, a part of a layer's activation.
+        """Return which part of a layer's input or output `tensor` is.
 
-        Logits of a split vocabulary are split by their last dimension, and streams are split by
-        tokens under sequence parallelism. All other activations are whole on every tensor rank.
+        Logits of a split vocabulary are split along the last dimension. Under sequence parallelism,
+        streams are split by tokens. All other activations are whole on every tensor rank.
         """
         shape, group = tuple(tensor.shape), self.engine.tensor
         if group.size == 1:
@@ -190,8 +190,8 @@ class EngineSource:
                     )
 
     def batch(self) -> Iterator[Held]:
-        """Yield inputs and labels of the current microbatch. Tensor and pipeline ranks have the
-        same inputs and labels.
+        """Yield the inputs and labels of the current microbatch, which are equal on all tensor and
+        pipeline ranks.
         """
         for index, tensor in enumerate(
             tensor for tensor in tree_leaves(self.engine.batch) if isinstance(tensor, Tensor)
@@ -224,7 +224,7 @@ class EngineSource:
         )
 
     def _buffers(self) -> Iterator[Held]:
-        """Yield whole weights that data ranks gathered from their slices."""
+        """Yield the whole weights that data ranks have gathered from slices."""
         weights = self.engine.weights
         weights.settle()
         # A flat that shares its buffer may be out of it, and a flat that is not sharded was not
@@ -245,8 +245,8 @@ class EngineSource:
                     )
 
     def _shards(self, kind: Kind) -> Iterator[tuple[Flat, str, Tensor]]:
-        """Yield owned slices of a kind, each with its flat and with a suffix for the names of
-        parameters.
+        """Yield this rank's slices of weights, gradients or optimizer state (`kind`). Each comes
+        with its flat and with a suffix for the names of its parameters.
         """
         engine, flats = self.engine, self.engine.layout.flats
         if kind == "weight":
@@ -264,8 +264,9 @@ class EngineSource:
 
     @cached_property
     def _owned(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
-        """The ranges of each flat buffer that this rank owns, by the buffer's first parameter:
-        layer, name, offset in the slice, and placement.
+        """The parts of parameters in this rank's slice of each flat: layer, name in the layer,
+        offset in the slice, and placement in the whole parameter. A key is the name of the first
+        parameter in the flat.
         """
         return {
             flat.slots[0].parameter.name: list(self._pieces(flat))
@@ -286,7 +287,8 @@ class EngineSource:
             )
 
     def _split_name(self, parameter: str) -> tuple[str, str]:
-        """Return the layer of a parameter, and the parameter's name in that layer."""
+        """Return the name of a parameter's layer, and the name of the parameter within the layer.
+        """
         layer = self._layer_of(parameter)
         return layer, parameter.removeprefix(f"{layer}.")
 
@@ -299,12 +301,11 @@ class EngineSource:
 
     @cached_property
     def _by_tokens(self) -> range:
-        """The positions where the stream is split by tokens: 2 n is the input of layer n, and 2 n +
-        1 its output.
+        """The inputs and outputs of layers at which the stream is split by tokens. The number 2 n
+        stands for the input of layer n, and 2 n + 1 for its output.
 
-        A layer that scatters its output takes the whole stream. If the stream is assembled again
-        later, the blocks do both themselves: the first block scatters its input, and the last block
-        that is named gathers its output.
+        The layer that splits the stream still gets the whole stream. With hooks, the first block
+        splits its input, and the last block named by the tensor plan gathers its output.
         """
         engine, end = self.engine, 2 * len(self._places)
         first = min(
@@ -316,7 +317,7 @@ class EngineSource:
 
     @cached_property
     def _logits(self) -> Mapping[str, Parameter]:
-        """For each layer with an output split by vocabulary, the weight that is split."""
+        """For each layer that returns logits of a split vocabulary, the weight that is split."""
         slots = {
             slot.parameter.name: slot.parameter
             for flat in self.engine.layout.flats
@@ -335,12 +336,12 @@ class EngineSource:
 
 
 def _in(layer: str, names: Iterable[str]) -> bool:
-    """Return whether one of the modules is the layer or is inside it."""
+    """Return whether one of the modules `names` is the layer itself or within the layer."""
     return any(f"{name}.".startswith(f"{layer}.") for name in names)
 
 
 def _box(parameter: Parameter, replicas: tuple[str, ...]) -> Placement:
-    """Return the placement of this rank's part of a parameter in the whole parameter."""
+    """Return where this rank's part of a parameter lies in the whole parameter."""
     whole = tuple(
         parameter.whole if dim == parameter.split else size
         for dim, size in enumerate(parameter.shape)

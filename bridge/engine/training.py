@@ -1,4 +1,4 @@
-"""Training: a plan run for some steps on text, with one report for each step."""
+"""Training: runs a plan for some steps on a text, and reports each step."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from bridge.state.groups import read as read_groups
 from bridge.trace.desync import Policy
 
 TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)
-"""The default model: under a million parameters."""
+"""The default model, with less than a million parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one step: mean loss over all ranks, gradient norm before clipping and learning
-    rate (None: the engine does not report it), tokens per second over all ranks, and memory of this
-    rank in MiB.
+    """The report of one step: mean loss over all ranks, gradient norm before clipping, learning
+    rate, tokens per second over all ranks, and memory of this rank in MiB. Norm and rate are None
+    if the engine does not report them.
     """
 
     step: int
@@ -56,13 +56,13 @@ class Report:
         )
 
     def fields(self) -> dict[str, float | int | None]:
-        """The report as plain values, by name."""
+        """Return the report as plain values, by name."""
         return asdict(self)
 
 
 @dataclass
 class Training:
-    """An engine and the data that it trains on."""
+    """An engine, and the data on which it trains."""
 
     engine: Engine
     text: Text
@@ -83,11 +83,11 @@ class Training:
         alike: Mapping[str, Any] = MappingProxyType({}),
         groups: Path | None = None,
     ) -> Training:
-        """Build the model, the data and the engine. The model is that of `folder`, if a folder is
-        given. `trace`, `full`, `policy` and `alike` are arguments of `initialize`, and `groups` is
-        a file of parameter groups.
+        """Build the model, the data and the engine.
 
-        Raises `BridgeError` if plan, model, data or ranks do not fit each other.
+        If `folder` is given, the model is the one in this folder. `trace`, `full`, `policy` and
+        `alike` are passed on to `initialize`. `groups` is a file of parameter groups. Raises
+        `BridgeError` if plan, model, data and ranks do not fit each other.
         """
         text = Text.of(data, architecture.sequence, seed)
         loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
@@ -110,8 +110,8 @@ class Training:
         return cls(engine, text, plan.batch.micro or MICRO)
 
     def steps(self, number: int) -> Iterator[Report]:
-        """Train until `number` steps are done, including steps before a resume. Yield one report
-        for each step.
+        """Train until `number` steps are done, where steps before a resume count too. Yield a
+        report for each step.
         """
         engine = self.engine
         tokens = self.rows * self.text.sequence * engine.accumulation * engine.data.size
@@ -125,13 +125,13 @@ class Training:
 
 
 def place() -> torch.device:
-    """The device of this process: its accelerator, or the CPU."""
+    """Return the device of this process: its accelerator, or the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def memory(device: torch.device) -> float:
-    """Return the maximum memory that this process has used so far, in MiB: on the accelerator, or
-    in the whole process if there is none.
+    """Return the largest amount of memory that this process has used so far, in MiB: memory of the
+    accelerator, or of the process if there is no accelerator.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
@@ -141,7 +141,7 @@ def memory(device: torch.device) -> float:
 
 
 def reported(engine: Engine, step: int, tokens_per_second: float) -> Report:
-    """Return the report of an engine's last step, which is step number `step`."""
+    """Return the report of the engine's last step. `step` is the number of this step."""
     progress = engine.progress
     return Report(
         step=step,

@@ -1,5 +1,5 @@
-"""Weights: whole buffers that stages compute with, the slices that this rank owns, and gathers
-between the two.
+"""Weights: the whole buffers with which stages compute, the slices that this rank owns, and gathers
+from slices into buffers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ EXPORT = "export weights"
 
 
 class Weights:
-    """Flat weights of one rank. Parameters become views of the whole buffers; the optimizer updates
-    the masters.
+    """The flat weights of one rank. Parameters of the model are views of whole buffers. The
+    optimizer updates the masters, which are slices.
     """
 
     def __init__(
@@ -48,17 +48,19 @@ class Weights:
         self._adopt(parameters)
 
     def whole(self, flat: Flat) -> Tensor:
-        """The whole of `flat`, padding included, if it is resident."""
+        """Return the buffer with all weights of `flat`, padding included. The values are valid only
+        if the flat is in its buffer now.
+        """
         return self.buffers[flat.weight_home][: flat.padded]
 
     def owned(self, flat: Flat) -> Tensor:
-        """This rank's slice of the whole buffer."""
+        """Return this rank's slice of the buffer of `flat`."""
         owned = flat.owned(self.group.index)
         return self.whole(flat)[owned.start : owned.stop]
 
     def require(self, stage: int, following: Sequence[int] = ()) -> None:
-        """Make `stage` whole, and start to gather for the stages `following` it as far as buffers
-        are free.
+        """Wait until the weights of `stage` are whole. Start gathers for the stages `following` as
+        well, as far as buffers are free.
         """
         if not self.residency.full:
             for index in self.residency.due((stage, *following)):
@@ -67,8 +69,8 @@ class Weights:
             self._settle(index)
 
     def refresh(self) -> None:
-        """Mark shared buffers as out of date after an update, and gather flats with a buffer of
-        their own at once.
+        """After an update, mark all trained weights as out of date. Flats with a buffer of their
+        own are gathered at once, all others when a stage needs them.
         """
         trained = self.trained()
         self.residency.drop(trained)
@@ -81,8 +83,8 @@ class Weights:
                 self._gather(index)
 
     def reload(self) -> None:
-        """Mark every flat as out of date, including frozen ones, and gather again, after owned
-        slices were set from outside.
+        """Mark all weights as out of date, including frozen ones, after slices were set from
+        outside. Flats with a buffer of their own are gathered at once.
         """
         self.settle()
         everything = range(len(self.layout.flats))
@@ -90,36 +92,38 @@ class Weights:
         self._renew(everything)
 
     def settle(self) -> None:
-        """Wait for every gather under way."""
+        """Wait until all gathers that were started have ended."""
         for index in tuple(self._pending):
             self._settle(index)
 
     def trained(self) -> list[int]:
-        """Flats that the optimizer updates, in its order."""
+        """Return the indices of the flats that the optimizer updates, in its order."""
         return [index for index, flat in enumerate(self.layout.flats) if flat.trainable]
 
     def masters(self) -> list[Tensor]:
-        """The owned slice of each trainable flat, in the master format. The optimizer updates
-        these.
+        """Return this rank's slice of each trainable flat, in the format of the master weights. The
+        optimizer updates these slices.
         """
         return [shard for flat, shard in self._each() if flat.trainable]
 
     def pieces(self) -> list[list[Piece]]:
-        """For each of the masters, the pieces of parameters that it holds."""
+        """Return, for each slice in `masters`, the parts of parameters in it."""
         return [list(flat.pieces(self.group.index)) for flat in self.layout.flats if flat.trainable]
 
     def masters_apart(self) -> Iterable[Tensor]:
-        """Masters that are stored apart from the weights that are cast from them."""
+        """Return the masters that are copies, apart from the weights that are cast from them."""
         return self._beside("master")
 
     def stored(self) -> Iterable[Tensor]:
-        """Whole buffers, and the slices of frozen flats that are stored apart from them."""
+        """Yield all whole buffers, and the slices of frozen flats that are stored apart from a
+        buffer.
+        """
         yield from self.buffers.values()
         yield from self._beside("weights")
 
     def _beside(self, kind: str) -> Iterable[Tensor]:
-        """This rank's slices that are kept as `kind` ("weights" or "master"), except those that lie in a
-        whole buffer.
+        """Return this rank's slices that count as `kind` ("weights" or "master"), without slices
+        that are part of a whole buffer.
         """
         return (
             shard
@@ -128,8 +132,8 @@ class Weights:
         )
 
     def whole_master(self, index: int) -> Tensor:
-        """A fresh copy of one flat, whole, in the format of its owned slices. All data ranks must
-        take part.
+        """Return a copy of the whole of flat number `index`, in the format of its slices. All data
+        ranks must take part.
         """
         flat, shard = self.layout.flats[index], self.shards[index]
         if not flat.sharded:
@@ -146,7 +150,9 @@ class Weights:
         return zip(self.layout.flats, self.shards, strict=True)
 
     def _adopt(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Copy values into buffers and owned slices, then make the parameters views of the buffers."""
+        """Copy the values of the parameters into buffers and slices, and then make the parameters
+        views of the buffers.
+        """
         for index, flat in enumerate(self.layout.flats):
             self._load(flat, self.shards[index], parameters)
             if not flat.weight_shared:

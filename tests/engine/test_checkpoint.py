@@ -95,7 +95,7 @@ def test_another_model_is_told_apart(run: Any, tmp_path: Path) -> None:
     problems = "\n".join(caught.value.problems)
     assert "weights/block3.mlp.up.weight is missing" in problems
     assert "weights/block0.mlp.up.weight has shape (24, 16), expected (32, 16); build the model that was saved" in problems
-    with pytest.raises(BridgeError, match=r"weights/block2.mlp.up.weight is extra, the model has none of that name"):
+    with pytest.raises(BridgeError, match=r"weights/block2.mlp.up.weight is extra, because the model has no such tensor"):
         run(1, resume, replace(found, shape=replace(found.shape, layers=2)), tmp_path)
 
 

@@ -232,7 +232,7 @@ def test_a_loss_outside_the_engine_gives_the_same_update() -> None:
 
 def test_misuse_is_said() -> None:
     found = engine(batch__accumulation=2)
-    with pytest.raises(BridgeError, match="no forward pass is open"):
+    with pytest.raises(BridgeError, match="no forward pass waits for backward"):
         found.backward(torch.zeros(()))
     with pytest.raises(BridgeError, match="data ended after 1 microbatches of a step, expected 2"):
         found.train_batch([batch()])
@@ -246,9 +246,9 @@ def test_misuse_is_said() -> None:
         found(*batch(), mask=None)
     tokens = engine(loss="per_token", loss_fn=summed_cross_entropy)
     losses = [tokens(*batch()) for _ in range(2)]
-    with pytest.raises(BridgeError, match=r"backward: 2 forward passes are open, and plan.loss is per_token"):
+    with pytest.raises(BridgeError, match=r"backward: 2 forward passes wait for backward, but with plan.loss per_token only one"):
         tokens.backward(losses[1])
-    with pytest.raises(BridgeError, match=r"plan.loss is per_token; return a sum and its count"):
+    with pytest.raises(BridgeError, match=r"plan.loss is per_token; return the sum of losses and the number of tokens"):
         engine(loss="per_token")(*batch())
 
 

@@ -42,7 +42,7 @@ def test_launchers(variables: dict[str, str], expected: Environment) -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE: not set, though other variables of a launcher are"),
+        ({"RANK": "0"}, "WORLD_SIZE: not set, although other variables of a launcher are set"),
         ({**TORCHRUN, "RANK": "x"}, "RANK: found 'x', expected a whole number"),
         ({**TORCHRUN, "RANK": "4"}, r"RANK: found 4, expected 0 to WORLD_SIZE - 1 \(3\)"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: not set"),

@@ -304,7 +304,7 @@ def test_a_field_that_says_nothing_beside_the_others_is_said_and_changes_nothing
 
 
 def test_a_schedule_without_its_length_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer.schedule.total_steps: unset, but cosine decays over it; set it"):
+    with pytest.raises(ConfigError, match=r"total_steps: not set, but schedule cosine needs the number of steps"):
         check(Plan.of({"optimizer.schedule.name": "cosine"}), 1)
 
 

@@ -106,5 +106,5 @@ def test_rates_stay_between_floor_and_peak_and_never_rise_after_warmup(name: str
 
 
 def test_a_decay_needs_its_length() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer.schedule.total_steps: unset, but cosine decays over it; set it"):
+    with pytest.raises(ConfigError, match=r"total_steps: not set, but schedule cosine needs the number of steps"):
         learning_rate(PEAK, LearningRate(name="cosine"), 3)

@@ -56,7 +56,7 @@ def test_the_engine_says_where_it_treats_parameters_otherwise(tmp_path: Path) ->
     command(["checkpoint", "convert", str(source), "--to", "native", "-o", str(tmp_path / "b")])
     plan = {"optimizer.name": "adamw", "optimizer.lr": 0.01, "optimizer.weight_decay": 0.1}
     engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum())
-    with pytest.warns(UserWarning, match="6 parameters, such as 1.weight, had weight_decay 0.0, here 0.1"):
+    with pytest.warns(UserWarning, match="6 parameters, such as 1.weight, had weight_decay 0.0 instead of 0.1"):
         engine.load_checkpoint(tmp_path / "b")
     spared = Group(frozenset(name for name, _ in net.named_parameters() if name[0] != "0"), {"weight_decay": 0.0})
     engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum(), groups=[spared])

@@ -160,10 +160,10 @@ def test_the_native_model_trains_alike_in_every_layout(run: Any, model: dict[str
 
 
 def test_norms_of_heads_are_not_split_over_tensor_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention\.norm: its weights extend over all heads"):
+    with pytest.raises(ConfigError, match=r"model\.attention\.norm: this norm needs all heads"):
         Dense(Plan.of({**MODEL, **NORMED}).model).tensor_plan(2)
 
 
 def test_what_the_native_model_has_not_got_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention\.sinks: the engine's dense model does not have it"):
+    with pytest.raises(ConfigError, match=r"model\.attention\.sinks: the engine's dense model does not support this setting"):
         Dense(Model.model_validate({"experts": 4, "attention": {"sinks": True}}))

@@ -134,7 +134,7 @@ def test_shapes_may_differ_by_step_and_by_microbatch_if_asked(run: Any) -> None:
     values = {**PIPED, "loss": "per_token"}
     for found, wanted in run(2, unequal, values, True):
         assert found == pytest.approx(wanted, rel=1e-9)
-    with pytest.raises(Exception, match=r"stage 2 would get \(2, 6, 16\) torch.float64 after \(2, 4, 16\).*variable_shapes=True"):
+    with pytest.raises(Exception, match=r"stage 2 would get tensors \(2, 6, 16\) torch.float64, expected \(2, 4, 16\).*variable_shapes=True"):
         run(2, unequal, values, False)
 
 
@@ -268,7 +268,7 @@ def test_parts_of_a_step_are_refused_where_microbatches_run_together() -> None:
     engine = bridge.engine.initialize(
         bridge.engine.models.gpt.GPT(DEEP), Plan.of({"batch.accumulation": 2, "schedule.breadth_first": 2}), mean_cross_entropy
     )
-    with pytest.raises(BridgeError, match=r"breadth_first runs the microbatches of a step together; call engine.train_batch"):
+    with pytest.raises(BridgeError, match=r"breadth_first mixes the microbatches of a step; call engine.train_batch"):
         engine(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
 
 

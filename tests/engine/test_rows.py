@@ -62,7 +62,7 @@ def test_layers_that_share_a_block_have_names_of_their_own() -> None:
 
 def test_a_model_that_runs_on_more_than_words_is_tried_on_a_sample() -> None:
     model = small("clip")
-    with pytest.raises(Uncut, match="CLIPModel: has no input embedding for tokens"):
+    with pytest.raises(Uncut, match="CLIPModel: the model has no input embedding for tokens"):
         cut_of(model)
     assert cut_of(model, Arguments((), batches("clip")[0])).blocks[0] == "vision_model.encoder.layers.0"
 
@@ -92,7 +92,7 @@ def train(model: nn.Module, **values: Any) -> Any:
 
 
 def test_a_model_that_calls_its_blocks_otherwise_than_when_it_was_cut_says_so() -> None:
-    with pytest.raises(BridgeError, match=r"lm_head: the model does not call its modules in the order by which it was cut"):
+    with pytest.raises(BridgeError, match=r"lm_head: the model does not call this module in the order in which it was divided"):
         train(small("bart").train())
 
 
@@ -105,7 +105,7 @@ def test_a_block_that_is_left_out_behind_its_row_is_noticed() -> None:
     for layer in layers:
         value = layer(given if value is None else value)
     model.model.decoder.layerdrop = 1.0
-    with pytest.raises(BridgeError, match=r"model.decoder.layers.0: the model does not call its modules in the order"):
+    with pytest.raises(BridgeError, match=r"model.decoder.layers.0: the model does not call this module in the order"):
         last(value)
 
 
@@ -115,4 +115,4 @@ def test_a_model_that_leaves_out_blocks_by_chance_is_one_layer() -> None:
     engine = train(model, **{"zero.stage": 3})
     assert len(engine.chain.layers) == 1
     told = {finding.path: finding.message for finding in engine.findings}
-    assert told["zero.stage"].endswith("it leaves out blocks at random (model.decoder.layerdrop=0.5); set this field to 0")
+    assert told["zero.stage"].endswith("the setting model.decoder.layerdrop=0.5 leaves out blocks at random; set it to 0")

@@ -53,8 +53,8 @@ def short(rank: int, world: int, level: int, pipeline: int, number: int) -> tupl
 @pytest.mark.parametrize(("level", "pipeline", "number"), [(0, 1, 0), (3, 1, 1), (1, 2, 1)])
 def test_data_that_ends_on_one_rank_ends_the_step_on_all(run: Any, level: int, pipeline: int, number: int) -> None:
     first, last = run(2, short, level, pipeline, number)
-    left = "all ranks leave the step, no weight changed; give all ranks the same amount of data"
-    assert first[0] == f"step 2: the data of rank 1 ended; {left}"
+    left = "so no rank updated its weights; give all ranks the same amount of data"
+    assert first[0] == f"step 2: the data of rank 1 ended, {left}"
     assert last[0] == f"train_batch: data ended after {number} microbatches of a step, expected 2; give more data"
     assert first[1:] == last[1:] == ([1, 0, 8, 2], True)
 
@@ -81,7 +81,7 @@ def test_data_of_a_deepspeed_script_ends_on_all_ranks(run: Any) -> None:
 def test_batches_that_would_be_lost_or_come_again_are_refused() -> None:
     engine, case = started(), Case(PLAN)
     batches = [*microbatches(case, engine, 0), *microbatches(case, engine, 1)]
-    with pytest.raises(BridgeError, match=r"train_batch: found 4 batches, expected the 2 of a step; pass one iterator"):
+    with pytest.raises(BridgeError, match=r"train_batch: found 4 batches, expected 2, as many as a step has; to train on"):
         engine.train_batch(batches)
     loader = torch.utils.data.DataLoader(Numbers(), 2)
     script = compat.deepspeed.initialize(model=nn.Sequential(nn.Linear(1, 1)), config=config_of(0))[0]

@@ -153,7 +153,7 @@ def test_logits_can_be_put_together(run: Any) -> None:
         (
             {"parallel.tensor": 2, "parallel.sequence": True},
             SHAPE,
-            "parallel.sequence: 5 tokens do not divide into 2 tensor ranks",
+            "parallel.sequence: 5 tokens do not divide evenly over 2 tensor ranks",
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_names_that_fit_nothing_are_refused(run: Any) -> None:
         (TensorPlan(columns=("upp",)), "no module of the model has 'upp' in its name; correct or remove it"),
         (TensorPlan(weights=(("scala", 0),)), "no parameter of the model has 'scala' in its name"),
         (TensorPlan(rows=("out",), attributes=("inner", "widths")), "no module of the model has an integer 'widths'"),
-        (TensorPlan(rows=("out",), attributes=("odd",)), r"1.odd \(3\) does not divide into 2 ranks; use a divisor of it"),
+        (TensorPlan(rows=("out",), attributes=("odd",)), r"1.odd \(3\) does not divide evenly over 2 ranks; use a divisor of 3"),
     ):
         with pytest.raises(Exception, match=message):
             run(2, split_by_names, names)

@@ -60,7 +60,7 @@ def test_samples_are_shifted_by_one_token() -> None:
 def test_texts_too_short_or_missing_are_said(tmp_path: Path) -> None:
     short = tmp_path / "short.txt"
     short.write_text("abc")
-    with pytest.raises(SourceError, match=r"short.txt: has 3 bytes, expected more than the 16 of a sequence"):
+    with pytest.raises(SourceError, match=r"short.txt: found 3 bytes, expected more than 16, the tokens of a sequence"):
         Text.of(short, 16)
     with pytest.raises(SourceError, match=r"none.txt: No such file or directory; give a file of text"):
         Text.of(tmp_path / "none.txt", 16)

@@ -40,7 +40,7 @@ def only_fault(report: Report) -> Row:
 def test_a_sound_file_runs_as_it_means_and_the_order_of_averages_is_told(run: Any) -> None:
     report = reported(run, {"zero_optimization": {"stage": 2}})
     (fault,) = (row for row in report.rows if row.verdict == "differs")
-    assert fault.side == "target" and "else: loss became per_token from mean_of_microbatches (`convert` says" in fault.cause
+    assert fault.side == "target" and "meaning: loss became per_token from mean_of_microbatches (`convert` reports" in fault.cause
     assert "only one of the two stacks ran its own file" in report.lacking[0]
     assert [row.verdict for row in report.rows if row.written and row.side == "source"] == ["same"]
 

@@ -173,9 +173,9 @@ def test_labels_stand_at_their_own_token_and_targets_before_it() -> None:
 @pytest.mark.parametrize(
     ("tensors", "said"),
     [
-        ({"pixel_values": torch.ones(2, 3)}, "expected token numbers as input_ids"),
-        ({"input_ids": torch.ones(2, 3)}, "expected whole numbers (rows, tokens)"),
-        ({"input_ids": TOKENS, "decoder_input_ids": TOKENS}, "decoder_input_ids: found int64 (2, 12), which no engine takes"),
+        ({"pixel_values": torch.ones(2, 3)}, "expected a tensor input_ids of token numbers"),
+        ({"input_ids": torch.ones(2, 3)}, "expected whole numbers of shape (rows, tokens)"),
+        ({"input_ids": TOKENS, "decoder_input_ids": TOKENS}, "decoder_input_ids: found int64 (2, 12), which no engine accepts"),
         ({"input_ids": TOKENS, "attention_mask": torch.ones(2, 1, 12, 12)}, "expected a whole number for each of (2, 12)"),
         ({"input_ids": TOKENS, "labels": TOKENS[:, 1:]}, "labels: found int64 (2, 11)"),
     ],

@@ -1,12 +1,12 @@
 """Blocks: a model that is written as one module, like the models of Hugging Face, runs as a list of
 layers.
 
-Nothing is traced or rewritten. A layer before, between or after the blocks is the model's own
-forward pass, in which substitutes replace the modules of other layers. Substitutes for earlier
-layers return the tensors that came in, and substitutes for the following blocks record their
-arguments. Arguments that follow from the batch alone, such as masks, are computed on every rank.
-Other arguments are sent from rank to rank: the stream, and other tensors that are computed from
-weights.
+Nothing is traced or rewritten. A layer before, between or after the blocks runs the model's own
+forward pass, in which substitutes replace the modules of all other layers. A substitute for a
+module of an earlier layer returns the tensors that came from that layer. A substitute for a block
+of a later layer records its arguments. Arguments that follow from the batch alone, such as masks,
+are computed on every rank. Everything else is sent from rank to rank: the stream, and other tensors
+that are computed from weights.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from bridge.errors import BridgeError
 
 
 class Step(NamedTuple):
-    """One call of a module in a forward pass: the module's name, and the number of the call among
-    the module's calls, from 0.
+    """One call of a module in a forward pass: the name of the module, and how often the module was
+    called before in this pass.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """The structure of a call's output: its form, its leaves that are not tensors (None in the
-    position of each tensor), and the numbers of the tensors that later layers use. `alike` names
-    arguments with the same shapes as tensors in the output. All are indexed by position among the
-    leaves of the output.
+    """The structure of a call's output. `form` is the nesting, and `leaves` the values in it, with
+    None in place of each tensor. `values` has the numbers of the tensors that later layers use.
+    `alike` has, for a tensor in the output, the position of an argument with the same shape. Keys
+    are positions among the leaves of the output.
     """
 
     form: Any
@@ -51,13 +51,14 @@ class Output:
     values: Mapping[int, int]
 
     def filled(self, tensors: Mapping[int, Any]) -> Any:
-        """Return an output of this form with `tensors` at their positions."""
+        """Return an output of this structure, with `tensors` at their positions."""
         leaves = [tensors.get(place, leaf) for place, leaf in enumerate(self.leaves)]
         return tree_unflatten(leaves, self.form)
 
     def imitated(self, block: Block, given: Sequence[Any], tensors: Mapping[int, Any]) -> Any:
-        """Return an output with `tensors`. The call's own arguments replace tensors in `alike`, and
-        the incoming stream is also the outgoing stream.
+        """Return a substitute for the output of a block, with `tensors` at their positions. At all
+        other positions are arguments of the call with the same shapes. The stream is passed on as
+        it came in.
         """
         alike = {place: given[at] for place, at in self.alike.items()}
         return self.filled({**alike, block.leaves_at: given[block.place], **tensors})
@@ -65,9 +66,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Block:
-    """A call of a block. The stream is the argument at `place` among all leaves, and the output at
-    `leaves_at` among the leaves of the output. `taken` has the numbers of the arguments that travel
-    between ranks, by their positions.
+    """A call of a block. The incoming stream is the leaf at `place` among the arguments, and the
+    outgoing stream the leaf at `leaves_at` in the output. For arguments that travel between ranks,
+    `taken` has their numbers by position.
     """
 
     step: Step
@@ -78,8 +79,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Segment:
-    """The calls of modules before a row of blocks, or after the last row. `unused` modules were not
-    called in the trial.
+    """The calls of modules between two rows of blocks, before the first row, or after the last one.
+    `unused` are modules that were not called when the model was tried.
     """
 
     steps: tuple[Step, ...]
@@ -93,13 +94,14 @@ class Segment:
 
 @dataclass(frozen=True)
 class Cut:
-    """The division of a model: segments and rows of blocks alternate, with a segment at both ends.
+    """A model divided into layers: segments and rows of blocks in turn, with a segment at both
+    ends.
 
-    Tensors that pass from layer to layer are numbered; `entering` has the numbers of each layer's
-    inputs, in order. `blanks` have a function for each module outside the blocks: from a weight and
-    a call, it makes a substitute for the module's output. `beside` names parameters of the modules
-    that contain the blocks. `fixed` arguments are passed to the model in every call, so that it
-    stores no caches.
+    Tensors that pass from layer to layer have numbers; `entering` has the numbers of each layer's
+    inputs, in order. For each module outside the blocks, `blanks` has a function that makes a
+    substitute for the module's output from a weight and a call. `beside` are the names of
+    parameters of modules that contain the blocks. `fixed` are arguments for every call of the
+    model, which turn its caches off.
     """
 
     layers: tuple[Segment | Block, ...]
@@ -111,7 +113,7 @@ class Cut:
 
     @cached_property
     def places(self) -> Mapping[Step, int]:
-        """The index of the layer of each call."""
+        """For each call, the index of the layer that makes it."""
         found: dict[Step, int] = {}
         for place, layer in enumerate(self.layers):
             steps = layer.steps if isinstance(layer, Segment) else (layer.step,)
@@ -120,7 +122,7 @@ class Cut:
 
     @cached_property
     def calls(self) -> Sequence[int]:
-        """For each layer, the number of module calls before it and in it."""
+        """For each layer, the number of module calls in this layer and all layers before it."""
         return list(
             accumulate(
                 len(one.steps) if isinstance(one, Segment) else 1 for one in self.layers
@@ -129,7 +131,7 @@ class Cut:
 
     @cached_property
     def rows(self) -> Mapping[int, range]:
-        """The blocks after each segment, by the positions of segment and blocks."""
+        """For the index of each segment, the indices of the blocks that follow it."""
         ends = [place for place, one in enumerate(self.layers) if isinstance(one, Segment)]
         return {
             place: range(place + 1, end)
@@ -168,11 +170,12 @@ class Call:
 
     @property
     def leaves(self) -> list[Any]:
-        """All arguments, and the leaves in them."""
+        """All arguments, with nested ones taken apart."""
         return tree_leaves((self.given, self.named))
 
     def filled(self, values: Mapping[int, Any]) -> Call:
-        """Return the same call with `values` at their positions among the leaves."""
+        """Return this call with other arguments: `values` replace the arguments at their positions.
+        """
         leaves, form = tree_flatten((self.given, self.named))
         for place, value in values.items():
             leaves[place] = value
@@ -181,8 +184,8 @@ class Call:
 
 @dataclass(eq=False)
 class Batch:
-    """The model's arguments, and the arguments of its blocks for each row of blocks. The arguments
-    of a row are found when its first block needs them.
+    """The model's arguments for one microbatch, and for each row of blocks the arguments of its
+    blocks. The latter are found when the first block of the row needs them.
     """
 
     given: Arguments
@@ -191,9 +194,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stream:
-    """The value that passes between layers. `tensors` are the hidden states, then other tensors
-    that are computed from weights. Only `tensors` are sent to other ranks, because every rank has
-    the batch.
+    """The value that passes between layers. `tensors` has the hidden states first, and then other
+    tensors that are computed from weights. Only `tensors` are sent to other ranks, because every
+    rank has the batch.
     """
 
     tensors: tuple[Tensor, ...]
@@ -212,7 +215,7 @@ class _Reached(Exception):
 
 
 class Part(nn.Module):
-    """One layer made of modules and parameters that lie outside the model's blocks."""
+    """A layer made of modules and parameters that are outside the model's blocks."""
 
     def __init__(
         self,
@@ -245,12 +248,12 @@ class Part(nn.Module):
 
 @dataclass
 class _Pass:
-    """A forward pass of the model up to the row after the segment at `place`, or to the end of the
-    model.
+    """A forward pass of the model that ends with the row of blocks after the segment at `place`, or
+    with the model if there is no such row.
 
-    `values` are the incoming tensors by number, and the segment adds its own. If the pass is not
-    `real`, substitutes replace the segment's modules too. `calls` are the calls of the row's
-    blocks.
+    `values` has the tensors that came in, by number; the segment adds its own. `real` is false if
+    substitutes replace the modules of the segment too. `calls` are the calls of the blocks in the
+    row.
     """
 
     place: int
@@ -293,12 +296,12 @@ class Blocks:
         return Chain(tuple(layers), 1, 1, True, self.received)
 
     def received(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
-        """Return the stream of tensors from another rank, with this rank's own batch."""
+        """Return the stream made of `tensors` from another rank and of this rank's own batch."""
         return Stream(tuple(tensors), Batch(given))
 
     def _segment(self, place: int, inputs: Any) -> Any:
-        """Run the segment at `place`. Returns the input of the row after the segment, or the
-        model's output if there is none.
+        """Run the segment at `place`. Return the input of the blocks behind the segment, or the
+        model's output for the last segment.
         """
         if place:
             batch, tensors = inputs.batch, inputs.tensors
@@ -333,22 +336,22 @@ class Blocks:
         return self._handed(place, values, batch)
 
     def _named(self, place: int, tensors: Sequence[Tensor]) -> dict[int, Any]:
-        """Return the values that enter a layer, by their numbers."""
+        """Return the tensors that enter the layer at `place`, by number."""
         return dict(zip(self.cut.entering[place], tensors, strict=True))
 
     def _handed(self, place: int, values: Mapping[int, Any], batch: Batch) -> Stream:
-        """Return the input of the layer after `place`."""
+        """Return the input of the layer behind the one at `place`."""
         return Stream(tuple(values[number] for number in self.cut.entering[place + 1]), batch)
 
     def _keep(self, step: Step, output: Any, values: dict[int, Any]) -> None:
-        """Add the tensors of an output that later layers use to `values`."""
+        """Add to `values` those tensors of an output that later layers use."""
         wanted = self.cut.outputs[step].values
         leaves = tree_leaves(output) if wanted else []
         values.update({number: leaves[at] for at, number in wanted.items()})
 
     def _note(self, batch: Batch, now: _Pass) -> None:
-        """Record the arguments of the blocks of a row in `batch`. Arguments that travel between
-        ranks are added to the values instead.
+        """Run the model as far as `now` says, and record the arguments of the blocks in `batch`.
+        Arguments that travel between ranks are added to `now.values` instead.
         """
         try:
             self._run(batch, now)
@@ -360,8 +363,8 @@ class Blocks:
         raise BridgeError(f"{missed.step.name}: {_OUT_OF_TURN}")
 
     def _check(self, now: _Pass) -> None:
-        """Raise an error unless a pass called all modules before its end. A module that was left
-        out would not have given the output of its layer.
+        """Raise an error unless the pass called all modules that come before its end. The output of
+        a module that was not called would be missing.
         """
         if now.turns.total() != self.cut.calls[now.place + len(now.calls)]:
             missed = (step for step in self.cut.places if now.turns[step.name] <= step.turn)
@@ -377,7 +380,9 @@ class Blocks:
             self._now = before
 
     def _visited(self, name: str, /, *given: Any, **named: Any) -> Any:
-        """Return the forward function of the substitute for a module."""
+        """Run in place of the forward pass of module `name`. Either records the arguments, or calls
+        the module, or returns a substitute for the output, depending on the layer of the module.
+        """
         now = self._now
         assert now is not None
         step = Step(name, now.turns[name])
@@ -392,7 +397,9 @@ class Blocks:
         return self._again(step, at, Call(list(given), dict(named)), now)
 
     def _noted(self, name: str, at: int | None, call: Call, now: _Pass) -> Any:
-        """Record the arguments of the block at `at`."""
+        """Record the arguments of the block at `at`, and return a substitute for its output. Ends
+        the forward pass after the last block of the row.
+        """
         block, leaves = None if at is None else self.cut.layers[at], call.leaves
         if not isinstance(block, Block) or at != now.place + len(now.calls) + 1:
             raise BridgeError(f"{name}: {_OUT_OF_TURN}")
@@ -407,7 +414,8 @@ class Blocks:
         return self.cut.outputs[block.step].imitated(block, leaves, {})
 
     def _again(self, step: Step, at: int, call: Call, now: _Pass) -> Any:
-        """Return the output of a module of an earlier layer, with the tensors that were passed on.
+        """Return the output of a module of an earlier layer, made of the tensors that came from
+        there.
         """
         output, block = self.cut.outputs[step], self.cut.layers[at]
         found = {at: now.values[each] for at, each in output.values.items() if each in now.values}
@@ -422,8 +430,8 @@ class Blocks:
 
 
 def _title(cut: Cut, place: int) -> str:
-    """Return the name of a segment: the name of its first module, or of its last module for the
-    last segment.
+    """Return the name of a segment: the name of its first module, or for the last segment the name
+    of the module that it calls last.
     """
     segment = cut.layers[place]
     assert isinstance(segment, Segment)
@@ -435,8 +443,8 @@ def _title(cut: Cut, place: int) -> str:
 
 
 def left_out(model: nn.Module) -> str | None:
-    """Return the setting by which a model leaves out blocks at random in training, with its value.
-    Return nothing if no such setting is on.
+    """Return the setting, with its value, by which the model leaves out blocks at random in
+    training, or None if it does not.
     """
     for name, module in model.named_modules():
         config = getattr(module, "config", None)
@@ -447,12 +455,12 @@ def left_out(model: nn.Module) -> str | None:
 
 
 FLAGS = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""Names of settings that make a model return activations of its blocks."""
+"""Names of settings that make a model return the activations of its blocks."""
 CACHES = ("use_cache", "past_key_values")
 
 
 def asked(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem for each output or cache that settings or arguments ask for and that a model
+    """Yield a problem for each setting or argument that asks for an output or a cache that a model
     in layers does not return.
     """
     for flag in FLAGS:
@@ -472,14 +480,14 @@ _NO_CACHE = (
     "a model that is run in layers keeps no cache; leave it out, and call engine.module to generate"
 )
 _OUT_OF_TURN = (
-    "the model does not call its modules in the order by which it was cut (layerdrop, perhaps);"
+    "the model does not call this module in the order in which it was divided into layers;"
     " turn that off"
 )
 
 
 @contextmanager
 def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Context in which the modules in `others` replace the modules with these names."""
+    """Context in which the modules `others` stand in place of the modules with these names."""
     places = [
         (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other)
         for name, other in others.items()
@@ -495,8 +503,8 @@ def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None
 
 
 def _standin(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
-    """Return a module with all attributes of `module` that runs `forward`, without the hooks of
-    `module`.
+    """Return a module that runs `forward`. It has all attributes of `module`, but none of its
+    hooks.
     """
     found = copy(module)
     # With gradient checkpointing on, transformers' layers would run `forward` within a checkpoint,

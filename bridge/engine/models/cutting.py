@@ -1,6 +1,6 @@
-"""Cutting: a model of Hugging Face is run on a few tokens to find where it can be cut into layers.
-The layers are then run one by one, each with only its own weights, and must give the model's
-output.
+"""Cutting: divides a model of Hugging Face into layers. The model is run on a few tokens to find
+the layers. Then the layers are run one by one, each with only its own weights, and must give the
+same output as the model.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ from bridge.plan import Plan
 from bridge.rules import Effect
 
 SHAPE = (2, 8)
-"""Number of samples and of tokens in the trial."""
+"""Number of samples and of tokens on which a model is tried."""
 
 
 def planned(
     model: nn.Module, plan: Plan, parts: object = None, sample: Arguments | None = None
 ) -> tuple[Cut | None, tuple[Finding, ...]]:
-    """Return the cut of a model of Hugging Face, and findings. The cut is None for other models.
+    """Return how to divide a model of Hugging Face into layers, with findings. Return None for
+    other models.
 
-    A model that cannot be cut, or that leaves out blocks at random, is run as one layer, unless
-    pipeline ranks must share the model. With ZeRO 3 this is a finding, because a single layer is
-    never sharded.
+    A model that cannot be divided, or that leaves out blocks at random, runs as one layer. If
+    pipeline ranks must share the model, this is an error. With ZeRO 3 it is a finding, because a
+    single layer is never sharded.
     """
     if isinstance(model, nn.Sequential):
         return None, ()
-    reason = "make the model an nn.Sequential to shard its weights"
+    reason = "make the model an nn.Sequential, so that its weights can be sharded"
     shared = ranks_of(plan) > 1 or bool(parts)
     if is_hugging_face(model) and not shared and (setting := left_out(model)):
-        reason = f"it leaves out blocks at random ({setting}); set this field to 0"
+        reason = f"the setting {setting} leaves out blocks at random; set it to 0"
     elif is_hugging_face(model):
         try:
             return cut_of(model, sample), ()
@@ -68,8 +69,8 @@ def is_hugging_face(model: nn.Module) -> bool:
 
 
 def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
-    """Return the cut of `model`. The model is run on a few tokens, or on `sample` if it cannot run
-    on tokens. Raises `Uncut`, which names the module that prevents a cut.
+    """Return how `model` is divided into layers. The model is run on a few tokens, or on `sample`
+    if it cannot run on tokens. Raises `Uncut`, which names the module that prevents a division.
     """
     Uncut.raise_if(asked(model, {}))
     # Weights take part in backward, so that arguments of blocks which are computed from weights
@@ -83,8 +84,8 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
 
 
 def _prove(model: nn.Module, found: Cut, given: Arguments, expected: Any) -> None:
-    """Run the layers one by one, each as if it were alone on a rank. Raise `Uncut` unless their
-    output is bit by bit the model's output.
+    """Run the layers one by one, each as if it were alone on a rank. Raises `Uncut` unless the last
+    layer gives, bit by bit, the output of the model.
     """
     blocks = Blocks(model, found)
     value: Any = given
@@ -102,7 +103,7 @@ def _prove(model: nn.Module, found: Cut, given: Arguments, expected: Any) -> Non
         value = blocks.received(value.tensors, given) if isinstance(value, Stream) else value
     if not _same(value, expected):
         raise Uncut(
-            f"{found.blocks[0]}: run one by one, the blocks give another output than the model; {WHOLE}"
+            f"{found.blocks[0]}: the layers, run one by one, give another output than the model; {WHOLE}"
         )
 
 
@@ -116,8 +117,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _named(model: nn.Module) -> list[dict[str, Tensor]]:
-    """Yield arguments with a few tokens: first with labels, as in training, then without labels,
-    which some models do not accept.
+    """Return arguments for the trial, with a few tokens: first with labels, as in training, and
+    then without labels, because some models do not accept them.
     """
     ids = words(model)
     return [] if ids is None else [{"input_ids": ids, "labels": ids}, {"input_ids": ids}]
@@ -126,18 +127,18 @@ def _named(model: nn.Module) -> list[dict[str, Tensor]]:
 def ran(
     model: nn.Module, tries: Sequence[Arguments], fixed: Mapping[str, Any]
 ) -> tuple[Arguments, Any]:
-    """Return the first of some arguments on which the model runs, and the model's output. Raises
-    `Uncut`.
+    """Return the first arguments of `tries` on which the model runs, and the model's output. Raises
+    `Uncut` if the model runs on none of them.
     """
-    found = f"{type(model).__name__}: has no input embedding for tokens"
+    found = f"{type(model).__name__}: the model has no input embedding for tokens"
     for given in tries:
         try:
             # With gradients torch has other kernels, which round otherwise than in the proof.
             with torch.no_grad():
                 return given, model(*given.given, **{**fixed, **given.named})
         except Exception as error:
-            names = " and ".join(given.named) or "its sample"
-            why = f"does not run on {names} alone ({type(error).__name__}: {error})"
+            names = " and ".join(given.named) or "the sample"
+            why = f"the model does not run on {names} alone ({type(error).__name__}: {error})"
             found = f"{type(model).__name__}: {why}"
     raise Uncut(f"{found}; {WHOLE}")
 
@@ -145,8 +146,8 @@ def ran(
 def trials(
     model: nn.Module, sample: Arguments | None, *named: Mapping[str, Tensor]
 ) -> list[Arguments]:
-    """Yield the inputs for the trial: the `named` arguments, then the sample. A sample with inputs
-    other than tokens, such as images, comes first.
+    """Return the arguments on which to try the model: the `named` arguments, then the sample. The
+    sample comes first if it has inputs other than tokens, such as images.
     """
     if sample is None:
         return [Arguments((), dict(each)) for each in named]
@@ -163,7 +164,7 @@ def trials(
 
 
 def uncached(model: nn.Module) -> Mapping[str, Any]:
-    """Return arguments that turn the model's cache off."""
+    """Return arguments for the model that turn its cache off."""
     taken = signature(model.forward).parameters
     takes = "use_cache" in taken or any(
         each.kind is Parameter.VAR_KEYWORD for each in taken.values()
@@ -172,7 +173,8 @@ def uncached(model: nn.Module) -> Mapping[str, Any]:
 
 
 def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
-    """Tokens of the trial, of `shape` (samples, tokens), all in the model's vocabulary."""
+    """Return tokens for the trial, of `shape` (samples, tokens), all within the model's vocabulary.
+    """
     embeddings = model.get_input_embeddings()  # type: ignore[operator]
     number = getattr(embeddings, "num_embeddings", None) or len(next(embeddings.parameters()))
     return (
@@ -182,7 +184,9 @@ def tokens(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor:
 
 
 def words(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor | None:
-    """Tokens of the trial, or None if the model embeds no words, as models of images do not."""
+    """Return tokens for the trial, or None for a model without an embedding of tokens, such as a
+    model of images.
+    """
     try:
         return tokens(model, shape)
     except NotImplementedError:  # transformers raises it if a model has no input embedding
@@ -191,8 +195,8 @@ def words(model: nn.Module, shape: tuple[int, int] = SHAPE) -> Tensor | None:
 
 @contextmanager
 def still(model: nn.Module) -> Iterator[None]:
-    """Context in which the model is in evaluation mode. Afterwards modes, buffers and torch's
-    generators are restored.
+    """Context in which the model is in evaluation mode. At the end, modes, buffers and torch's
+    random generators are as before.
     """
     modes = [(module, module.training) for module in model.modules()]
     held = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -209,7 +213,7 @@ def still(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _trained(model: nn.Module) -> Iterator[None]:
-    """Context in which every weight takes part in backward."""
+    """Context in which every weight takes part in backward, even a frozen one."""
     held = [
         (weight, weight.requires_grad)
         for weight in model.parameters()

@@ -1,5 +1,5 @@
-"""A decoder as a list of layers, as a plan describes it: norms, positions, heads, activations and
-experts.
+"""A decoder as a list of layers, built from the model section of a plan: norms, positions, heads,
+activations and experts.
 """
 
 from __future__ import annotations
@@ -33,19 +33,17 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "squared_relu": lambda x: F.relu(x).square(),
 }
 EPS, BASE = 1e-5, 10_000.0
-"""Defaults for the epsilon of norms and the base of rotary positions, if the plan does not set
-them.
-"""
+"""Default values for the epsilon of norms and the base of rotary positions."""
 SPREAD = 0.02
-"""Standard deviation of initial weights, if the plan does not set it."""
+"""Default standard deviation of initial weights."""
 
 
 class Dense(nn.Sequential):
-    """Embedding, blocks and head. Takes tokens (batch, sequence); returns logits (batch, sequence,
-    vocab).
+    """Embedding, blocks and head. Takes tokens (batch, sequence), and returns logits (batch,
+    sequence, vocab).
 
-    Its parameters have the names and shapes of `Architecture`. Each initial weight depends only on
-    `seed` and its name.
+    The parameters have the names and shapes of `Architecture`. An initial weight depends only on
+    `seed` and on the name of the parameter.
     """
 
     leading = 1
@@ -83,8 +81,8 @@ class Dense(nn.Sequential):
 
 
 def native(workload: Workload) -> Any:
-    """Return the model that is trained: the model in the workload's folder, the native model of its
-    plan, or the GPT with its shape.
+    """Return the model to train: the model in the workload's folder, or the native model of the
+    workload's plan, or else a GPT of the workload's shape.
     """
     if workload.folder is not None:
         return opened(workload.folder, workload.seed, drops=workload.rows is None)
@@ -96,17 +94,17 @@ def native(workload: Workload) -> Any:
 
 
 def called(workload: Workload) -> Any:
-    """Return the model that is trained. If the workload has rows of its own, the model accepts
+    """Return the model to train. If the workload has rows of the user's own batch, the model takes
     whole microbatches of these rows.
     """
     return native(workload) if workload.rows is None else workload.rows.fed(native(workload))
 
 
 WHOLE = {
-    "model.attention.norm": "its weights extend over all heads, and no tensor rank has all heads",
-    "model.embedding.softcap": "the engine does not cap logits that are split by vocabulary",
+    "model.attention.norm": "this norm needs all heads, but a tensor rank has only some of them",
+    "model.embedding.softcap": "the engine cannot cap logits that tensor ranks split by vocabulary",
 }
-"""The fields that prevent a split of the model over tensor ranks, with the reason."""
+"""Plan fields with which the model cannot be split over tensor ranks, with the reason."""
 
 
 def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
@@ -131,7 +129,7 @@ def _beyond(model: Model, shape: Architecture) -> Iterator[str]:
         "model.embedding.logit_scale": model.embedding.logit_scale if shape.logits_bias else None,
     }
     yield from (
-        f"{path}: the engine's dense model does not have it; pass a model that does"
+        f"{path}: the engine's dense model does not support this setting; pass a model that does"
         for path in found
         if found[path]
     )
@@ -222,8 +220,8 @@ class Block(nn.Module):
         return stream + self._behind(self.mlp, second, self.norm4, stream)
 
     def _behind(self, layer: nn.Module, norm: Norm, after: Norm | None, stream: Tensor) -> Tensor:
-        """Return the tensor that `layer` adds to the stream, with norms before the layer, after it,
-        or both.
+        """Return what `layer` adds to the stream, with a norm before the layer, a norm after it, or
+        both.
         """
         if self.place == "after":
             return self._added(norm(layer(stream)))
@@ -236,8 +234,8 @@ class Block(nn.Module):
 
 
 class Attention(gpt.Attention):
-    """Causal attention in which groups of heads share keys and values, with the plan's settings for
-    block `index`.
+    """Causal attention of block `index`, with the plan's settings. Groups of heads share keys and
+    values.
     """
 
     def __init__(self, model: Model, shape: Architecture, index: int) -> None:
@@ -286,8 +284,8 @@ class Attention(gpt.Attention):
 
 
 class Core(nn.Module):
-    """Return softmax of scores times values, each (batch, heads, sequence, width). A token attends
-    to the last `window` tokens, itself included.
+    """Softmax of scores times values, each of shape (batch, heads, sequence, width). A token
+    attends to the last `window` tokens, itself included.
     """
 
     def __init__(
@@ -314,8 +312,8 @@ class Core(nn.Module):
 
 
 class Turn(nn.Module):
-    """Rotary positions of (batch, heads, sequence, width): pairs of elements are rotated by an
-    angle for each position.
+    """Rotary positions for tensors of shape (batch, heads, sequence, width): rotates pairs of
+    elements by an angle that depends on the position.
     """
 
     def __init__(self, rotary: Rotary, width: int, local: bool) -> None:
@@ -349,8 +347,8 @@ class Turn(nn.Module):
 
 
 def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, float]:
-    """Return the angular frequencies (width / 2,), scaled for longer sequences, and the factor of
-    cosines and sines.
+    """Return the angular frequencies of rotary positions, shape (width / 2,), scaled for longer
+    sequences, and the factor by which cosines and sines are multiplied.
     """
     factor = scaling.factor or 1.0
     if scaling.kind == "linear":
@@ -363,8 +361,8 @@ def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, 
 
 
 def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
-    """Scale frequencies for Llama 3: low frequencies are divided by the factor, high frequencies
-    stay, and those between are interpolated (_compute_llama3_parameters of transformers).
+    """Return frequencies scaled as in Llama 3: low ones are divided by `factor`, high ones stay,
+    and those between are interpolated (_compute_llama3_parameters of transformers).
     """
     low, high, original = scaling.low or 1.0, scaling.high or 4.0, scaling.original or 8192
     # Turns of a pair over the length that the model was trained on. 1 of `kept`: as it is; 0:
@@ -375,9 +373,9 @@ def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
 
 
 def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> Tensor:
-    """Scale frequencies for YaRN with a ramp over the pairs of elements, between the pairs that
-    rotate `fast` and `slow` times over the original length (_compute_yarn_parameters of
-    transformers).
+    """Return frequencies scaled as in YaRN. The scaling fades in over the pairs of elements,
+    between the pair that rotates `fast` times and the pair that rotates `slow` times over the
+    original length (_compute_yarn_parameters of transformers).
     """
     width, original = 2 * len(rates), scaling.original or 4096
     fast, slow = scaling.fast or 32.0, scaling.slow or 1.0
@@ -397,8 +395,8 @@ def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> 
 
 
 def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
-    """Return YaRN's factor of cosines and sines: the one that is set, a quotient if both `mscale`
-    fields are set, or else 0.1 ln(factor) + 1.
+    """Return the factor by which YaRN multiplies cosines and sines: the factor in the plan, or a
+    quotient if both `mscale` fields are set, or else 0.1 ln(factor) + 1.
     """
     if scaling.attention is not None:
         return scaling.attention
@@ -414,7 +412,7 @@ def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
 
 
 def feed_forward(model: Model, shape: Architecture, index: int) -> nn.Module:
-    """The feed-forward part of a block: an MLP, or experts."""
+    """Return the feed-forward part of block `index`: an MLP, or experts."""
     if shape.experts is None or not shape.routed(index):
         return MLP(model, shape, shape.ffn)
     return Routed(shape.hidden, shape.experts, model.moe, partial(MLP, model, shape))

@@ -1,4 +1,5 @@
-"""Experts of a block: a router sends each token to the best few of them, and weighs their outputs.
+"""Experts of a block: a router chooses a few experts for each token, and gives each of them a
+weight.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from bridge.layout.architecture import Experts
 from bridge.model import Moe
 
 TINY = 1e-20
-"""Term added to a sum of scores, so that a token whose scores are all 0 causes no division by 0."""
+"""Term that is added to a sum of scores before division, because all scores of a token may be 0."""
 SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda logits: logits.softmax(-1),
     "sigmoid": torch.sigmoid,
@@ -22,8 +23,8 @@ SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 class Router(nn.Linear):
-    """Return the weight of each expert for each token, 0 for experts that were not chosen for the
-    token. Scores are in fp32 at least.
+    """The router. Returns the weight of each expert for each token, which is 0 for experts that
+    were not chosen. Scores are in fp32 at least.
     """
 
     def __init__(self, hidden: int, shape: Experts, moe: Moe) -> None:
@@ -32,7 +33,7 @@ class Router(nn.Linear):
         self.normalised, self.scale = moe.normalised is not False, moe.scale or 1.0
 
     def forward(self, stream: Tensor) -> Tensor:
-        """(batch, sequence, hidden) to (batch, sequence, experts)."""
+        """From shape (batch, sequence, hidden) to shape (batch, sequence, experts)."""
         logits = super().forward(stream)
         scores = self.score(logits.to(torch.promote_types(logits.dtype, torch.float32)))
         best, chosen = scores.topk(self.top_k, -1)
@@ -43,8 +44,8 @@ class Router(nn.Linear):
 
 
 class Routed(nn.Module):
-    """A router and its experts. Each expert computes all tokens, and a token has weight 0 for
-    experts that were not chosen for it.
+    """A router and its experts. Every expert computes all tokens. The output of an expert that was
+    not chosen for a token has weight 0.
     """
 
     def __init__(

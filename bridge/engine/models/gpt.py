@@ -26,9 +26,11 @@ IGNORED = -100
 
 
 class GPT(nn.Sequential):
-    """Embedding, blocks and head. Takes tokens (batch, sequence); returns logits (batch, sequence, vocab).
+    """Embedding, blocks and head. Takes tokens (batch, sequence), and returns logits (batch,
+    sequence, vocab).
 
-    Weights depend on `seed` and each parameter's name only, not on the order in which layers are made.
+    An initial weight depends only on `seed` and on the name of the parameter, not on the order in
+    which layers are made.
     """
 
     leading = 1
@@ -66,7 +68,7 @@ def _beyond(architecture: Architecture) -> Iterator[str]:
         "model.embedding.output_bias": architecture.logits_bias,
     }
     yield from (
-        f"{path}: the engine's own model does not have it; pass a model that does, or leave it out"
+        f"{path}: the engine's own model does not support this setting; pass a model that does, or leave the setting out"
         for path in found
         if found[path]
     )
@@ -117,8 +119,8 @@ class Block(nn.Module):
 
 
 class Core(nn.Module):
-    """Softmax of scores times values. Selective recompute runs it again, because it is cheap and
-    its scores take much memory.
+    """Softmax of scores times values. Selective recomputation runs this part again in backward,
+    because it is cheap and its scores take much memory.
     """
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -162,8 +164,8 @@ class Attention(nn.Module):
         return self.mixed(query, key, value)
 
     def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attention of queries, keys and values, each (batch, heads, sequence, width),
-        after the output layer: (batch, sequence, hidden).
+        """Return the output of attention, (batch, sequence, hidden), after the output layer.
+        Queries, keys and values have the shape (batch, heads, sequence, width).
         """
         if self.group > 1:
             key, value = self._spread(key), self._spread(value)
@@ -177,8 +179,8 @@ class Attention(nn.Module):
         return joined
 
     def split_over(self, rank: int, ranks: int) -> None:
-        """Remove the heads of other ranks. Key and value heads that cannot be divided stay on every
-        rank.
+        """Keep only the heads of this rank. Key and value heads that cannot be divided stay on
+        every rank.
         """
         self.heads //= ranks
         self.first_head = rank * self.heads
@@ -187,11 +189,11 @@ class Attention(nn.Module):
             self.first_kv_head = rank * self.kv_heads
 
     def compute_again(self) -> None:
-        """Recompute the core in backward instead of storing its scores."""
+        """From now on, recompute the core in backward instead of storing its scores."""
         self.again = True
 
     def _spread(self, vectors: Tensor) -> Tensor:
-        """Return, for each of this rank's heads, the key or value head of its group: (batch, heads,
+        """Return the key or value head that belongs to each of this rank's heads: (batch, heads,
         sequence, width).
         """
         # Heads are numbered among all ranks', and the tensor begins with the first one that this
@@ -236,8 +238,8 @@ class Head(nn.Module):
 
 
 def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
-    """Rotary embedding of (batch, heads, sequence, width): elements half a width apart are rotated
-    by an angle for each position.
+    """Return `heads` (batch, heads, sequence, width) with rotary positions: each element and the
+    one half a width behind it are rotated by an angle that depends on the position.
     """
     half = heads.shape[-1] // 2
     # Angles in fp32 at least: bf16 has 8 binary digits, and cannot tell position 257 from 256.
@@ -251,9 +253,7 @@ def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 def mean_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> Tensor:
-    """Return the mean loss of the tokens whose target is not `IGNORED`. The arguments are those of
-    `summed_cross_entropy`.
-    """
+    """Return the mean loss of all tokens whose target is not `IGNORED`."""
     total, count = summed_cross_entropy(logits, targets)
     return total / count
 

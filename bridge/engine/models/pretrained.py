@@ -1,5 +1,5 @@
-"""A model of Hugging Face from a folder on this machine, with the weights in the folder, or with
-random weights if it has none.
+"""Opens a model of Hugging Face in a folder on this machine, with the weights in the folder, or
+with random weights if there are none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
 def dropping(config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the settings of a model's config that drop something at random, with their values."""
+    """Return the settings of a model's config that drop activations at random (dropout), with their
+    values.
+    """
     return {
         name: value
         for name, value in config.items()
@@ -63,5 +65,5 @@ def opened(folder: Path, seed: int, drops: bool = True) -> nn.Module:
             return made
     except (OSError, ValueError) as error:
         raise SourceError(
-            f"{folder}: transformers cannot build a model from it ({str(error).splitlines()[0]})"
+            f"{folder}: transformers cannot build a model from this folder ({str(error).splitlines()[0]})"
         ) from error

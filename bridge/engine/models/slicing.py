@@ -1,6 +1,6 @@
-"""Slicing: the search for modules of a Hugging Face model's blocks that need whole sequences. Each
-block is run on half of its tokens, while a tested module returns the first half of its output for
-all tokens.
+"""Slicing: finds the modules in the blocks of a Hugging Face model that need whole sequences, so
+that the others can run on slices of tokens. Each block is run on half of its tokens, while its
+modules return the output that they gave for all tokens, cut to this half.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from bridge.errors import ConfigError
 from bridge.layout.tensor import Tokens
 
 CLOSE = 1e-4
-"""The largest allowed difference between a block's output for half of the tokens and the first half
-of its whole output, as a share of the largest element.
+"""The largest difference at which two activations count as equal, as a share of the largest
+element.
 """
 
 
 def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
-    """Return the split by tokens of the stream of `model`, if the layers `rows` are split by input
-    features. Raises `ConfigError` if its stream is not (batch, tokens, features).
+    """Return how the stream of `model` is split by tokens. `rows` are the linear layers that are
+    split by input features. Raises `ConfigError` if the stream does not have the shape (batch,
+    tokens, features).
     """
     cut = cut_of(model)
     if len(cut.rows) > 2:
         raise ConfigError(
-            f"parallel.sequence: {type(model).__name__} has {len(cut.rows) - 1} rows of blocks, and their streams differ; turn it"
-            " off"
+            f"parallel.sequence: {type(model).__name__} has {len(cut.rows) - 1} rows of blocks, expected one;"
+            " turn parallel.sequence off"
         )
     with still(model), torch.no_grad():
         runs = _runs(model, cut, rows)
         if not is_stream(runs[cut.blocks[0]].stream):
             raise ConfigError(
-                f"parallel.sequence: {cut.blocks[0]} does not take activations (batch, tokens, features); turn it off"
+                f"parallel.sequence: {cut.blocks[0]} does not take activations of shape (batch, tokens,"
+                " features); turn parallel.sequence off"
             )
         regions: list[str] = []
         whole: list[str] = []
@@ -58,8 +60,8 @@ def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
 
 @dataclass
 class _Unit:
-    """The inputs and outputs of a block's module, call by call. If it is `closed`, the output of a
-    split layer is the module's output.
+    """The inputs and outputs of a module within a block, call by call. `closed` is true if the
+    module returns the output of a split layer unchanged.
     """
 
     calls: list[tuple[Any, Any]] = field(default_factory=list)
@@ -68,7 +70,9 @@ class _Unit:
 
 @dataclass
 class _Run:
-    """A block's call on whole sequences, the block's output, and the modules in the block."""
+    """A call of a block on whole sequences: the arguments, the stream among them, the output, and
+    the calls of the modules within the block (`units`).
+    """
 
     call: Call
     stream: Tensor
@@ -77,11 +81,13 @@ class _Run:
 
 
 Note = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
-"""Functions that change the arguments and the output of a call."""
+"""Type of a function that gets the positional arguments, the named arguments and the output of a
+call.
+"""
 
 
 def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
-    """Return the call of every block in a run of the model on a few tokens."""
+    """Run the model on a few tokens, and return the call of each block, by name."""
     found: dict[str, _Run] = {}
     ends: dict[str, Any] = {}
     places = {layer.step.name: layer.place for layer in cut.layers if isinstance(layer, Block)}
@@ -104,7 +110,7 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
 
 
 def _watch(module: nn.Module, note: Note) -> Callable[[], None]:
-    """Call `note` for every call of a module. Returns the function that stops this."""
+    """Call `note` after every call of `module`. Return a function that stops this."""
 
     def hook(module: nn.Module, given: Any, named: Any, output: Any) -> None:
         note(given, named, output)
@@ -139,8 +145,8 @@ def _ran(
 
 
 def _units(model: nn.Module, block: str) -> Iterator[str]:
-    """Return the modules of a block that may need whole sequences: all modules except norms and
-    modules without weights and children.
+    """Yield the names of the modules in a block that may need whole sequences. Norms cannot, nor
+    can modules without weights and without children.
     """
     for name, module in model.get_submodule(block).named_children():
         inner = any(True for _ in module.children())
@@ -149,8 +155,8 @@ def _units(model: nn.Module, block: str) -> Iterator[str]:
 
 
 def _by_token(model: nn.Module, name: str, run: _Run) -> bool:
-    """Return whether a block changes tokens only through its modules. It must draw no random
-    numbers either, because dropout would need the mask of whole sequences.
+    """Return whether tokens depend on each other only within the modules of a block. The block must
+    not draw random numbers either, because dropout would need the mask of whole sequences.
     """
     half = run.stream.shape[TOKENS] // 2
     block = model.get_submodule(name)
@@ -176,7 +182,7 @@ def _first(value: Any, stream: Tensor, half: int) -> Any:
 
 
 def _half(output: Any, stream: Tensor, half: int) -> Any:
-    """Return the first tokens of every stream in an output."""
+    """Return an output in which every stream is cut to its first `half` tokens."""
 
     def cut(value: Tensor) -> Tensor:
         return (
@@ -190,8 +196,9 @@ def _half(output: Any, stream: Tensor, half: int) -> Any:
 
 @contextmanager
 def _replayed(model: nn.Module, run: _Run, half: int) -> Iterator[list[bool]]:
-    """Make the modules of a block return their output for all tokens, cut to the first tokens.
-    Returns whether each module was called as before.
+    """Context in which the modules of a block return the outputs that they gave for all tokens, cut
+    to the first `half` tokens. Yields a list that gets a flag for each call of a module: whether
+    its arguments were those of the whole run, cut in the same way.
     """
     good: list[bool] = []
     modules = {unit: model.get_submodule(unit) for unit in run.units}
@@ -204,7 +211,7 @@ def _replayed(model: nn.Module, run: _Run, half: int) -> Iterator[list[bool]]:
             leaves, _, place = stream_at(given, named)
             others, _, _ = stream_at(once, formerly)
             if len(leaves) != len(others) or place < 0:
-                raise ValueError("called otherwise, or more often")
+                raise ValueError("this module is called with other arguments or more often than before")
             others[place] = others[place].narrow(TOKENS, 0, half)
             good.append(_same(leaves, others))
             return _half(output, run.stream, half)
@@ -241,7 +248,7 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 def _random(tensor: Tensor) -> Tensor:
-    """Return the state of the random generator that dropout on this tensor uses."""
+    """Return the state of the random generator that dropout on `tensor` would use."""
     return (
         torch.cuda.get_rng_state(tensor.device)
         if tensor.device.type == "cuda"

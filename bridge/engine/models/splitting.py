@@ -1,10 +1,10 @@
-"""Splitting: a model of Hugging Face is split over tensor ranks by its own plan, and its logits are
-checked to stay the same.
+"""Splitting: splits a model of Hugging Face over tensor ranks by the model's own plan, and checks
+that its logits stay the same.
 
-A module is split if its plan names all of its weights, each with a style that the engine supports.
-Layers that take and give whole features are split one by one, and so are stacks of experts, of
-which each rank holds some. Every rank holds the other modules whole, among them embeddings and tied
-heads.
+A module is split if the model's plan names all of the module's weights, each with a style that the
+engine supports. Layers that take and return whole features are split one by one, and so are stacks
+of experts, of which each rank holds some. Every rank holds all other modules whole, among them
+embeddings and tied heads.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ EXPERTS = "moe_tp_experts"
 HEADS = ("num_attention_heads", "num_key_value_heads")
 WIDTHS = ("head_dim", "head_size")
 CLOSE = 1e-3
-"""The largest difference of logits that rounding explains for weights in fp32, as a share of the
+"""The largest difference of logits that counts as rounding for weights in fp32, as a share of the
 largest logit.
 """
 ROUNDINGS = 4
-"""The largest difference of logits that rounding explains for coarser formats, in units of the
-rounding of the weights' format.
+"""The largest difference of logits that counts as rounding for coarser formats: this number times
+the rounding of the weights' format.
 """
 
 
 def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
-    """Return the split of `model` over `ranks` tensor ranks. Raises `ConfigError` if the model
+    """Return how `model` is split over `ranks` tensor ranks. Raises `ConfigError` if the model
     cannot be split.
     """
     ConfigError.raise_if(_uneven(model, ranks))
@@ -62,7 +62,7 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
     if not split and not stacks:
         raise ConfigError(
             f"parallel.tensor: {type(model).__name__} has no tensor plan that the engine can "
-            "follow; leave it at 1"
+            "follow; set parallel.tensor to 1"
         )
     named = {
         kind: tuple(name for name, style in split.items() if style == kind)
@@ -80,8 +80,8 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
 
 
 def _alone(model: nn.Module, name: str) -> bool:
-    """Return whether a layer can be split by itself. It must be a linear layer whose weight no
-    other module has.
+    """Return whether the layer `name` can be split by itself: it must be a linear layer whose
+    weight no other module has.
     """
     layer = model.get_submodule(name)
     # A class derived from Linear may compute something else.
@@ -95,12 +95,15 @@ def _uneven(model: nn.Module, ranks: int) -> Iterator[str]:
     for name in HEADS:
         number = getattr(model.config, name, None)
         if isinstance(number, int) and number % ranks:
-            yield f"parallel.tensor: the model's {name} ({number}) do not divide into {ranks} ranks; use a divisor of it"
+            yield (
+                f"parallel.tensor: the model's {name} ({number}) do not divide evenly over {ranks} ranks;"
+                f" use a divisor of {number}"
+            )
 
 
 def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Return the modules that the plans of a model and of its base model name, with the style of
-    each.
+    """Yield each module that the plan of the model or of its base model names, with the style in
+    the plan.
     """
     base = getattr(model, "base_model", None)
     for parent, module in model.named_modules():
@@ -125,8 +128,8 @@ def _styles(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: int) -> list[str]:
-    """Return the modules of `parent` if they have all of its weights and the engine can split each
-    of them, else no modules.
+    """Return the modules within `parent` if they hold all weights of `parent` and the engine can
+    split each of them. Otherwise return no modules.
     """
     module = model.get_submodule(parent)
     names = [
@@ -158,9 +161,9 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
 
 @contextmanager
 def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Iterator[None]:
-    """Context that raises `ConfigError` unless `model` gives the same logits at the end of the
-    block as at its beginning, for a few tokens or for the sample. Models that are not of Hugging
-    Face are not checked.
+    """Context for a block of code that splits `model`. Raises `ConfigError` at the end unless the
+    model gives the same logits as at the beginning, for a few tokens or for `sample`. Models that
+    are not of Hugging Face are not checked.
     """
     if not is_hugging_face(model):
         yield
@@ -175,7 +178,8 @@ def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Ite
     # Not `>=`: a difference that is NaN has to be refused too.
     if not apart < max(CLOSE, ROUNDINGS * rounding):
         raise ConfigError(
-            f"parallel.tensor: split as its plan says, the model gives other logits ({apart:.1g} apart); leave it at 1"
+            "parallel.tensor: the split model gives other logits,"
+            f" with a relative difference of {apart:.1g}; set parallel.tensor to 1"
         )
 
 

@@ -1,5 +1,5 @@
-"""Stacks of experts in a model of Hugging Face: the search for stacks that tensor ranks can share.
-Each stack is run in parts.
+"""Stacks of experts in a model of Hugging Face: finds the stacks whose experts tensor ranks can
+divide among themselves, by running each stack in parts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from bridge.engine.models.cutting import still, tokens, uncached
 from bridge.layout.tensor import Stack, cut
 
 CLOSE = 1e-4
-"""The largest allowed difference between a stack's output and the sum of its parts' outputs, as a
-share of the largest element.
+"""The largest difference between the output of a stack and the sum of the outputs of its parts that
+counts as rounding, as a share of the largest element.
 """
 TRIES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
-"""Exceptions that a stack raises if it cannot run in parts."""
+"""Exceptions that show that a stack cannot run in parts."""
 Call = tuple[tuple[Any, ...], dict[str, Any], Any]
 """A call of a stack: positional arguments, named arguments, and the output."""
 
 
 def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[Stack]:
-    """Return those of the named modules that `ranks` ranks can share."""
+    """Yield the stacks among the modules `names` whose experts `ranks` ranks can divide among
+    themselves.
+    """
     if not names:
         return
     calls: dict[str, Call] = {}
@@ -55,8 +57,8 @@ def _noted(calls: dict[str, Call], name: str, module: nn.Module, given: Any, nam
 
 
 def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks: int) -> bool:
-    """Return whether the outputs of a stack's parts, each with its own experts, sum to the stack's
-    output.
+    """Return whether a stack can be run in parts, each with some of the experts, such that the sum
+    of their outputs is the output of the stack.
     """
     indices, floating = by_kind(leaves)
     number = len(next(module.parameters(), ()))
@@ -79,8 +81,8 @@ def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks:
 
 
 def _part(module: nn.Module, part: range) -> nn.Module:
-    """Return a copy of a stack that has only the experts in `part`. The weights of the copy are
-    views.
+    """Return a copy of a stack that has only the experts with the indices `part`. The weights of
+    the copy are views of the stack's weights.
     """
     found = copy.copy(module)
     found.__dict__["_parameters"] = dict(module._parameters)  # the copy shares it with the stack

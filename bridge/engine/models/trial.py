@@ -1,5 +1,5 @@
-"""Trial: a model is run on a few samples. The inputs and outputs of its modules show where the
-model can be cut, and which tensors pass from layer to layer.
+"""Trial: runs a model on a few samples. The inputs and outputs of the modules show where the model
+can be divided into layers, and which tensors pass from layer to layer.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from bridge.engine.layers import Arguments
 from bridge.engine.models.blocks import Block, Call, Cut, Output, Segment, Step
 from bridge.errors import ConfigError
 
-WHOLE = "it can only be run as one layer"
+WHOLE = "the model can only run as one layer"
 Source = tuple[int, int]
-"""A tensor in the output of a call: the number of the call, and the tensor's position in the
-output.
+"""Identifies a tensor in the output of a call: the number of the call, and the position of the
+tensor in the output.
 """
 
 
 class Uncut(ConfigError):
-    """Raised for a model that cannot be cut."""
+    """Raised for a model that cannot be divided into layers."""
 
 
 @dataclass(frozen=True)
 class Called:
-    """A call of a module: the leaves of its arguments, the leaves of its output, and the form of
-    the output.
+    """A call of a module: the arguments and the output, each with nested values taken apart, and
+    the nesting of the output (`form`).
     """
 
     step: Step
@@ -50,9 +50,9 @@ class Called:
 
 
 class Trial:
-    """Runs a model once, and records the calls of the modules `names`, in order, and the model's
-    output. With `apart`, the output of each module has no history, so that the graph of a tensor
-    ends at the outputs from which it was computed.
+    """Runs a model once, and records its output and the calls of the modules `names`, in order.
+    With `apart`, the autograd graph is cut behind each of these modules, so that the graph of a
+    tensor ends at the outputs from which it was computed.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str], apart: bool) -> None:
@@ -92,13 +92,13 @@ class Trial:
         return tree_unflatten(leaves, form)
 
     def origin(self, value: Any) -> Source | None:
-        """Return the call whose output contains the tensor `value` itself, or None if there is
-        none.
+        """Return the number of the call that returned the tensor `value` itself, and the tensor's
+        position in the output, or None if no call did.
         """
         return self._origins.get(id(value)) if isinstance(value, Tensor) else None
 
     def sources(self, value: Any) -> set[Source]:
-        """Return the outputs of calls from which `value` was computed."""
+        """Return the tensors in outputs of calls from which `value` was computed."""
         own = self.origin(value)
         if own is not None or not isinstance(value, Tensor):
             return set() if own is None else {own}
@@ -114,11 +114,12 @@ class Trial:
 
 
 def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
-    """Return the names of the lists whose modules are blocks: each module takes the output of the
-    module before it.
+    """Return the names of the module lists that contain the blocks. In such a list, each module
+    takes the output of the module before it.
 
-    Lists that the model's own plan for pipelines names come first. If there is no such list, return
-    the name of the largest list that is called.
+    If the model's own plan for pipelines names some of these lists, only those are returned. If
+    there is no such list, the largest list that is called is returned. Raises `Uncut` if there is
+    no list at all.
     """
     outer = _outer(model)
     children = {
@@ -147,8 +148,8 @@ def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[
 
 
 def _outer(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the lists of modules with weights, without lists inside another list, such as the
-    experts of a block.
+    """Return the module lists of the model that have weights, by name. Lists inside another list,
+    such as the experts of a block, are left out.
     """
     found = {
         name: module
@@ -163,13 +164,17 @@ def _outer(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def ancestors(name: str) -> list[str]:
-    """Return the names of the modules that contain a module, from the model itself ("") inwards."""
+    """Return the names of all modules that contain the module `name`, from the model itself ("")
+    inwards.
+    """
     words = name.split(".")
     return [".".join(words[:number]) for number in range(len(words))]
 
 
 def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the largest modules with weights outside the lists `rows`."""
+    """Return the names of the modules with weights that contain none of the lists `rows` and are in
+    none of them. A module within another such module is left out.
+    """
     around = dict.fromkeys(name for each in rows for name in ancestors(each))
     found: dict[int, str] = {}
     for parent in around:
@@ -181,7 +186,9 @@ def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:
 
 
 def cut(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> Cut:
-    """Return the cut of a model that a trial shows. Raises `Uncut`."""
+    """Run a model once, and return how to divide it into layers. Raises `Uncut` if this is not
+    possible.
+    """
     rows = lists(model, given, fixed)
     blocks = [
         f"{name}.{child}"
@@ -191,7 +198,7 @@ def cut(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> Cut:
     trial = Trial(model, (*units(model, rows), *blocks), True).run(given, fixed)
     called = {call.name for call in trial.calls}
     Uncut.raise_if(
-        f"{name}: is called 0 times, expected at least once; {WHOLE}"
+        f"{name}: is never called, expected at least one call; {WHOLE}"
         for name in blocks
         if name not in called
     )
@@ -204,7 +211,9 @@ def cut(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> Cut:
 
 @dataclass
 class _Place:
-    """A layer: the indices of its calls and, for a block, the first layer of its row."""
+    """A layer: the indices of the calls that it makes. For a block, `row` is the index of the first
+    block in the same row.
+    """
 
     calls: list[int]
     row: int | None = None
@@ -212,9 +221,9 @@ class _Place:
 
 @dataclass
 class _Cutting:
-    """A trial that becomes a cut. Tensors that pass from layer to layer get numbers. `made` has the
-    layer that computes each tensor, and `needed` the tensors that each layer uses. `taken` has the
-    numbers of a block's arguments, by their positions.
+    """Turns a trial into a division of the model. Tensors that pass from layer to layer get
+    numbers: `made` has the layer that computes each of them, and `needed` the numbers that each
+    layer uses. For each block, `taken` has the numbers of such arguments, by position.
     """
 
     trial: Trial
@@ -228,7 +237,7 @@ class _Cutting:
     taken: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def cut(self, beside: tuple[str, ...], fixed: Mapping[str, Any]) -> Cut:
-        """The cut."""
+        """Return the division of the model into layers."""
         self._in_layers()
         for at, place in enumerate(self.places):
             for number in place.calls:
@@ -252,7 +261,7 @@ class _Cutting:
         return Cut(tuple(layers), self._entering(layers), outputs, self._blanks(), beside, fixed)
 
     def _in_layers(self) -> None:
-        """Segments and rows of blocks, in turn."""
+        """Divide the calls into layers: segments, and rows of blocks between them."""
         waiting: list[int] = []
         row: int | None = None
         for number, call in enumerate(self.trial.calls):
@@ -272,8 +281,8 @@ class _Cutting:
         self.places.append(_Place(calls, row))
 
     def _goes_on(self, number: int, row: int) -> bool:
-        """Return whether a block takes the output of the block before it, and takes outputs of its
-        row only unchanged.
+        """Return whether the call belongs to the same row as the call before. The block must take
+        the output of the block before it, and outputs of other blocks of the row only unchanged.
         """
         direct = False
         for leaf in self.trial.calls[number].given:
@@ -286,7 +295,9 @@ class _Cutting:
         return direct
 
     def _argument(self, at: int, row: int, leaf_at: int, leaf: Any) -> None:
-        """Record an argument of a block that other ranks may have to receive."""
+        """Record that the layer at `at` needs this argument from another layer, unless every rank
+        can compute it from the batch.
+        """
         own = self.trial.origin(leaf)
         if own is not None and self.home[own[0]] >= row:
             value = self._number(self.outputs, own, self.home[own[0]])
@@ -301,7 +312,9 @@ class _Cutting:
         self.taken.setdefault(at, {})[leaf_at] = value
 
     def _beside(self, at: int, leaf: Any) -> None:
-        """Record that a segment uses outputs of earlier layers."""
+        """Record that the layer at `at` needs the outputs of earlier layers from which this value
+        was computed.
+        """
         for source in self.trial.sources(leaf):
             home = self.home[source[0]]
             if home < at:
@@ -314,7 +327,7 @@ class _Cutting:
         return numbers[key]
 
     def _given(self, number: int) -> dict[int, int]:
-        """The numbers of the tensors in a call's output, by position."""
+        """Return the numbers of the tensors in a call's output, by position."""
         return {at: value for (call, at), value in self.outputs.items() if call == number}
 
     def _segment(self, at: int) -> Segment:
@@ -330,7 +343,7 @@ class _Cutting:
         call, taken = self.trial.calls[number], self.taken.get(at, {})
         tensors = [n for n, leaf in enumerate(call.output) if isinstance(leaf, Tensor)]
         if not tensors or not taken:
-            what = "gives no tensor" if taken else "gets no input that is computed from weights"
+            what = "the block returns no tensor" if taken else "the block gets no input that is computed from weights"
             raise Uncut(f"{call.name}: {what}; {WHOLE}")
         following = self._stream_of(at + 1) if self._in_row(at + 1, place.row) else None
         out = self._given(number)
@@ -345,8 +358,9 @@ class _Cutting:
         return at < len(self.places) and self.places[at].row == row
 
     def _stream_of(self, at: int) -> tuple[int, int] | None:
-        """Return the position of the argument by which a block takes the output of the block before
-        it, and the position in this output.
+        """Return two positions: of the argument through which the block gets the stream from the
+        block before it, and of the same tensor in the output of that block. Return None for the
+        first block of a row.
         """
         if self.places[at].row in (None, at):
             return None
@@ -358,18 +372,19 @@ class _Cutting:
         return None
 
     def _constants(self, call: Called) -> Iterator[Any]:
-        """Yield the values in the output of a call that are not tensors; other leaves become None.
-        A number in a block's output raises `Uncut`, because it may differ for another batch and
-        cannot be replaced.
+        """Yield each bool and each text in the output of a call, and None in place of every other
+        value. Raises `Uncut` for a number in the output of a block, because the number may be
+        different for another batch and cannot be replaced.
         """
         for leaf in call.output:
             number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
             if number and call.name in self.blocks:
-                raise Uncut(f"{call.name}: gives the number {leaf}, expected tensors; {WHOLE}")
+                raise Uncut(f"{call.name}: the block returns the number {leaf}, expected tensors; {WHOLE}")
             yield leaf if isinstance(leaf, bool | str) else None
 
     def _entering(self, layers: Sequence[Segment | Block]) -> tuple[tuple[int, ...], ...]:
-        """Return the numbers of the tensors that enter each layer, with the stream first."""
+        """Return, for each layer, the numbers of the tensors that enter it, with the stream first.
+        """
         found: list[tuple[int, ...]] = []
         live = set[int]()
         for at in reversed(range(len(layers))):
@@ -382,8 +397,8 @@ class _Cutting:
         return tuple(reversed(found))
 
     def _blanks(self) -> dict[str, Zeros | Shapes]:
-        """Return, by name of each module outside the blocks, a function that makes a substitute for
-        its output. Ranks that do not have the module use it.
+        """Return, for each module outside the blocks, a function that makes a substitute for the
+        module's output. Ranks without the module call this function.
         """
         found: dict[str, Zeros | Shapes] = {}
         for number, call in enumerate(self.trial.calls):
@@ -398,7 +413,8 @@ class _Cutting:
 
 
 def _alike(call: Called) -> dict[int, int]:
-    """Return, for each tensor in an output, the position of the first argument with the same shape.
+    """Return, for each tensor in the output of a call, the position of the first argument with the
+    same shape.
     """
     shapes: dict[tuple[int, ...], int] = {}
     for at, leaf in enumerate(call.given):
@@ -410,14 +426,14 @@ def _alike(call: Called) -> dict[int, int]:
 
 
 def _trained(value: Any) -> bool:
-    """Return whether a value is a tensor that is computed from weights."""
+    """Return whether `value` is a tensor that was computed from weights."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Zeros in `dims` dimensions: the leading sizes are those of the first argument, and the last
-    size is `width`.
+    """Makes zeros as a substitute for an output with `dims` dimensions. The last dimension has the
+    size `width`, and the others are as large as those of the first tensor argument.
     """
 
     dims: int
@@ -425,7 +441,9 @@ class Zeros:
 
     @classmethod
     def of(cls, call: Called) -> Zeros | None:
-        """Return zeros of the shape of a call's output, if this kind of zeros fits the output."""
+        """Return such a substitute for the output of `call`, or None if the output has another
+        form.
+        """
         taken = next((leaf for leaf in call.given if isinstance(leaf, Tensor)), None)
         (first, *more) = call.output
         if more or taken is None or not isinstance(first, Tensor) or not first.dim():
@@ -434,19 +452,21 @@ class Zeros:
         return cls(first.dim(), first.shape[-1]) if alike else None
 
     def __call__(self, weight: Tensor, call: Call) -> Tensor:
-        """Zeros for this call, of the kind of `weight`."""
+        """Return zeros for this call, with the format and on the device of `weight`."""
         taken = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
         return weight.new_zeros(*taken.shape[: self.dims - 1], self.width)
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Zeros of the shapes that a copy of the module on the meta device returns."""
+    """Makes zeros as a substitute for the output of `module`. A copy of the module without memory
+    (on torch's meta device) is run to find the shapes.
+    """
 
     module: nn.Module
 
     def __call__(self, weight: Tensor, call: Call) -> Any:
-        """Zeros for this call, of the kind of `weight`."""
+        """Return zeros for this call, with the format and on the device of `weight`."""
         given, named = tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (call.given, call.named))
         with torch.no_grad():
             output = self.module(*given, **named)
@@ -459,7 +479,7 @@ def _filled(weight: Tensor, shape: Tensor) -> Tensor:
 
 
 def _without_memory(module: nn.Module) -> nn.Module:
-    """Return a copy of a module whose tensors have shapes and no values."""
+    """Return a copy of `module` whose tensors have shapes but no memory."""
     tensors = chain(module.parameters(), module.buffers())
     memo: dict[int, Any] = {}
     for tensor in tensors:
