@@ -70,7 +70,7 @@ LIMITS: Mapping[str, Limit] = {
     "zero.double_buffer": Limit((False,), "`zero.weight_buffers` sets the number of buffers"),
     "zero.registered": Limit((False,), "buffers are not registered"),
     "zero.fp8_transposes": Limit((False,), "the engine has no matrix products in 8 bits"),
-    "zero.meta_init": Limit((False,), "the model is built with its weights, not without memory"),
+    "zero.meta_init": Limit((False,), "the model is built with memory for its weights"),
     "zero.offload.pinned": Limit((), "nothing is stored outside the device"),
     "recompute.modules": Limit((), "whole layers are recomputed, not single modules"),
 }  # fmt: skip
@@ -184,7 +184,7 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     ),
     ("optimizer.eps",): (
         lambda values: values.get("optimizer.name", "adamw") in _ADAM,
-        "only Adam divides by its second moment",
+        "only Adam and AdamW use eps",
     ),
     tuple(f"optimizer.decay_ramp.{name}" for name in ("start", "end", "steps")): (
         lambda values: "optimizer.decay_ramp.shape" in values,
@@ -235,7 +235,7 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
     ),
     ("schedule.name", "schedule.group"): (
         lambda values: values.get("parallel.pipeline", 1) > 1,
-        "there is one pipeline rank, so microbatches run depth first, or breadth first by schedule.breadth_first",
+        "there is one pipeline rank, so microbatches run depth first, or breadth first if schedule.breadth_first is set",
     ),
     ("schedule.virtual", "schedule.csv", "schedule.overlap"): (
         lambda values: values.get("parallel.pipeline", 1) > 1,

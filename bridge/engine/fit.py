@@ -41,7 +41,7 @@ def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Findin
             findings.append(
                 Finding(
                     path,
-                    f"changed from {old} to {new}, so that the plan fits {world} ranks",
+                    f"changed from {old} to {new}, to fit {world} ranks",
                     effect,
                     True,
                     None,

@@ -590,13 +590,13 @@ class Conversion:
         stacks = (stack.name for stack in plan.experts)
         for part in (*linear, *stacks, *plan.vocabulary, *plan.scattered):
             if not any(part in name for name in names):
-                yield f"tensor plan: no module of the model has {part!r} in its name; correct or remove it"
+                yield f"tensor plan: no module of the model has {part!r} in its name; correct or remove this entry"
         for part, _ in plan.weights:
             if not any(part in name for name, _ in self.model.named_parameters()):
-                yield f"tensor plan: no parameter of the model has {part!r} in its name; correct or remove it"
+                yield f"tensor plan: no parameter of the model has {part!r} in its name; correct or remove this entry"
         for attribute in plan.attributes:
             if not any(attribute == found for _, _, found in self._counted()):
-                yield f"tensor plan: no module of the model has an integer {attribute!r}; correct or remove it"
+                yield f"tensor plan: no module of the model has an integer {attribute!r}; correct or remove this entry"
         if self.split.sequence and not plan.scattered and plan.tokens is None:
             yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
         if self.split.sequence and plan.experts and plan.tokens is None:

@@ -33,5 +33,5 @@ def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Findi
         return None
     here, there = (f"{size / MEBIBYTE:,.1f} MiB" for size in (own, kept[best]))
     why = f"with {layout.stages} stages, two whole buffers take more memory than slices save"
-    said = f"level {layout.level} takes {here} on each of these ranks, level {best} only {there}: {why}; use level {best}"
+    said = f"ZeRO level {layout.level} takes {here} on a rank, level {best} only {there}: {why}; use level {best}"
     return Finding("zero.stage", said, Effect.COST, given=True)

@@ -232,7 +232,7 @@ def _explicit_problems(boundaries: Boundaries, layers: Layers) -> Iterator[str]:
         )
     elif boundaries[-1] not in (layers.body, layers.count):
         known = " or ".join(str(number) for number in dict.fromkeys((layers.body, layers.count)))
-        yield f"stages.boundaries: the last one is {boundaries[-1]}, expected the number of layers, {known}"
+        yield f"stages.boundaries: found {boundaries[-1]} as the last number, expected the number of layers, {known}"
     pairs = list(pairwise(boundaries))
     for place, (first, last) in enumerate(pairs):
         # Only the first stage may have no block, if it has the embedding, and only the last, if it has the head.

@@ -256,7 +256,7 @@ def plan_causes(
     for changed in _alone(list(groups.values()), felt):
         told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
         words = (
-            f"{path} became {_said(changed[path])} from {_said(mine.get(path))}" for path in told
+            f"{path} changed from {_said(mine.get(path))} to {_said(changed[path])}" for path in told
         )
         yield tuple(changed), " and ".join(words)
 

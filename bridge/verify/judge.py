@@ -106,7 +106,7 @@ class Report:
         )
         idle = (
             [
-                f"{engines}: {'; '.join(f'{row.engine}, the {row.side}: {row.cause}' for row in silent)}"
+                f"{engines}: {'; '.join(f'the {row.side} did not run on {row.engine}: {row.cause}' for row in silent)}"
             ]
             if silent
             else []
@@ -389,7 +389,7 @@ class Court:
             )
         known = "; ".join(known_misdeeds(config, cures))
         if known:
-            return f"{backend.title} does not do what the file says; {healed}; known: {known}"
+            return f"{backend.title} does not do what the file says; {healed}; known fault: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
         held = f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.said(lost)}"
         fault = held if lost else f"stagebridge reads the file differently from {backend.title}"
@@ -406,9 +406,9 @@ class Court:
             return ""
         if parted(alone, self.reference, self.rounding):
             return ""
-        innocent = "the config alone, in another script, gives the expected numbers"
+        config_alone = "the config alone, in another script, gives the expected numbers"
         if self.pair.nearest:
-            innocent = f"`convert --script` reports this: {'; '.join(self.pair.nearest)}; {innocent}"
+            config_alone = f"`convert --script` reports this: {'; '.join(self.pair.nearest)}; {config_alone}"
         # The first loss and gradient depend on the model alone, and not yet on optimizer and
         # schedule.
         first, expected = measured.steps[0], self.reference.steps[0]
@@ -419,10 +419,10 @@ class Court:
             wanted = f"expected {expected.loss:.7g} and {_norm(expected)}"
             return (
                 "the written config.json, or the script that reads it, makes a different "
-                f"model: {found}, {wanted}; {innocent}"
+                f"model: {found}, {wanted}; {config_alone}"
             )
-        right = "loss and gradient norm of the first step are right, but later steps differ"
-        return f"the script, or the model's config.json, changes the training: {right}; {innocent}"
+        evidence = "loss and gradient norm of the first step are right, but later steps differ"
+        return f"the script, or the model's config.json, changes the training: {evidence}; {config_alone}"
 
     def _elsewhere(self) -> Iterator[Row]:
         """Yield the results of the source's plan on engines of other stacks than those of source

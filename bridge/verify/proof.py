@@ -197,8 +197,8 @@ def _apart(source: Measured, target: Measured) -> str:
         zip(source.steps, target.steps, strict=True), source.first + 1
     ):
         if one.updated != two.updated:
-            skips, other = ("target", "source") if one.updated else ("source", "target")
-            return f"the {skips} skips the update of step {number}, the {other} does not"
+            side, other = ("target", "source") if one.updated else ("source", "target")
+            return f"the {side} skips the update of step {number}, but the {other} does not"
         if one.lr is not None and two.lr is not None and abs(one.lr - two.lr) > RATE * abs(one.lr):
             return (
                 f"found learning rate {two.lr:g} in step {number} of the target,"

@@ -134,7 +134,7 @@ def test_shapes_may_differ_by_step_and_by_microbatch_if_asked(run: Any) -> None:
     values = {**PIPED, "loss": "per_token"}
     for found, wanted in run(2, unequal, values, True):
         assert found == pytest.approx(wanted, rel=1e-9)
-    with pytest.raises(Exception, match=r"stage 2 would get tensors \(2, 6, 16\) torch.float64, expected \(2, 4, 16\).*variable_shapes=True"):
+    with pytest.raises(Exception, match=r"stage 2 would get tensors \(2, 6, 16\) .*, expected \(2, 4, 16\).*variable_shapes"):
         run(2, unequal, values, False)
 
 

@@ -171,7 +171,7 @@ def test_empty_and_contradictory_names_are_refused() -> None:
 
 def test_names_that_fit_nothing_are_refused(run: Any) -> None:
     for names, message in (
-        (TensorPlan(columns=("upp",)), "no module of the model has 'upp' in its name; correct or remove it"),
+        (TensorPlan(columns=("upp",)), "no module of the model has 'upp' in its name; correct or remove this entry"),
         (TensorPlan(weights=(("scala", 0),)), "no parameter of the model has 'scala' in its name"),
         (TensorPlan(rows=("out",), attributes=("inner", "widths")), "no module of the model has an integer 'widths'"),
         (TensorPlan(rows=("out",), attributes=("odd",)), r"1.odd \(3\) does not divide evenly over 2 ranks; use a divisor of 3"),

@@ -33,14 +33,14 @@ def only_fault(report: Report) -> Row:
     """The one run that differs: the file as its own stack runs it."""
     (fault,) = (row for row in report.rows if row.verdict == "differs" and row.side == "source")
     assert fault.side == "source" and fault.written and fault.engine.startswith("DeepSpeed")
-    assert "DeepSpeed does not do what the file says" in fault.cause and "known: " in fault.cause, fault.cause
+    assert "DeepSpeed does not do what the file says" in fault.cause and "known fault: " in fault.cause, fault.cause
     return fault
 
 
 def test_a_sound_file_runs_as_it_means_and_the_order_of_averages_is_told(run: Any) -> None:
     report = reported(run, {"zero_optimization": {"stage": 2}})
     (fault,) = (row for row in report.rows if row.verdict == "differs")
-    assert fault.side == "target" and "meaning: loss became per_token from mean_of_microbatches (`convert` reports" in fault.cause
+    assert fault.side == "target" and "loss changed from mean_of_microbatches to per_token (`convert`" in fault.cause
     assert "only one of the two stacks ran its own file" in report.lacking[0]
     assert [row.verdict for row in report.rows if row.written and row.side == "source"] == ["same"]
 

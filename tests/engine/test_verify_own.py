@@ -127,7 +127,7 @@ def test_another_setting_is_named(run: Any, folder: Path) -> None:
     other = {**ZERO, "gradient_clipping": 0.1}
     report = run(2, found, folder, (("deepspeed", ZERO), ("deepspeed", other)), ("ddp", "torch"))[0]
     assert report.verdict == "differs"
-    assert all("optimizer.clip became 0.1 from 1.0" in row.cause for row in report.rows if row.verdict == "differs")
+    assert all("optimizer.clip changed from 1.0 to 0.1" in row.cause for row in report.rows if row.verdict == "differs")
 
 
 Named = namedtuple("Named", "tokens targets")

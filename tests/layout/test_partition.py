@@ -140,7 +140,7 @@ def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: floa
             Stages(boundaries=(0, 2, 5)),
             Layers(4),
             None,
-            "stages.boundaries: the last one is 5, expected the number of layers, 4",
+            "stages.boundaries: found 5 as the last number, expected the number of layers, 4",
         ),
         (
             Stages(boundaries=(0, 3, 3, 4)),

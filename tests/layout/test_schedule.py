@@ -316,7 +316,7 @@ def test_a_table_brings_a_schedule_back(schedule: Schedule) -> None:
     [
         ("", "the schedule has no actions"),
         ("0F0,0B0,0F1\n1F0,1B0,1F1,1B1\n", "backward of microbatch 1 on stage 0 occurs as nothing, expected one B.*; add it"),
-        ("0F0,0X0\n", r"row 1, column 2: found '0X0', expected a stage, one of B, F, I, R, W, and a microbatch, such as 0F0"),
+        ("0F0,0X0\n", r"row 1, column 2: found '0X0', expected a cell such as 0F0: a stage, one of the letters B, F, I, R, W, "),
         ("0F0,0B0\n2F0,2B0\n", "no rank runs stage 1; number stages from 0 without gaps"),
         ("0F0,1F0,0B0,1B0\n", "rank 0 waits for ever at 0B0, which needs 1B0; place 1B0 before 0B0"),
         ("0F0,0B0\n1F0,1B0,0F1,0B1\n", "rank 0: 0F0 belongs to stage 0, which is on rank 1; move the action to that rank"),

@@ -472,16 +472,16 @@ def asked(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
 
 
 _NOT_KEPT = (
-    "a model that is run in layers does not collect activations of its blocks; leave it out, or "
-    "set it in the model's config before"
-    " initialize, so that the model stays one layer"
+    "a model that is run in layers does not collect activations of its blocks; leave this setting"
+    " out, or set it in the model's config before initialize, so that the model stays one layer"
 )
 _NO_CACHE = (
-    "a model that is run in layers keeps no cache; leave it out, and call engine.module to generate"
+    "a model that is run in layers keeps no cache;"
+    " leave this argument out, and call engine.module to generate"
 )
 _OUT_OF_TURN = (
     "the model does not call this module in the order in which it was divided into layers;"
-    " turn that off"
+    " turn off settings that change this order, such as layerdrop"
 )
 
 

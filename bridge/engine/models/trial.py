@@ -143,7 +143,7 @@ def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[
         return sorted(planned or rows)
     sizes = {name: sum(map(Tensor.numel, outer[name].parameters())) for name in last or outer}
     if not sizes:
-        raise Uncut(f"{type(model).__name__}: has no list of blocks; {WHOLE}")
+        raise Uncut(f"{type(model).__name__}: the model has no list of blocks; {WHOLE}")
     return [max(sizes, key=lambda name: sizes[name])]
 
 

@@ -73,7 +73,8 @@ def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
                 ]
                 yield (
                     f"rank {home}: backward of microbatch {microbatch} on stage {stage} occurs as"
-                    f" {', '.join(occurrences) or 'nothing'}, expected one B, or one I and one W; {_advice(sum(backward))}"
+                    f" {', '.join(occurrences) or 'nothing'}, expected one B, or its halves, one I and one W;"
+                    f" {_advice(sum(backward))}"
                 )
 
 

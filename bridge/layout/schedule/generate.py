@@ -423,7 +423,7 @@ SCHEDULES: Mapping[str, Recipe] = {
         most=1,
         kept=_last_stage,
         microbatches=4,
-        about="last_no_recompute_1f1b with one forward earlier on the last rank but one",
+        about="last_no_recompute_1f1b, but the last rank but one runs a forward pass earlier",
     ),
 }
 """Every schedule by name."""

@@ -94,6 +94,6 @@ def _actions(cells: list[str], where: str, problems: list[str]) -> Iterator[Acti
             yield Action(int(match[1]), Kind(match[2]), int(match[3]))
         elif cell.strip():
             problems.append(
-                f"{where}, column {column + 1}: found {shown(cell.strip(), 16)}, expected a stage, one of {', '.join(LETTERS)},"
-                " and a microbatch, such as 0F0"
+                f"{where}, column {column + 1}: found {shown(cell.strip(), 16)}, expected a cell such as 0F0:"
+                f" a stage, one of the letters {', '.join(LETTERS)}, and a microbatch"
             )
