@@ -40,21 +40,25 @@ def initialize(
     alike: Mapping[str, Any] = MappingProxyType({}),
     sample: Any = None,
 ) -> Engine:
-    """Return an engine that trains `model` as `plan` says.
+    """Return an engine that trains `model` by `plan`.
 
-    `model` is an `nn.Sequential` or a list of layers, each of which takes the output of the one
-    before, or a model of Hugging Face, which is cut into layers by a run on a few tokens, or on the
-    batch `sample` if it takes other inputs. Any other module is one layer. `loss_fn(output, targets)`
-    returns the mean loss of a microbatch, or its sum and a count. `tensor_plan` names the modules
-    that tensor ranks split (default: `model.tensor_plan()`), and `module_fqns_per_model_part` the
-    layers of each pipeline stage (default: the plan's rule).
-    `device` defaults to the accelerator if there is one, `environment` to the launcher's ranks.
-    `groups` of parameters have hyperparameters of their own. With `deterministic`, two runs are
-    equal bit by bit; with `variable_shapes`, shapes may differ by microbatch. The engine logs what
-    `plan.debug` selects to the folder `trace` (default: "trace"), with `full` whole tensors, by the
-    `policy` of `bridge.trace.attach`. The values in `alike` have to be equal on all ranks.
+    `model` is a list of layers or an `nn.Sequential`; each layer takes the output of the layer
+    before. A model of Hugging Face is cut into layers by a run on a few tokens, or on the batch
+    `sample` if the model takes other inputs. Any other module is one layer. `loss_fn(output,
+    targets)` returns the mean loss of a microbatch, or the sum of losses and a count.
 
-    Raises `BridgeError`, before a process group exists, if the plan cannot run, and `ConfigError` on
+    `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and
+    `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
+    `device` is by default the accelerator, if there is one, and `environment` describes the ranks
+    of the launcher. `groups` are groups of parameters with hyperparameters of their own. With
+    `deterministic`, two runs are equal bit by bit. With `variable_shapes`, microbatches may differ
+    in shape.
+
+    If the plan sets `debug`, tensors are logged to the folder `trace` (default: "trace"), with
+    `full` as a whole. `policy` is the one of `bridge.trace.attach`. The values in `alike` have to
+    be equal on all ranks.
+
+    Raises `BridgeError` before ranks are connected if the plan cannot run. Raises `ConfigError` on
     all ranks if they were started with different settings.
     """
     import torch

@@ -1,9 +1,9 @@
-"""Checkpoints under global parameter names: written on one layout, read on any other, and either
-complete or absent.
+"""Checkpoints of the engine: written on one layout, read on any other, and either complete or
+absent. Parameters have their global names.
 
-A checkpoint is a folder with a safetensors file for each rank, `state.json` for the rest, and a
-digest of each. It is written under a temporary name, flushed to the disk, renamed, and only then
-named in the file `latest`. Nothing in it is executed.
+A checkpoint is a folder with a safetensors file for each rank, and `state.json` with everything
+else and a digest of each file. The folder is written under a temporary name, flushed to the disk,
+and renamed. Only then does the file `latest` name it. Nothing in a checkpoint is executed.
 """
 
 from __future__ import annotations

@@ -139,8 +139,8 @@ def _go_on(group: Group, retain: bool) -> None:
 
 
 def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Group]:
-    """Return groups of all weights on which the roots depend. Weights that can be reached from a
-    common node, at which the first half stores gradients, are in one group.
+    """Divide the weights on which the roots depend into groups. Two weights are in one group if the
+    second half reaches both from the same node.
     """
     wanted = {id(tensor) for tensor in inputs}
     # Whether a node leads to an input, and the weights that it leads to without passing another
@@ -166,8 +166,8 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Gro
 
 
 def _join(groups: dict[int, Group], node: Node, weights: Iterable[Tensor]) -> None:
-    """Record that the second half gets from `node` to `weights`. Groups that share one of these
-    weights are joined to one group.
+    """Record that the second half reaches `weights` from `node`. Groups with one of these weights
+    are joined to one group.
     """
     weights = _unique(weights)
     if not weights:

@@ -1,5 +1,5 @@
-"""Loss scaling for fp16: a constant, or a scale that halves on overflow and doubles after a run of
-good steps.
+"""Loss scaling for fp16: a constant, or a scale that halves on overflow and doubles after many good
+steps.
 """
 
 from __future__ import annotations

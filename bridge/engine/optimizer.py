@@ -56,9 +56,9 @@ class Group:
 
 
 def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
-    """Return the parameters that have no weight decay as a group, if the plan restricts the decay
-    to matrices: these are biases and norms. With the scope `not_layernorm`, the weights of RMSNorm
-    decay all the same.
+    """If the plan restricts weight decay to matrices, return all other parameters (biases and
+    norms) as a group without weight decay. With the scope `not_layernorm`, the group leaves out the
+    weights of RMSNorm.
     """
     decays = settings.weight_decay or settings.decay_ramp.shape
     if settings.decay_scope not in ("matrices", "not_layernorm") or not decays:

@@ -623,8 +623,8 @@ class Engine:
         )
 
     def _draw(self, microbatch: int) -> Draw:
-        """Return what the random numbers of a microbatch depend on. The microbatch is counted over
-        all data ranks of this step.
+        """Return the numbers on which the random numbers of a microbatch depend. The microbatch is
+        counted over all data ranks of this step.
         """
         place = microbatch * self.data.size + self.data.index
         return Draw(self.seed, self.started - 1, place)

@@ -23,8 +23,8 @@ from bridge.rules import Effect
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What the random numbers of a microbatch depend on: the seed of the run, the step, the number
-    of the microbatch counted over all data ranks, and the number of its forward pass.
+    """Numbers on which the random numbers of a microbatch depend: the seed of the run, the step,
+    the number of the microbatch counted over all data ranks, and the number of its forward pass.
     """
 
     seed: int

@@ -375,7 +375,7 @@ class ColumnLinear(nn.Module):
         entrance.add(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., in) to (..., out / ranks)."""
+        """From shape (..., in) to shape (..., out / ranks)."""
         return self._entrance(inputs, self)
 
 
@@ -390,7 +390,7 @@ class RowLinear(nn.Module):
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., in / ranks) to (..., out)."""
+        """From shape (..., in / ranks) to shape (..., out)."""
         # The bias comes after the sum: every rank has it whole, and in the products it would be
         # added once for each rank.
         total = _leave(F.linear(inputs, self.weight), self._split)
@@ -412,7 +412,7 @@ class GatheredLinear(ColumnLinear):
         self.out_features = mark.whole
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., in) to (..., out)."""
+        """From shape (..., in) to shape (..., out)."""
         local = super().forward(inputs)
         split = self._entrance.split
         found: Tensor = _GatherFeatures.apply(local, split, self._part, self.out_features)  # type: ignore[no-untyped-call]
@@ -432,7 +432,7 @@ class DividedLinear(RowLinear):
         self.in_features = mark.whole
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """(..., in) to (..., out)."""
+        """From shape (..., in) to shape (..., out)."""
         part: Tensor = _DivideFeatures.apply(inputs, self._split, self._part)  # type: ignore[no-untyped-call]
         return super().forward(part)
 
@@ -490,7 +490,7 @@ class VocabularyLinear(nn.Module):
         entrance.add(self)
 
     def forward(self, inputs: Tensor) -> SplitLogits:
-        """(..., in) to logits of this rank's part of the vocabulary."""
+        """From shape (..., in) to the logits of this rank's part of the vocabulary."""
         local = self._entrance(inputs, self)
         return SplitLogits(local, self._entrance.split, self._start)
 
@@ -511,7 +511,9 @@ class VocabularyEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(...) to (..., hidden), the same on all ranks."""
+        """From tokens of shape (...) to vectors of shape (..., hidden), which are equal on all
+        ranks.
+        """
         local = tokens - self._start
         here = (local >= 0) & (local < len(self.weight))
         found = F.embedding(local.where(here, 0), self.weight) * here[..., None]

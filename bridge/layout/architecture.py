@@ -1,4 +1,6 @@
-"""The shape of a GPT as pure values: its layers, their parameters on one tensor rank, and the sites of activations."""
+"""The shape of a GPT as pure values: its layers, their parameters on one tensor rank, and the
+points at which tensor ranks exchange activations.
+"""
 
 from __future__ import annotations
 
@@ -369,9 +371,9 @@ class Architecture:
             yield Part(f"{name}.attention.sinks", "norm", self.heads)
 
     def _latent(self, name: str) -> Iterator[Part]:
-        """Yield the modules of latent attention: the low-rank projections, a norm for each of them,
-        and the projections behind. Only the low-rank projections and the output projection have
-        biases.
+        """Yield the modules of latent attention: the low-rank projections, their norms if the model
+        has any, and the projections that follow them. Only the low-rank projections and the output
+        projection have biases.
         """
         it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
         queries, out = self.heads * (it.plain + it.rotary), self.heads * it.value

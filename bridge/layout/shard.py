@@ -463,7 +463,7 @@ def _buffers(homes: Mapping[Home, int]) -> int:
 
 
 Kind = tuple[bool, bool, Dtype, int]
-"""What flats must have in common to use the same buffers: tied or not, frozen or not, number
+"""Properties that flats must share to use the same buffers: tied or not, frozen or not, the number
 format, and the number of data ranks that hold equal values.
 """
 

@@ -56,9 +56,9 @@ class Output:
         return tree_unflatten(leaves, self.form)
 
     def imitated(self, block: Block, given: Sequence[Any], tensors: Mapping[int, Any]) -> Any:
-        """Return a substitute for the output of a block, with `tensors` at their positions. At all
-        other positions are arguments of the call with the same shapes. The stream is passed on as
-        it came in.
+        """Return a substitute for the output of a block, with `tensors` at their positions. Every
+        other tensor is replaced by an argument of the call with the same shape. The stream leaves
+        the block as it came in.
         """
         alike = {place: given[at] for place, at in self.alike.items()}
         return self.filled({**alike, block.leaves_at: given[block.place], **tensors})

@@ -170,7 +170,7 @@ class Norm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens (batch, sequence) to vectors (batch, sequence, hidden)."""
+    """Turns tokens (batch, sequence) into vectors (batch, sequence, hidden)."""
 
     def __init__(self, model: Model, shape: Architecture) -> None:
         super().__init__()
@@ -439,7 +439,7 @@ class MLP(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors (batch, sequence, hidden) to logits (batch, sequence, vocab)."""
+    """Turns vectors (batch, sequence, hidden) into logits (batch, sequence, vocab)."""
 
     def __init__(self, model: Model, shape: Architecture, embedding: Embedding) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def _initialize(name: str, weight: Tensor, seed: int, layers: int) -> None:
 
 
 class Embedding(nn.Module):
-    """Tokens (batch, sequence) to vectors (batch, sequence, hidden)."""
+    """Turns tokens (batch, sequence) into vectors (batch, sequence, hidden)."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ class MLP(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors (batch, sequence, hidden) to logits (batch, sequence, vocab)."""
+    """Turns vectors (batch, sequence, hidden) into logits (batch, sequence, vocab)."""
 
     def __init__(self, architecture: Architecture, embedding: Embedding) -> None:
         super().__init__()
