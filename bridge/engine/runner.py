@@ -559,8 +559,8 @@ class Engine:
         return self._fed[microbatch]
 
     def _drop(self, ended: float) -> None:
-        """End the step on all ranks without an update, because some ranks have no data. `ended` is
-        the sum of rank + number of all ranks, over the ranks without data.
+        """End the step on all ranks without an update, because some ranks have no data. Each rank
+        without data has added its rank and the number of all ranks to `ended`.
         """
         world, short, step = self.comm.world.size, self._short, self.started
         self._clear()

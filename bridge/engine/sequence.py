@@ -74,8 +74,9 @@ def _mark_shares(found: Conversion, tokens: Tokens) -> None:
 
 
 def stream_at(given: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], Any, int]:
-    """Return the arguments of a module, with nested ones taken apart, their nesting, and the
-    position of the stream: the first argument of shape (batch, tokens, features).
+    """Return a list of a module's arguments, with nested ones taken apart, then their nesting, and
+    then the position of the stream in the list. The stream is the first argument of shape (batch,
+    tokens, features).
     """
     leaves, form = tree_flatten((given, named))
     places = (place for place, leaf in enumerate(leaves) if is_stream(leaf))

@@ -80,7 +80,7 @@ class Split:
 
     def start(self, gradient: Tensor) -> tuple[Tensor, Wait]:
         """Start to sum the ranks' gradients of the common input of split layers. Return the sum,
-        which is valid after the wait, and the wait.
+        and the wait after which the sum is valid.
         """
         return (
             self._start_scatter(gradient)

@@ -116,7 +116,7 @@ class Outline:
         return self.pipeline.local(pipeline)
 
     def place(self, rank: int) -> Place:
-        """The facts about `rank`, which it shares with other ranks."""
+        """The facts about `rank` and all ranks with the same pipeline and tensor coordinates."""
         return self._places[self._at(rank)]
 
     def _at(self, rank: int) -> tuple[int, int]:

@@ -397,8 +397,8 @@ class Court:
 
     def _beside(self, backend: Backend, measured: Measured) -> str:
         """Return a text that blames a file written beside the config, such as the script or
-        config.json. The text is empty if the config gives other numbers than expected without these
-        files too.
+        config.json. The text is empty if the config alone, without these files, gives wrong numbers
+        too.
         """
         try:
             alone = self.bench.measure(Run(backend, self.pair.target), self.pair.plans["target"])

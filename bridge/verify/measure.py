@@ -77,8 +77,8 @@ def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = Fal
     """Train `steps` steps, and return the same numbers on all ranks.
 
     With `padded`, the second half of every third sample has no targets. If a rank fails, every rank
-    raises `BridgeError`. If a rank fails while the others wait for it in a collective, it raises
-    `StrandedError`.
+    raises `BridgeError`. If a rank fails while other ranks wait for it in a collective, the failed
+    rank raises `StrandedError`.
     """
     found, problem = _attempt(run, workload, steps, padded)
     # A rank that failed waits for the others to fail as well. If they do not, they are in a

@@ -127,7 +127,7 @@ def test_a_model_that_cannot_be_cut_is_refused_or_one_layer() -> None:
     engine = alone(small("hrm_text"), **{"zero.stage": 3})
     assert len(engine.chain.layers) == 1
     said = {finding.path: finding.message for finding in engine.findings}
-    assert said["zero.stage"].startswith("this model is one layer, so its weights stay whole: model.L_module.layers.1: run")
+    assert said["zero.stage"].startswith("this model is one layer, so its weights stay whole: model.L_module.layers.1: the")
 
 
 def test_a_weight_that_two_layers_use_unseen_is_refused() -> None:

@@ -139,9 +139,8 @@ def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Called with an action, returns its duration. A backward pass takes longer by the
-    recomputation, unless the activations are in memory already: `there` has the pairs (stage,
-    microbatch) for which they are.
+    """A function that returns the duration of an action. A backward pass includes recomputation,
+    except for the pairs (stage, microbatch) in `there`, whose activations are in memory already.
     """
 
     costs: Costs
