@@ -105,7 +105,8 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
     """Yield, for each row of `TRIALS`, the first change after which the stack gives the numbers of
     the plan.
 
-    If no row has such a change, yield a smallest set of changes that succeeds together.
+    If no row has such a change, yield one set of changes that succeeds together and of which none
+    can be left out.
     """
     given, healed = suspect.config.given, False
     for forms in _trials(suspect.config, suspect.backend, bench.world):
@@ -121,8 +122,8 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
 
 
 def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
-    """Return the config with a smallest set of changes that together remove the difference, or None
-    if not even all changes together remove it.
+    """Return the config with a set of changes that together remove the difference, and of which
+    none can be left out. Return None if not even all changes together remove it.
     """
     # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
