@@ -972,8 +972,8 @@ def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
 
 
 def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
-    """Return `batches`. Raises an error if they are a list of another length than a step: the rest
-    of a longer list would be lost, because the next call would begin with the first batches again.
+    """Return `batches`. Raises an error if they are a list that is longer than a step: the rest of
+    the list would be lost, because the next call would begin with the first batches again.
     """
     if isinstance(batches, Sized) and len(batches) > number:
         raise BridgeError(
