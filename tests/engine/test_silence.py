@@ -85,7 +85,7 @@ def test_batches_that_would_be_lost_or_come_again_are_refused() -> None:
         engine.train_batch(batches)
     loader = torch.utils.data.DataLoader(Numbers(), 2)
     script = compat.deepspeed.initialize(model=nn.Sequential(nn.Linear(1, 1)), config=config_of(0))[0]
-    with pytest.raises(BridgeError, match=r"found 10 batches, expected the 2 of a step"):
+    with pytest.raises(BridgeError, match=r"found 10 batches, expected 2, as many as a step has"):
         script.train_batch(loader)
 
 
