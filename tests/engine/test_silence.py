@@ -110,7 +110,7 @@ def poisoned(rank: int, world: int, scale: dict[str, Any], steps: int) -> tuple[
 def test_a_loss_that_is_not_a_number_is_said_and_in_the_end_an_error(run: Any) -> None:
     (first, error), (last, same) = run(2, poisoned, {}, LIMIT + 2)
     assert first == [f"step {step}: skipped, no weight changed: the loss is nan" for step in range(1, LIMIT + 1)]
-    assert last == [f"{line} (rank 1: microbatch 0)" for line in first]
+    assert last == [f"{line} (on rank 1, in microbatch 0)" for line in first]
     assert error == same
     assert error.startswith(f"step {LIMIT + 1}: skipped, no weight changed: the loss is nan; {LIMIT + 1} steps in a row")
 
