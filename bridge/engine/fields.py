@@ -33,7 +33,7 @@ LIMITS: Mapping[str, Limit] = {
     "parallel.expert": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "parallel.expert_tensor": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
     "model.experts": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
-    "optimizer.name": Limit(("adam", "adamw", "sgd", "lion"), "not supported; use adam, adamw, sgd or lion", Effect.NUMBERS),
+    "optimizer.name": Limit(("adam", "adamw", "sgd", "lion"), "use adam, adamw, sgd or lion", Effect.NUMBERS),
     "precision.fp8": Limit((), "the engine has no matrix products in 8 bits; leave it unset", Effect.NUMBERS),
     "zero.replicas": Limit((1,), "shards are spread over all data ranks"),
     "zero.bucket": Limit((), "gradients are reduced stage by stage"),

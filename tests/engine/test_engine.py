@@ -258,7 +258,7 @@ def test_misuse_is_said() -> None:
         ({"parallel__pipeline": 2}, r"parallel: pipeline \(2\) does not divide world size \(1\)"),
         (
             {"schedule__breadth_first": 2, "schedule__depth_first": 3},
-            "schedule.depth_first: 3 does not divide the 1 microbatches",
+            "schedule.depth_first: found 3, which does not divide the 1 microbatches",
         ),
         ({"optimizer__name": "lamb"}, "optimizer.name: found 'lamb'; use adam, adamw, sgd or lion"),
         ({"precision__fp8": "hybrid"}, "precision.fp8: found 'hybrid'; the engine has no matrix products in 8 bits"),
