@@ -613,7 +613,7 @@ class Conversion:
             if value % self.split.group.size:
                 yield (
                     f"parallel.tensor: {name}.{attribute} ({value}) does not divide evenly over {self.split.group.size} ranks;"
-                    " use a divisor of {value}"
+                    f" use a divisor of {value}"
                 )
 
     def _counted(self) -> Iterator[tuple[str, int, str]]:
