@@ -89,6 +89,7 @@ DERIVED = {
     "release",
     "ranks",
     "use_kitchen",
+    *("layout_stages", "layout_virtual", "layout_decoders", "layout_predictions"),
 }
 
 
@@ -192,7 +193,7 @@ class TestStages:
         assert "expected a number of stages" in odd
 
     def test_layout_with_unknown_letters(self) -> None:
-        assert "found z" in refused(pipeline_model_parallel_layout="Ez|L")
+        assert "found Ez|L; expected E, t, m, L" in refused(pipeline_model_parallel_layout="Ez|L")
 
     def test_huge_layouts_are_refused_unbuilt(self) -> None:
         assert "at most" in refused(pipeline_model_parallel_layout="E(t|)*999999999L")

@@ -57,8 +57,7 @@ class Derivation:
 
     It is skipped if a value that it `needs` is not known.
 
-    `place` names the upstream function and statement that the row stands for. A row with `refuses`
-    sets nothing; it raises one `ConfigError` with every problem that it finds.
+    `place` names the upstream function and statement that the row stands for.
     """
 
     place: str
@@ -66,7 +65,6 @@ class Derivation:
     since: str = ""
     until: str = ""
     needs: tuple[str, ...] = ()
-    refuses: bool = False
 
 
 Step = Check | Derivation
@@ -127,19 +125,8 @@ def under(
 def derive(
     place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
 ) -> Derivation:
-    """Return a step whose `change` computes values from others. `change` may raise `ConfigError`.
-    """
+    """Return a step whose `change` computes values from others."""
     return Derivation(place, change, since, until, needs)
-
-
-def inspect(
-    place: str, finds: Callable[[Namespace], Iterable[str]], *, since: str = ""
-) -> Derivation:
-    """Return a check that can refuse several values at once. `finds` yields one message for each.
-    """
-    return Derivation(
-        place, lambda values: ConfigError.raise_if(finds(values)), since, refuses=True
-    )
 
 
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
@@ -159,15 +146,12 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
         # `get`, because a name that the release lacks is as unknown as one that is None.
         if step.needs and None in map(known.get, step.needs):
             continue
-        try:
-            if isinstance(step, Derivation):
-                step.change(values)
-            elif step.when(values):
-                problems.append(f"{step.path}: {step.says(known)}")
-                if step.last:
-                    break  # later steps divide by this value, or would refuse what follows from it
-        except ConfigError as error:
-            problems.extend(error.problems)
+        if isinstance(step, Derivation):
+            step.change(values)
+        elif step.when(values):
+            problems.append(f"{step.path}: {step.says(known)}")
+            if step.last:
+                break  # later steps divide by this value, or would refuse what follows from it
     ConfigError.raise_if(problems)
 
 
