@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bridge.checks import Check, Seen
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
-from bridge.errors import ConfigError
 from bridge.files import Original, Script
 from bridge.findings import Finding
 from bridge.launching import torchrun
@@ -22,8 +20,6 @@ from bridge.rules import Effect, How
 if TYPE_CHECKING:
     from bridge.state.hub import Hub
 
-UNKNOWN_VALUE = "; this value is left out"
-"""End of the message about an argument whose value is known only when the script runs."""
 SECTIONED = ("yaml_cfg", "container")
 """Names of the entry points for YAML files with sections."""
 
@@ -252,20 +248,6 @@ class MegatronDialect(PackagedDialect):
         `ConfigError` with every refusal.
         """
         assert isinstance(config, MegatronConfig)
-        try:
-            return self._effective(config)
-        except ConfigError as error:
-            raise ConfigError(
-                *(_with_unknown(problem, config.remarks) for problem in error.problems)
-            ) from None
-
-    def _effective(self, config: MegatronConfig) -> Values:
-        from compat.megatron.options import clashes
-
-        if config.entry == "flags":
-            ConfigError.raise_if(
-                (*clashes(config.given, config.version), *_meaningless(config.given))
-            )
         # Megatron builds these objects from the arguments, and each may refuse what the parser
         # accepted.
         _ = config.model_parallel
@@ -460,38 +442,6 @@ class MegatronDialect(PackagedDialect):
                 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
             )
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
-
-
-def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
-    """Return `problem`. If the value of its argument is only known when the script runs, the
-    message says so, with the line.
-    """
-    path = problem.partition(":")[0]
-    unknown = next(
-        (
-            remark
-            for remark in remarks
-            if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)
-        ),
-        None,
-    )
-    if unknown is None or unknown.origin is None:
-        return problem
-    return f"{unknown.origin}: {unknown.message.removesuffix(UNKNOWN_VALUE)}; Megatron needs a value there, so write it out"
-
-
-def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield problems with numbers that are not finite, and with divisors below 1.
-
-    The parser accepts them, but no run can use them.
-    """
-    from compat.megatron.schema import SIZES
-
-    for name, value in given.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name}: found {value}; expected a finite number"
-        elif name in SIZES and value is not None and value < 1:
-            yield f"{name}: found {value}; expected a positive number"
 
 
 def _overruled(config: MegatronConfig) -> Iterator[Finding]:

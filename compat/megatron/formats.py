@@ -19,7 +19,7 @@ from bridge.dialect import Reading, flags_of
 from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, check_nested, load
 from bridge.files.yaml import plain_scalar
-from bridge.findings import Finding, Origin, assumed
+from bridge.findings import LEFT_OUT, Finding, Origin, assumed
 from bridge.rules import EFFECTS, Effect
 from compat.megatron import flags, forks, leftovers, live, options, releases, sections
 
@@ -298,7 +298,7 @@ def _opaque(path: str, index: int, words: Words) -> Finding:
     )
     loose = path.startswith(("$", "`"))
     message = (
-        f"{reason}; any flags in it are left out" if loose else f"{reason}; this value is left out"
+        f"{reason}; any flags in it are left out" if loose else f"{reason}{LEFT_OUT}"
     )
     effect = Effect.NUMBERS if loose else touching.effect(path)
     option = "" if loose else words.words[index].partition("=")[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bridge.checks import excludes
+from bridge.checks import excludes, positive
 from bridge.config import Values, shown
 from bridge.dialect import Reading
 from bridge.errors import nearest
@@ -271,18 +271,6 @@ def _shape(a: Namespace) -> None:
     a.sequence_parallel = bool(a.sequence_parallel and a.tensor_model_parallel_size > 1)
 
 
-def _positive(name: str, optional: bool = False) -> Step:
-    """Return a check that a size is positive, because later steps divide by it. After a refusal, no
-    later step runs.
-    """
-
-    def fails(a: Namespace) -> bool:
-        value = getattr(a, name)
-        return not optional if value is None else value < 1
-
-    return check(PLACE, fails, f"{name}: found {{{name}}}; expected a number above 0", last=True)
-
-
 PLACE = "validate_yaml"
 SPLITS = (
     "world_size",
@@ -295,10 +283,14 @@ UNSPLIT = (
     " use a multiple of this product"
 )
 STEPS: tuple[Step, ...] = (
-    *map(_positive, (*SPLITS, "expert_model_parallel_size")),
+    # Later steps divide by these sizes.
+    *(
+        positive(name, PLACE, last=True, name="found-expected-a-number-above")
+        for name in (*SPLITS, "expert_model_parallel_size", "micro_batch_size", "global_batch_size")
+    ),
     # No experts in this product: validate_yaml does not look at the expert grid.
     check(
-        PLACE,
+        f"{PLACE}: world size",
         lambda a: (
             a.world_size
             % (
@@ -316,8 +308,6 @@ STEPS: tuple[Step, ...] = (
         "micro_batch_size: missing; Megatron needs it",
         last=True,
     ),
-    _positive("micro_batch_size"),
-    _positive("global_batch_size", optional=True),
     derive(PLACE, _sizes),
     check(
         PLACE,

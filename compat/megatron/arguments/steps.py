@@ -84,9 +84,8 @@ def check(
 ) -> Check:
     """Return a row that refuses values for which `fails` is true.
 
-    `problem` is a format string over the values: the argument, a colon, and the message. After a
-    row with `last` has refused, no further row is tried. `name` keeps the id of a row whose words
-    changed.
+    `problem` is a format string over the values: the argument, a colon, and the message. With
+    `last`, Megatron stops there (see `run`). `name` keeps the id of a row whose words changed.
     """
     path, _, message = problem.partition(": ")
     return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last, name)
@@ -138,11 +137,15 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     """Run all steps in order on `values`. Raises one `ConfigError` with every problem found.
 
     Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
-    at once.
+    at once. Behind a row with `last`, whose value later steps divide by, only those rows are tried
+    that follow it, have `last` too, and stand for the same statement.
     """
     problems: list[str] = []
+    ended = ""  # the statement at which Megatron stops
     known = values.__dict__
     for step in steps:
+        if ended and not (isinstance(step, Check) and step.last and step.place == ended):
+            break
         # `get`, because a name that the release lacks is as unknown as one that is None.
         if step.needs and None in map(known.get, step.needs):
             continue
@@ -150,8 +153,7 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
             step.change(values)
         elif step.when(values):
             problems.append(f"{step.path}: {step.says(known)}")
-            if step.last:
-                break  # later steps divide by this value, or would refuse what follows from it
+            ended = step.place if step.last else ""
     ConfigError.raise_if(problems)
 
 
