@@ -248,29 +248,35 @@ class MegatronDialect(PackagedDialect):
         `ConfigError` with every refusal.
         """
         assert isinstance(config, MegatronConfig)
+        from compat.megatron.arguments.steps import Namespace, run
+        from compat.megatron.learning_rate import SCHEDULER_STEPS
+
         # Megatron builds these objects from the arguments, and each may refuse what the parser
         # accepted.
         _ = config.model_parallel
         if config.entry == "flags":
             _ = config.ddp, config.optimizer
+        run(SCHEDULER_STEPS, Namespace(config.args.flat()))
         return config.args
 
     @property
     def checks(self) -> Iterable[Check]:
-        """Every refusal of the parser, of the config classes and of files in sections, and every trap."""
+        """Every refusal of the parser, of the config classes, of the schedule and of files in sections,
+        and every trap.
+        """
         from compat.megatron import arguments, objects, sections
+        from compat.megatron.learning_rate import SCHEDULER_STEPS
         from compat.megatron.traps import TRAPS
 
         steps = (
             *arguments.TABLE,
             *objects.BEFORE,
             *(step for table in objects.TABLES.values() for step in table),
+            *SCHEDULER_STEPS,
+            *sections.STEPS,
         )
         # The tables share rows: upstream's child classes run the statements of their parents.
-        return (
-            *dict.fromkeys(step for step in (*steps, *sections.STEPS) if isinstance(step, Check)),
-            *TRAPS,
-        )
+        return (*dict.fromkeys(step for step in steps if isinstance(step, Check)), *TRAPS)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """Return findings on given values that Megatron changes or ignores."""

@@ -325,24 +325,6 @@ class TestEnvironment:
         wanted = {"NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "CUBLAS_WORKSPACE_CONFIG"}
         assert wanted <= set(needed)
 
-    @pytest.mark.parametrize("algorithm", ["Tree", "NVLS"])
-    def test_a_given_environment_is_checked(self, algorithm: str) -> None:
-        given: Row = {**MODEL, "deterministic_mode": True}
-        assert effective(given, LAST, 8, {"NCCL_ALGO": "Ring"})
-        with pytest.raises(ConfigError, match=f"NCCL_ALGO: found {algorithm}"):
-            effective(given, LAST, 8, {"NCCL_ALGO": algorithm})
-
-    @pytest.mark.parametrize("version", releases.KNOWN)
-    def test_what_is_recommended_is_accepted(self, version: str) -> None:
-        given: Row = {
-            **MODEL,
-            "deterministic_mode": True,
-            "tensor_model_parallel_size": 2,
-            "sequence_parallel": True,
-        }
-        wanted = {name: value for name, (value, _) in environment(effective(given, version, 8), version).items()}
-        assert effective(given, version, 8, wanted)
-
 
 SETTINGS = {
     "tensor_model_parallel_size": st.sampled_from([1, 2, 4]),
