@@ -74,8 +74,10 @@ def kind(data: Any) -> str | None:
     return CONTAINER if target.endswith("ConfigContainer") and sections >= 2 else None
 
 
-def read(document: Document, version: str, lenient: bool) -> Reading:
-    """Read the given values of a file in sections. Raises `ConfigError` with every problem.
+def read(
+    document: Document, version: str, lenient: bool
+) -> tuple[Reading, tuple[str, ...]]:
+    """Read the given values of a file in sections. Returns the reading, and why it is refused.
 
     `_target_` is only read as text, never called.
     """
@@ -92,7 +94,7 @@ def read(document: Document, version: str, lenient: bool) -> Reading:
         reader.precision(document.data.get("mixed_precision"))
     unknown = (Finding("file", problem, Effect.NUMBERS, True) for problem in reader.problems)
     found = Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *unknown))
-    return found if lenient else found.unless(reader.problems)
+    return found, () if lenient else tuple(reader.problems)
 
 
 class _Reader:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron_flags import parse
 
 from bridge.checks import Check
 from bridge.errors import ConfigError
@@ -15,7 +16,6 @@ from compat.megatron import objects, releases
 from compat.megatron.arguments import OPEN, TABLE, effective, smallest_world_size
 from compat.megatron.arguments.steps import Namespace, select
 from compat.megatron.environment import environment
-from compat.megatron.flags import parse
 
 Row = dict[str, Any]
 MODEL = {

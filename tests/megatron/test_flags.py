@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron_flags import parse
 
 import compat
 from bridge.errors import BridgeError, ConfigError, VersionError
 from compat.megatron import releases
-from compat.megatron.flags import Parsed, Spot, parse
+from compat.megatron.flags import Parsed, Spot
 
 CASES = Path(__file__).parent / "parser_cases.jsonl"
 """Generated command lines, and what the parser of that release made of them (git tags; 0.19.2: the wheel)."""
