@@ -281,18 +281,9 @@ class _Reader:
         return word if self.marks[index].attached is None else word.partition("=")[0]
 
     def store(self, spot: Spot, flag: Flag, value: Any) -> None:
-        self.refuse_rivals(flag)
         self.forget(flag.dest)
         self.given[flag.dest] = value
         self.spots[flag.dest] = spot
-
-    def refuse_rivals(self, flag: Flag) -> None:
-        if not flag.excludes:
-            return
-        written = {spot.option for spot in self.spots.values()}
-        rivals = [rival for rival in flag.excludes if rival in written]
-        if rivals:
-            raise ValueError(f"not allowed together with {rivals[0]}; keep one of them")
 
 
 def _marks(words: Sequence[str], table: Mapping[str, Flag]) -> Iterator[_Mark]:
