@@ -139,20 +139,23 @@ EXPERT_SHARDS = _uneven("expert_tensor_parallel_num_weight_shards", "expert_tens
 
 ENCODER_SIZES = ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size")
 DIVIDES = "validate_args: sizes are divisors"
+
+
+def _encoder_size(name: str) -> Check:
+    return check(
+        DIVIDES,
+        lambda a: a[name] < 0,
+        f"{name}: found {{{name}}}; expected 0 (no separate encoder) or a positive number",
+        needs=(name,),
+        last=True,
+    )
+
+
 # Upstream has no such statement: it divides by the sizes, and a 0 ends the run with
 # ZeroDivisionError.
 POSITIVE: tuple[Check, ...] = (
     *(positive(name, DIVIDES, last=True) for name in (*DIVISORS, "world_size")),
-    *(
-        check(
-            DIVIDES,
-            lambda a, name=name: a[name] < 0,
-            f"{name}: found {{{name}}}; expected 0 (no separate encoder) or a positive number",
-            needs=(name,),
-            last=True,
-        )
-        for name in ENCODER_SIZES
-    ),
+    *map(_encoder_size, ENCODER_SIZES),
 )
 
 WORLD_STEPS: tuple[Step, ...] = (
