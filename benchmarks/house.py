@@ -30,6 +30,8 @@ SAMPLE = 100
 WINDOW = ("since", "until")
 """Keys of the release at which a row of facts begins, and of the one before which it ends."""
 REFUSING = "compat.megatron"
+REFUSALS = ("ConfigError", "SourceError", "UnrecognisedError")
+"""Errors of which each says that a config is not valid or not readable."""
 ASIDE = (".runtime", ".state", ".harvest", ".strategies", ".releases")
 """Parts of the folder that read no config of a user."""
 HELPER = 3
@@ -270,14 +272,21 @@ def without_news() -> tuple[int, int]:
 
 
 def refusing(found: Iterable[Source]) -> list[str]:
-    """Modules of Megatron's config side that refuse in code of their own, beside the rows of its checks."""
+    """Modules of Megatron's config side at which a user's config is refused.
+
+    An error refuses a config if its class says so: `ConfigError` (not valid for its stack and release) or `SourceError` (not
+    readable). Making one counts, and so do `raise_if` of these classes and `unless` of a reading, which raise one. What does not
+    count speaks of something else: `TranslationError` of what cannot be written in another form, `VersionError` of a release that
+    is unknown or not installed. A `ValueError` reaches no user: the reader that calls a conversion of text notes it as a problem.
+    """
     return [source.name for source in found if source.name.startswith(REFUSING) and any(map(_refuses, ast.walk(source.tree)))]
 
 
 def _refuses(node: ast.AST) -> bool:
-    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-        return _name(node.exc.func).endswith("Error") and _name(node.exc.func) not in ("AttributeError", "TypeError")
-    return isinstance(node, ast.Call) and _name(node.func) == "raise_if"
+    if not isinstance(node, ast.Call):
+        return False
+    name, owner = _name(node.func), node.func.value if isinstance(node.func, ast.Attribute) else node.func
+    return name in (*REFUSALS, "unless") or (name == "raise_if" and _name(owner) in REFUSALS)
 
 
 def _values(fact: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -322,7 +331,7 @@ def main() -> None:
     print(f"lines over {WIDE} columns        {100 * sum(len(line) > WIDE for line in lines) / len(lines):.1f} %")
     print(f"small helpers used once       {len(used_once(found))}")
     places = refusing(source for source in found if not any(part in source.name for part in ASIDE))
-    print(f"modules that refuse Megatron  {len(places)} beside the rows of checks: {' '.join(places)}")
+    print(f"modules that refuse Megatron  {len(places)}: {' '.join(places)}")
     quiet, told = without_news()
     print(f"rows that say 'no news'       {told}, in {quiet} releases that changed no row")
     for ratio, one, other in sorted(copies, reverse=True) if options.copies else ():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from bridge.config import brief
 from bridge.findings import Finding, Origin
 from bridge.releases import Releases
 from bridge.rules import Context, Effect
@@ -19,6 +20,9 @@ WORDS = 5
 """Number of words at the beginning of a check's message that form its name, the last part of its
 id.
 """
+
+LONG = 200
+"""Characters of a value beyond which a message does not show the value as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +200,11 @@ def one_of(path: str, allowed: tuple[Any, ...], place: str, **window: Any) -> Ch
 
 
 class _Shown(dict[str, Any]):
-    def __missing__(self, name: str) -> None:
-        return None
+    """Values as a message shows them: a long text is cut, and a value that is missing is None."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.get(name)
+        return brief(value, LONG) if isinstance(value, str) else value
 
 
 class Checks:

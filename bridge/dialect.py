@@ -18,7 +18,7 @@ from bridge import limits
 from bridge.checks import Check
 from bridge.config import Section, Values, fields
 from bridge.errors import BridgeError, ConfigError, TranslationError, VersionError
-from bridge.findings import UNKNOWN, Disagreement, Finding, Origin
+from bridge.findings import LEFT_OUT, UNKNOWN, Disagreement, Finding, Origin
 from bridge.kinds import kind
 from bridge.launching import fed, torchrun
 from bridge.moves import Move
@@ -547,9 +547,27 @@ class Dialect(ABC):
             self._checked(replace(part, given=given, world_size=world), version, world)
 
         found = every(first.problems, part.given, world_size or part.world_size, judge)
-        error = ConfigError(*(located(problem, part.origins) for problem in found), *part.gaps)
+        told = dict.fromkeys(self._located(problem, part) for problem in found)
+        error = ConfigError(*told, *part.gaps)
         error.words = first.words
         return error
+
+    def _located(self, problem: str, part: Reading) -> str:
+        """Return `problem` with the number of the line in front that sets the setting at the
+        beginning of the problem, if this line is known. The name of the file is added if it is not
+        the file that was read.
+
+        If the value of this setting is known only when the script runs, the text says so instead.
+        """
+        path = problem.partition(":")[0]
+        for finding in part.findings:
+            if finding.path == path and finding.origin and finding.message.endswith(LEFT_OUT):
+                reason = f"{finding.origin}: {finding.message.removesuffix(LEFT_OUT)}"
+                return f"{reason}; {self.title} needs a value there, so write it out"
+        origin = part.origins.get(path)
+        if not (origin and origin.line):
+            return problem
+        return f"{f'{origin.file}: ' if origin.file else ''}line {origin.line}: {problem}"
 
     def build(self, reading: Reading, version: str, world_size: int | None) -> Config:
         """A config from a reading, without the checks of the stack.
@@ -763,17 +781,6 @@ class PackagedDialect(Dialect):
         return (
             getattr(self._part(part), name, default) if find_spec(f"{package}.{part}") else default
         )
-
-
-def located(problem: str, origins: Mapping[str, Origin]) -> str:
-    """Return `problem` with the number of the line in front that sets the setting at the beginning
-    of the problem, if this line is known. The name of the file is added if it is not the file that
-    was read.
-    """
-    origin = origins.get(problem.partition(":")[0])
-    if not (origin and origin.line):
-        return problem
-    return f"{f'{origin.file}: ' if origin.file else ''}line {origin.line}: {problem}"
 
 
 def code_beside(path: Path) -> Path:

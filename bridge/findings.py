@@ -19,6 +19,9 @@ UNKNOWN = "release/unknown"
 others.
 """
 
+LEFT_OUT = "; this value is left out"
+"""The end of the message about a setting whose value is known only when the script runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:

@@ -122,6 +122,26 @@ def test_nothing_imports_the_command_line(module: str) -> None:
         assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.cli")]
 
 
+REFUSALS = ("ConfigError", "SourceError", "UnrecognisedError")
+"""Errors of which each says that a config is not valid or not readable."""
+NO_CONFIG = (".runtime", ".state", ".harvest", ".strategies", ".releases")
+"""Parts of a stack's folder that read no config of a user."""
+
+
+def refuses(module: str) -> bool:
+    """Whether a module makes such an error, or calls what raises one: `raise_if` of its class, `unless` of a reading."""
+    calls = (node.func for node in ast.walk(_tree(module)) if isinstance(node, ast.Call))
+    made = (ast.unparse(function).removesuffix(".raise_if").rpartition(".")[2] for function in calls)
+    return any(name in (*REFUSALS, "unless") for name in made)
+
+
+@pytest.mark.once
+def test_a_config_of_megatron_is_refused_by_rows_of_checks_or_by_the_reader() -> None:
+    """A condition on settings is a row, which `run` evaluates; a value without a meaning is refused by `read`."""
+    sides = [name for name in modules() if name.startswith("compat.megatron") and not any(aside in name for aside in NO_CONFIG)]
+    assert {name for name in sides if refuses(name)} == {"compat.megatron.arguments.steps", "compat.megatron.formats"}
+
+
 @pytest.mark.once
 def test_no_cycles() -> None:
     graph = {name: imports(name, at_load=True) for name in modules()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bridge.checks import Check, Seen
 from bridge.config import Section, Values, shown
 from bridge.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
-from bridge.errors import ConfigError
 from bridge.files import Original, Script
 from bridge.findings import Finding
 from bridge.launching import torchrun
@@ -22,8 +20,6 @@ from bridge.rules import Effect, How
 if TYPE_CHECKING:
     from bridge.state.hub import Hub
 
-UNKNOWN_VALUE = "; this value is left out"
-"""End of the message about an argument whose value is known only when the script runs."""
 SECTIONED = ("yaml_cfg", "container")
 """Names of the entry points for YAML files with sections."""
 
@@ -252,43 +248,35 @@ class MegatronDialect(PackagedDialect):
         `ConfigError` with every refusal.
         """
         assert isinstance(config, MegatronConfig)
-        try:
-            return self._effective(config)
-        except ConfigError as error:
-            raise ConfigError(
-                *(_with_unknown(problem, config.remarks) for problem in error.problems)
-            ) from None
+        from compat.megatron.arguments.steps import Namespace, run
+        from compat.megatron.learning_rate import SCHEDULER_STEPS
 
-    def _effective(self, config: MegatronConfig) -> Values:
-        from compat.megatron.options import clashes
-
-        if config.entry == "flags":
-            ConfigError.raise_if(
-                (*clashes(config.given, config.version), *_meaningless(config.given))
-            )
         # Megatron builds these objects from the arguments, and each may refuse what the parser
         # accepted.
         _ = config.model_parallel
         if config.entry == "flags":
             _ = config.ddp, config.optimizer
+        run(SCHEDULER_STEPS, Namespace(config.args.flat()))
         return config.args
 
     @property
     def checks(self) -> Iterable[Check]:
-        """Every refusal of the parser, of the config classes and of files in sections, and every trap."""
+        """Every refusal of the parser, of the config classes, of the schedule and of files in sections,
+        and every trap.
+        """
         from compat.megatron import arguments, objects, sections
+        from compat.megatron.learning_rate import SCHEDULER_STEPS
         from compat.megatron.traps import TRAPS
 
         steps = (
             *arguments.TABLE,
             *objects.BEFORE,
             *(step for table in objects.TABLES.values() for step in table),
+            *SCHEDULER_STEPS,
+            *sections.STEPS,
         )
         # The tables share rows: upstream's child classes run the statements of their parents.
-        return (
-            *dict.fromkeys(step for step in (*steps, *sections.STEPS) if isinstance(step, Check)),
-            *TRAPS,
-        )
+        return (*dict.fromkeys(step for step in steps if isinstance(step, Check)), *TRAPS)
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
         """Return findings on given values that Megatron changes or ignores."""
@@ -460,38 +448,6 @@ class MegatronDialect(PackagedDialect):
                 2 if "MODEL_ARGS" in data else int(any(str(key).startswith("--") for key in data))
             )
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
-
-
-def _with_unknown(problem: str, remarks: tuple[Finding, ...]) -> str:
-    """Return `problem`. If the value of its argument is only known when the script runs, the
-    message says so, with the line.
-    """
-    path = problem.partition(":")[0]
-    unknown = next(
-        (
-            remark
-            for remark in remarks
-            if remark.path == path and remark.message.endswith(UNKNOWN_VALUE)
-        ),
-        None,
-    )
-    if unknown is None or unknown.origin is None:
-        return problem
-    return f"{unknown.origin}: {unknown.message.removesuffix(UNKNOWN_VALUE)}; Megatron needs a value there, so write it out"
-
-
-def _meaningless(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield problems with numbers that are not finite, and with divisors below 1.
-
-    The parser accepts them, but no run can use them.
-    """
-    from compat.megatron.schema import SIZES
-
-    for name, value in given.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            yield f"{name}: found {value}; expected a finite number"
-        elif name in SIZES and value is not None and value < 1:
-            yield f"{name}: found {value}; expected a positive number"
 
 
 def _overruled(config: MegatronConfig) -> Iterator[Finding]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from bridge.errors import ConfigError
 from compat.megatron.arguments.steps import Namespace, Predicate
 from compat.megatron.releases import RELEASES
 
@@ -21,18 +20,15 @@ may be given as a list.
 class Variable:
     """An environment variable that releases [since, until) need if `when` is true of the arguments.
 
-    `allowed` tells whether a value is accepted; `value` is an accepted one. `checked` is true if
-    validate_args checks the variable, and false if later code does.
+    `value` is one that Megatron accepts.
     """
 
     name: str
     value: str
     why: str
     when: Predicate
-    allowed: Callable[[str | None], bool]
     since: str = ""
     until: str = ""
-    checked: bool = True
 
 
 def _sharded(a: Namespace) -> bool:
@@ -43,14 +39,6 @@ def _engine(a: Namespace) -> bool:
     return a.transformer_impl in (None, "transformer_engine")
 
 
-def _deterministic(value: str | None) -> bool:
-    """Whether all algorithms in the value of NCCL_ALGO are deterministic. An unset variable is
-    accepted, because Megatron then sets it.
-    """
-    names = {name.strip() for name in (value or "").split(",")} - {""}
-    return value is None or bool(names and names <= set(DETERMINISTIC[1:]))
-
-
 ONE = "CUDA_DEVICE_MAX_CONNECTIONS"
 VARIABLES: tuple[Variable, ...] = (
     Variable(
@@ -58,7 +46,6 @@ VARIABLES: tuple[Variable, ...] = (
         "1",
         "sequence parallelism and asynchronous tensor-parallel reduction need kernels to start in launch order",
         lambda a: a.sequence_parallel or a.async_tensor_model_parallel_allreduce,
-        lambda value: value == "1",
         until="0.12.0",
     ),
     Variable(
@@ -72,7 +59,6 @@ VARIABLES: tuple[Variable, ...] = (
             and not _sharded(a)
             and not a.overlap_moe_expert_parallel_comm
         ),
-        lambda value: value == "1",
         since="0.12.0",
     ),
     Variable(
@@ -80,7 +66,6 @@ VARIABLES: tuple[Variable, ...] = (
         "8",
         "FSDP needs more than one connection to overlap its communication",
         _sharded,
-        lambda value: value != "1",
         since="0.12.0",
     ),
     Variable(
@@ -88,7 +73,6 @@ VARIABLES: tuple[Variable, ...] = (
         "Ring",
         f"deterministic mode accepts only {', '.join(DETERMINISTIC)}",
         lambda a: a.deterministic_mode,
-        lambda value: value in DETERMINISTIC,
         until="0.19.0",
     ),
     Variable(
@@ -96,7 +80,6 @@ VARIABLES: tuple[Variable, ...] = (
         "Ring",
         f"deterministic mode accepts only {', '.join(DETERMINISTIC[1:])}",
         lambda a: a.deterministic_mode,
-        _deterministic,
         since="0.19.0",
     ),
     Variable(
@@ -104,16 +87,13 @@ VARIABLES: tuple[Variable, ...] = (
         "0",
         "in deterministic mode, Transformer Engine's attention needs this value",
         lambda a: a.deterministic_mode and _engine(a),
-        lambda value: value == "0",
         until="0.19.0",
-        checked=False,
     ),
     Variable(
         "NVTE_ALLOW_NONDETERMINISTIC_ALGO",
         "0",
         "deterministic mode refuses any other value",
         lambda a: a.deterministic_mode,
-        lambda value: value in (None, "0"),
         since="0.19.0",
     ),
     Variable(
@@ -121,16 +101,13 @@ VARIABLES: tuple[Variable, ...] = (
         ":4096:8",
         "in deterministic mode, PyTorch refuses to use cuBLAS without this setting",
         lambda a: a.deterministic_mode,
-        lambda value: value in (":4096:8", ":16:8"),
         until="0.19.0",
-        checked=False,
     ),
     Variable(
         "CUBLAS_WORKSPACE_CONFIG",
         ":4096:8",
         "deterministic mode accepts only this value and :16:8",
         lambda a: a.deterministic_mode,
-        lambda value: value in (None, ":4096:8", ":16:8"),
         since="0.19.0",
     ),
     Variable(
@@ -138,15 +115,12 @@ VARIABLES: tuple[Variable, ...] = (
         "1",
         "Transformer Engine reads apply_query_key_layer_scaling only from this variable",
         lambda a: a.apply_query_key_layer_scaling and _engine(a),
-        lambda value: value == "1",
-        checked=False,
     ),
     Variable(
         "NVTE_CPU_OFFLOAD_V1",
         "1",
         "fine-grained offloading of activations must not offload weights (Transformer Engine 2.10 and later)",
         lambda a: a.fine_grained_activation_offloading,
-        lambda value: value == "1",
         since="0.16.0",
     ),
 )
@@ -163,18 +137,3 @@ def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, s
     """
     a = Namespace(args)
     return {row.name: (row.value, row.why) for row in _variables(version) if row.when(a)}
-
-
-def verify(args: Mapping[str, Any], version: str, given: Mapping[str, str]) -> None:
-    """Raise `ConfigError` with every variable of the environment `given` that the release refuses.
-    """
-    a = Namespace(args)
-    wrong = [
-        row
-        for row in _variables(version)
-        if row.checked and row.when(a) and not row.allowed(given.get(row.name))
-    ]
-    ConfigError.raise_if(
-        f"{row.name}: found {given.get(row.name, 'nothing')}; expected {row.value}: {row.why}; export {row.name}={row.value}"
-        for row in wrong
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge import limits
 from bridge.config import brief, shown
-from bridge.errors import ConfigError, nearest
+from bridge.errors import nearest
 from compat.megatron import releases
 from compat.megatron.releases import Flag
 
@@ -91,7 +91,8 @@ class Parsed:
     accept; `extras`: the indices of these words. `misread`: destinations that the parser sets to
     true although the text means no; it does so for any text. `opaque`: values that are known only
     when the script runs, by destination or as spelled, with the index. `foreign`: values that are
-    not among the choices, by destination, with a message and the place.
+    not among the choices, by destination, with a message and the place. `problems`: why the list is
+    refused, by the places of the words.
     """
 
     given: Mapping[str, Any]
@@ -102,6 +103,7 @@ class Parsed:
     opaque: list[tuple[str, int]] = field(default_factory=list)
     extras: list[int] = field(default_factory=list, compare=False)
     foreign: list[tuple[str, str, Spot]] = field(default_factory=list)
+    problems: tuple[str, ...] = ()
 
 
 def parse(
@@ -122,10 +124,9 @@ def parse(
     index is in `loose` may contain flags; it is a value only if the flag before it has none yet.
 
     Abbreviations are not allowed, the last mention of a flag wins, and no defaults are filled in.
-    Raises one `ConfigError` with every problem: wrong, missing or surplus values, and unknown
-    flags. If `lenient`, surplus values and unknown flags are in `unknown` instead. If `fixed` is
-    given, a value that is not among the choices is in `foreign` instead, unless its argument is in
-    `fixed`.
+    Wrong, missing or surplus values and unknown flags are in `problems`. If `lenient`, surplus
+    values and unknown flags are in `unknown` instead. If `fixed` is given, a value that is not
+    among the choices is in `foreign` instead, unless its argument is in `fixed`.
     """
     reader = _Reader(list(flags), version, list(lines), opaque, needed, loose, fixed)
     reader.read()
@@ -136,7 +137,7 @@ def parse(
     known = [index for index in reader.extras if index not in opaque]
     unknown = [reader.words[index] for index in known]
     left_out = [*reader.left_out, *alone]
-    found = Parsed(
+    return Parsed(
         reader.given,
         reader.spots,
         reader.repeated,
@@ -145,13 +146,8 @@ def parse(
         left_out,
         known,
         reader.foreign,
+        tuple(message for _, message in reader.problems),
     )
-    try:
-        ConfigError.raise_if(message for _, message in reader.problems)
-    except ConfigError as error:
-        error.part = found  # the caller can still use the valid rest
-        raise
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,18 +281,9 @@ class _Reader:
         return word if self.marks[index].attached is None else word.partition("=")[0]
 
     def store(self, spot: Spot, flag: Flag, value: Any) -> None:
-        self.refuse_rivals(flag)
         self.forget(flag.dest)
         self.given[flag.dest] = value
         self.spots[flag.dest] = spot
-
-    def refuse_rivals(self, flag: Flag) -> None:
-        if not flag.excludes:
-            return
-        written = {spot.option for spot in self.spots.values()}
-        rivals = [rival for rival in flag.excludes if rival in written]
-        if rivals:
-            raise ValueError(f"not allowed together with {rivals[0]}; keep one of them")
 
 
 def _marks(words: Sequence[str], table: Mapping[str, Flag]) -> Iterator[_Mark]:

@@ -16,10 +16,10 @@ from typing import Any
 from bridge import launching, touching
 from bridge.config import Values, brief, shown
 from bridge.dialect import Reading, flags_of
-from bridge.errors import ConfigError, SourceError
+from bridge.errors import TranslationError
 from bridge.files import Document, Launch, Script, check_nested, load
 from bridge.files.yaml import plain_scalar
-from bridge.findings import Finding, Origin, assumed
+from bridge.findings import LEFT_OUT, Finding, Origin, assumed
 from bridge.rules import EFFECTS, Effect
 from compat.megatron import flags, forks, leftovers, live, options, releases, sections
 
@@ -54,8 +54,15 @@ class Words:
     problems: tuple[str, ...] = ()
 
 
+Read = tuple[Reading, tuple[str, ...]]
+"""A reading, and why it is refused."""
+
+
 def read(source: Any, version: str, lenient: bool) -> Reading:
-    """Read given values from a live object, mapping, flags, script, recipe or file in sections."""
+    """Read given values from a live object, mapping, flags, script, recipe or file in sections.
+
+    All values of Megatron are read here, and every value without a meaning is refused here.
+    """
     if cls := live.class_of(source):
         return live.read(source, cls, version)
     # A mapping in Python takes the way of a file, so that both are read and refused alike.
@@ -64,15 +71,18 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
         source = Document(dict(source), {}, "mapping", name="mapping")
     listed = flags_of(source)
     if listed is None:
-        source = load(source)
-        if sections.kind(source.data):
-            return sections.read(source, version, lenient)
-    words = (
-        Words(list(listed), [None] * len(listed))
-        if listed is not None
-        else words_of(load(source), version, lenient)
-    )
-    return reading_of(words, version, lenient)
+        reading, problems = reading_of(load(source), version, lenient)
+    else:
+        words = Words(list(listed), [None] * len(listed))
+        reading, problems = _spoken(words, version, lenient)
+    return reading.unless(problems)
+
+
+def reading_of(document: Document, version: str, lenient: bool) -> Read:
+    """Read a file: one in sections, or command-line words."""
+    if sections.kind(document.data):
+        return sections.read(document, version, lenient)
+    return _spoken(words_of(document, version), version, lenient)
 
 
 UNWRAPPED = ("moe_router_load_balancing_type", "moe_aux_loss_coeff")
@@ -92,16 +102,12 @@ def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def reading_of(words: Words, version: str, lenient: bool) -> Reading:
+def _spoken(words: Words, version: str, lenient: bool) -> Read:
     """Read words with the parser of release `version`."""
     needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
-    problems = words.problems
-    try:
-        parsed = flags.parse(
-            words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed
-        )
-    except ConfigError as error:
-        parsed, problems = error.part, (*problems, *error.problems)
+    parsed = flags.parse(
+        words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed
+    )
     older = _older(parsed, words) if lenient else Older()
     # Flags that the parser takes and Megatron then refuses are given only if they were not read as
     # today's settings.
@@ -117,9 +123,8 @@ def reading_of(words: Words, version: str, lenient: bool) -> Reading:
     origins |= {dest: older.origins[dest] for dest in values if dest not in given}
     remarks = tuple(_remarks(parsed, words, older, given))
     gaps = tuple(_gaps(parsed, words))
-    return Reading(
-        Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps
-    ).unless(problems)
+    reading = Reading(Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps)
+    return reading, (*words.problems, *parsed.problems, *older.problems)
 
 
 def _gaps(parsed: flags.Parsed, words: Words) -> Iterator[str]:
@@ -165,11 +170,14 @@ def _remarks(
 
 @dataclass(frozen=True, slots=True)
 class Older:
-    """The removed flags among the words, and the values that they set together."""
+    """The removed flags among the words, the values that they set together, and the problems with
+    values that cannot be read.
+    """
 
     found: tuple[forks.Meant, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
     def covers(self, spot: flags.Spot) -> bool:
         """Whether the flag at `spot`, which the parser accepted, is one of the removed flags."""
@@ -183,14 +191,14 @@ def _older(parsed: flags.Parsed, words: Words) -> Older:
     # `extras` leaves out the words that only a run completes; behind a removed flag, such a word is
     # its value.
     extras = {*parsed.extras, *words.opaque}
-    found = tuple(forks.meant(words.words, extras, ended))
-    ConfigError.raise_if(filter(None, (_ill_typed(flag, words) for flag in found)))
+    flaws = {flag: _ill_typed(flag, words) for flag in forks.meant(words.words, extras, ended)}
+    found = tuple(flag for flag, flaw in flaws.items() if not flaw)
     origins = {
         dest: Origin(words.lines[flag.place], flag.row.option)
         for flag in found
         for dest in flag.values
     }
-    return Older(found, forks.joined(found), origins)
+    return Older(found, forks.joined(found), origins, tuple(filter(None, flaws.values())))
 
 
 def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
@@ -298,7 +306,7 @@ def _opaque(path: str, index: int, words: Words) -> Finding:
     )
     loose = path.startswith(("$", "`"))
     message = (
-        f"{reason}; any flags in it are left out" if loose else f"{reason}; this value is left out"
+        f"{reason}; any flags in it are left out" if loose else f"{reason}{LEFT_OUT}"
     )
     effect = Effect.NUMBERS if loose else touching.effect(path)
     option = "" if loose else words.words[index].partition("=")[0]
@@ -348,7 +356,7 @@ def _left_over(group: Sequence[str], line: int | None) -> Finding:
     return Finding(brief(option), message, Effect.NUMBERS, True, origin=Origin(line))
 
 
-def words_of(document: Document, version: str, lenient: bool) -> Words:
+def words_of(document: Document, version: str) -> Words:
     """Read the command-line words of a file: plain flags, a JSON list of words, or a recipe."""
     if isinstance(document.data, Script):
         launch = launch_of(document.data)
@@ -367,9 +375,8 @@ def words_of(document: Document, version: str, lenient: bool) -> Words:
     if args is None:
         return _recipe(document, document.data, (), version)
     if not isinstance(args, Mapping):
-        raise SourceError(
-            f"{document.name}: {RECIPE}: found {shown(args)}, expected a mapping of flags to values"
-        )
+        problem = f"{RECIPE}: found {shown(args)}, expected a mapping of flags to values"
+        return Words([], [], problems=(f"{document.name}: {problem}",))
     return _recipe(document, args, (RECIPE,), version)
 
 
@@ -396,9 +403,8 @@ def _listed(document: Document) -> Words:
         if not isinstance(item, str | int | float) or isinstance(item, bool)
     ]
     if wrong:
-        raise SourceError(
-            f"{document.name}: found {shown(wrong[0])} in a list of flags; expected words such as --bf16"
-        )
+        problem = f"found {shown(wrong[0])} in a list of flags; expected words such as --bf16"
+        return Words([], [], problems=(f"{document.name}: {problem}",))
     words = [item if isinstance(item, str) else repr(item) for item in document.data]
     return Words(words, [document.line(index) for index in range(len(words))])
 
@@ -488,8 +494,8 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
-    """Return for each flag a tuple of its option and values. Raises `ConfigError` for values
-    without a flag.
+    """Return for each flag a tuple of its option and values. Raises `TranslationError` for
+    values without a flag.
     """
     problems, found = [], []
     for dest, value in given.items():
@@ -498,7 +504,7 @@ def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
             problems.append(f"{dest}: no flag of Megatron {version} sets it to {shown(value)}")
         else:
             found.append(line)
-    ConfigError.raise_if(problems)
+    TranslationError.raise_if(problems)
     return found
 
 

@@ -4,8 +4,9 @@ optimizer steps.
 
 from __future__ import annotations
 
-from bridge.errors import ConfigError
+from bridge.checks import Check
 from bridge.rules import Context, Group, convert
+from compat.megatron.arguments.steps import check
 
 STYLES = {
     "constant": "constant",
@@ -38,24 +39,40 @@ def _read(values: Group, context: Context) -> Group:
     }
 
 
-def _last(values: Group) -> Group:
-    """Return the length of a WSD schedule's decay in steps, and the shape of the decay.
-
-    Raises `ConfigError` if the length is missing, because Megatron then stops when it builds the
-    scheduler.
+def _unit(train_iters: int | None, train_samples: int | None) -> str:
+    """Return the unit in which training is counted. Megatron reads only the length of the decay
+    that is counted in the same unit.
     """
-    # Megatron reads only the length that is counted in the unit of the training.
-    unit = "samples" if values.get("train_samples") and not values.get("train_iters") else "iters"
-    if values.get(f"lr_wsd_decay_{unit}") is None:
-        raise ConfigError(
-            f"lr_wsd_decay_{unit}: missing; lr_decay_style WSD needs it; set the length of the decay"
-        )
-    counted = {
-        f"lr_wsd_decay_{unit}": values[f"lr_wsd_decay_{unit}"],
-        "global_batch_size": values.get("global_batch_size"),
-    }
+    return "samples" if train_samples and not train_iters else "iters"
+
+
+def _lacks(unit: str) -> Check:
+    """Return a check that the decay of WSD has a length in `unit`."""
+    return check(
+        "OptimizerParamScheduler",
+        lambda a: (
+            a.lr_decay_style == "WSD"
+            # A run that only evaluates has no schedule.
+            and not a.skip_train
+            and _unit(a.train_iters, a.train_samples) == unit
+            and a[f"lr_wsd_decay_{unit}"] is None
+        ),
+        f"lr_wsd_decay_{unit}: missing; lr_decay_style WSD needs it; set the length of the decay",
+    )
+
+
+SCHEDULER_STEPS = (_lacks("iters"), _lacks("samples"))
+"""Checks that Megatron makes when it builds the learning-rate schedule."""
+
+
+def _last(values: Group) -> Group:
+    """Return the length of a WSD schedule's decay in steps, and the shape of the decay."""
+    length = f"lr_wsd_decay_{_unit(values.get('train_iters'), values.get('train_samples'))}"
+    counted = {length: values.get(length), "global_batch_size": values.get("global_batch_size")}
     return {
-        "optimizer.schedule.decay_steps": max(0, steps(counted, "lr_wsd_decay") or 0),
+        "optimizer.schedule.decay_steps": (
+            None if counted[length] is None else max(0, steps(counted, "lr_wsd_decay") or 0)
+        ),
         "optimizer.schedule.decay_shape": values.get("lr_wsd_decay_style"),
     }
 

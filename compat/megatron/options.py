@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import cache, lru_cache
 from types import MappingProxyType
@@ -170,27 +170,6 @@ _cached = lru_cache(maxsize=4096, typed=True)(_option_for)
 """`_option_for` with a cache, for values that can be hashed. `typed` keeps separate entries for
 True and 1.
 """
-
-
-def clashes(given: Mapping[str, Any], version: str) -> Iterator[str]:
-    """Yield a problem for each pair of given arguments whose flags exclude each other."""
-    chosen = {
-        dest: option_for(version, dest, given[dest]) for dest in excluding(version) & given.keys()
-    }
-    options = {line[0].partition("=")[0] for line in chosen.values() if line}
-    for option in sorted(options):
-        for other in releases.flags(version)[option].excludes:
-            # Each of the two flags names the other; the problem is reported once.
-            if other in options and option < other:
-                yield f"{option}: not allowed together with {other}; keep one of them"
-
-
-@cache
-def excluding(version: str) -> frozenset[str]:
-    """Return the arguments whose flags exclude other flags."""
-    return frozenset(
-        dest for dest, own in by_dest(version).items() if any(flag.excludes for flag in own)
-    )
 
 
 def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bridge.dialect import Reading
 from bridge.errors import BridgeError, TranslationError
 from bridge.files import Document, Script, edit_entries, parse
 from bridge.files.shell import Pieces, edit
@@ -28,7 +27,7 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
     """
     if like.format == "yaml":
         return _entries(given, text, like, was, version)
-    words = words_of(like, was, lenient=True)
+    words = words_of(like, was)
     parsed = _parsed(words, was)
     put, added = _changes(parsed, given, words.words, version)
     if not put and not added:
@@ -53,7 +52,7 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
     """Return the text of a recipe or a YAML file with sections. Only lines with changed values are
     edited.
     """
-    before = reading_of_document(like, was)
+    before, _ = reading_of(like, was, lenient=True)
     put: dict[int, str | None] = {}
     added: dict[int, list[str]] = {}
     for path in before.given:
@@ -71,19 +70,12 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
         if path not in before.given and lines:
             added.setdefault(max(lines), []).append(_entry(path, given[path], like, version))
     new = edit_entries(text, put, added)
-    after = reading_of_document(parse(new, like.name, ".yaml"), version)
-    if dict(after.given) != dict(given):
+    after, problems = reading_of(parse(new, like.name, ".yaml"), version, lenient=True)
+    if problems or dict(after.given) != dict(given):
         raise TranslationError(
             f"{like.name}: its lines cannot be changed in place; write a new file"
         )
     return new
-
-
-def reading_of_document(document: Document, version: str) -> Reading:
-    """Read a document leniently."""
-    if sections.kind(document.data):
-        return sections.read(document, version, lenient=True)
-    return reading_of(words_of(document, version, lenient=True), version, lenient=True)
 
 
 def _entry(path: str, value: Any, like: Document, version: str) -> str:
@@ -161,8 +153,8 @@ def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
             if isinstance(like.data, Script)
             else load_words(text).data
         )
-        parsed = _parsed(words_of(replace(like, data=data), version, lenient=True), version)
+        parsed = _parsed(words_of(replace(like, data=data), version), version)
         # An empty word among the unknown ones is what a removed flag left behind.
-        return dict(parsed.given) if all(parsed.unknown) else None
+        return dict(parsed.given) if all(parsed.unknown) and not parsed.problems else None
     except BridgeError:
         return None

@@ -13,25 +13,7 @@ from pydantic import create_model
 
 from bridge.config import Count, Real, Section, Whole
 from compat.megatron import options
-
-SIZES = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "ffn_hidden_size",
-    "seq_length",
-    "micro_batch_size",
-    "global_batch_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "num_virtual_stages_per_pipeline_rank",
-    "num_layers_per_virtual_pipeline_stage",
-    "recompute_num_layers",
-)
-"""Names of sizes that Megatron divides by, and that therefore have to be positive."""
+from compat.megatron.arguments.sizes import DIVISORS
 
 TYPES: dict[str, Any] = {"int": Whole, "float": Real, "bool": bool, "str": str}
 
@@ -58,7 +40,7 @@ def schema() -> type[Section]:
 def _type(dest: str) -> Any:
     # Every argument may be open. A type that only some releases' flags have is left to their
     # parsers.
-    if dest in SIZES:
+    if dest in DIVISORS:
         return Count | None
     kind = options.type_of(dest)
     return TYPES[kind] | None if kind in TYPES else Any

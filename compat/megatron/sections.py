@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bridge.checks import excludes
+from bridge.checks import excludes, positive
 from bridge.config import Values, shown
 from bridge.dialect import Reading
 from bridge.errors import nearest
@@ -74,8 +74,10 @@ def kind(data: Any) -> str | None:
     return CONTAINER if target.endswith("ConfigContainer") and sections >= 2 else None
 
 
-def read(document: Document, version: str, lenient: bool) -> Reading:
-    """Read the given values of a file in sections. Raises `ConfigError` with every problem.
+def read(
+    document: Document, version: str, lenient: bool
+) -> tuple[Reading, tuple[str, ...]]:
+    """Read the given values of a file in sections. Returns the reading, and why it is refused.
 
     `_target_` is only read as text, never called.
     """
@@ -92,7 +94,7 @@ def read(document: Document, version: str, lenient: bool) -> Reading:
         reader.precision(document.data.get("mixed_precision"))
     unknown = (Finding("file", problem, Effect.NUMBERS, True) for problem in reader.problems)
     found = Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *unknown))
-    return found if lenient else found.unless(reader.problems)
+    return found, () if lenient else tuple(reader.problems)
 
 
 class _Reader:
@@ -271,18 +273,6 @@ def _shape(a: Namespace) -> None:
     a.sequence_parallel = bool(a.sequence_parallel and a.tensor_model_parallel_size > 1)
 
 
-def _positive(name: str, optional: bool = False) -> Step:
-    """Return a check that a size is positive, because later steps divide by it. After a refusal, no
-    later step runs.
-    """
-
-    def fails(a: Namespace) -> bool:
-        value = getattr(a, name)
-        return not optional if value is None else value < 1
-
-    return check(PLACE, fails, f"{name}: found {{{name}}}; expected a number above 0", last=True)
-
-
 PLACE = "validate_yaml"
 SPLITS = (
     "world_size",
@@ -295,10 +285,14 @@ UNSPLIT = (
     " use a multiple of this product"
 )
 STEPS: tuple[Step, ...] = (
-    *map(_positive, (*SPLITS, "expert_model_parallel_size")),
+    # Later steps divide by these sizes.
+    *(
+        positive(name, PLACE, last=True, name="found-expected-a-number-above")
+        for name in (*SPLITS, "expert_model_parallel_size", "micro_batch_size", "global_batch_size")
+    ),
     # No experts in this product: validate_yaml does not look at the expert grid.
     check(
-        PLACE,
+        f"{PLACE}: world size",
         lambda a: (
             a.world_size
             % (
@@ -316,8 +310,6 @@ STEPS: tuple[Step, ...] = (
         "micro_batch_size: missing; Megatron needs it",
         last=True,
     ),
-    _positive("micro_batch_size"),
-    _positive("global_batch_size", optional=True),
     derive(PLACE, _sizes),
     check(
         PLACE,

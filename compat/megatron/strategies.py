@@ -14,10 +14,10 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from bridge.dialect import Config
 from bridge.testing.strategies import Case, Group, Part, words
 from compat.megatron import options, releases, stages
+from compat.megatron.arguments.sizes import DIVISORS
 from compat.megatron.formats import UNWRAPPED, flag_lines
 from compat.megatron.objects.fields import PARALLEL, TRANSFORMER, defaults
 from compat.megatron.releases import Flag
-from compat.megatron.schema import SIZES
 
 Groups = SearchStrategy[Group]
 
@@ -585,7 +585,7 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     """Return a strategy for one field by the type of its flag or class. None if the values are
     drawn from the type in the schema.
     """
-    if path in SIZES or path in OWN:
+    if path in DIVISORS or path in OWN:
         return OWN.get(path)
     if path == "cp_comm_type":
         return EXCHANGES.map(lambda kind: [kind]) if case.entry == FLAGS else EXCHANGES

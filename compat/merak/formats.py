@@ -28,7 +28,7 @@ from bridge.files import (
     load_words,
     read_text,
 )
-from bridge.findings import Finding, Origin, assumed
+from bridge.findings import LEFT_OUT, Finding, Origin, assumed
 from bridge.rules import Effect
 from compat.merak.recognition import is_launch
 from compat.merak.releases import lifetime, release
@@ -343,7 +343,7 @@ class _Reader:
         if path in _needed():
             self.problems.append(f"line {line}: {name}: {reason}")
         else:
-            message = f"{reason}; this value is left out"
+            message = f"{reason}{LEFT_OUT}"
             self.findings.append(
                 Finding(path, message, touching.effect(path), True, origin=Origin(line, name))
             )

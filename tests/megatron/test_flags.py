@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron_flags import parse
 
 import compat
 from bridge.errors import BridgeError, ConfigError, VersionError
 from compat.megatron import releases
-from compat.megatron.flags import Parsed, Spot, parse
+from compat.megatron.flags import Parsed, Spot
 
 CASES = Path(__file__).parent / "parser_cases.jsonl"
 """Generated command lines, and what the parser of that release made of them (git tags; 0.19.2: the wheel)."""
@@ -164,9 +165,18 @@ def test_text_that_says_no_is_taken_for_yes() -> None:
     assert parse(["--onnx-safe", "true"], "0.9.0").misread == []
 
 
-def test_rivals_are_refused() -> None:
-    with pytest.raises(ConfigError, match="not allowed together with --kitchen-config-file"):
-        parse(["--kitchen-config-file", "x", "--kitchen-recipe-number", "1"], "0.15.3")
+def test_flags_that_exclude_each_other_have_a_row_that_says_so() -> None:
+    pairs = {
+        (version, flag.dest, releases.flags(version)[other].dest)
+        for version in releases.KNOWN
+        for flag in releases.flags(version).values()
+        for other in flag.excludes
+    }
+    assert pairs
+    for version, *both in pairs:
+        with pytest.raises(ConfigError, match=r": found 1 with .*; keep one of them") as error:
+            compat.load("megatron").read([word for dest in both for word in (f"--{dest.replace('_', '-')}", "1")], version)
+        assert all(dest in str(error.value) for dest in both)
 
 
 def test_a_switch_has_two_names() -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron_flags import parse
 
 from bridge.errors import ConfigError
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
 from compat.megatron.arguments.steps import named
-from compat.megatron.flags import parse
 from compat.megatron.objects.fields import defaults
 
 Row = dict[str, Any]

@@ -148,7 +148,7 @@ def test_a_container_is_data(tmp_path: Path) -> None:
     ("values", "ranks", "said"),
     [
         ({}, 1, "world_size: found 1, which tensor x pipeline x context parallel size does not divide"),
-        ({"tensor_model_parallel_size": 0}, 8, "tensor_model_parallel_size: found 0; expected a number above 0"),
+        ({"tensor_model_parallel_size": 0}, 8, "tensor_model_parallel_size: found 0; expected a positive number"),
         ({"pipeline_model_parallel_size": -2}, 8, "pipeline_model_parallel_size: found -2"),
         ({"expert_model_parallel_size": 0}, 8, "expert_model_parallel_size: found 0"),
     ],
@@ -159,5 +159,5 @@ def test_sizes_that_nothing_can_be_divided_by_are_refused(values: dict[str, Any]
 
 
 def test_a_batch_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="micro_batch_size: found 0; expected a number above 0"):
+    with pytest.raises(ConfigError, match="micro_batch_size: found 0; expected a positive number"):
         DIALECT.read(yaml_cfg("0.16.0", {"micro_batch_size": 0}), version="0.16.0", world_size=8)

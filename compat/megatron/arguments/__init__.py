@@ -77,17 +77,11 @@ def steps(version: str) -> tuple[Step, ...]:
     return select(TABLE, version)
 
 
-def effective(
-    given: Mapping[str, Any],
-    version: str,
-    world_size: int,
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+def effective(given: Mapping[str, Any], version: str, world_size: int) -> dict[str, Any]:
     """Return the arguments (dest -> value, dtypes by name) that the release derives from `given`.
 
-    If `environment` is given, the variables that the release checks are checked too. Values that a
-    partial config may leave open (`OPEN`) stay None, and steps that need them are skipped. Raises
-    `ConfigError` with every problem found.
+    Values that a partial config may leave open (`OPEN`) stay None, and steps that need them are
+    skipped. Raises `ConfigError` with every problem found.
     """
     defaults = releases.defaults(version)
     launched = {name: world_size for name in LAUNCHED if name in defaults}
@@ -95,11 +89,6 @@ def effective(
     # the number of ranks.
     values = Namespace(defaults.copy(), launched, given, {"world_size": world_size})
     run(steps(version), values)
-    if environment is not None:
-        # Imported here, because environment.py imports the steps of this package.
-        from compat.megatron.environment import verify
-
-        verify(values.__dict__, version, environment)
     return values.__dict__
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.checks import excludes, positive, set_
+from bridge.checks import excludes, set_
 from compat.megatron.arguments.graph_modules import MODULE_STEPS
 from compat.megatron.arguments.steps import (
     Namespace,
@@ -108,7 +108,6 @@ def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> St
 
 
 BATCH_STEPS: tuple[Step, ...] = (
-    positive("micro_batch_size", "validate_args: batch size", last=True),
     # This row stands before the next one, which gives global_batch_size a value in every launch.
     excludes(
         set_("step_batch_size_schedule"),
@@ -121,7 +120,6 @@ BATCH_STEPS: tuple[Step, ...] = (
         fallback("global_batch_size", lambda a: a.micro_batch_size * a.data_parallel_size),
         needs=("micro_batch_size", "data_parallel_size"),
     ),
-    positive("global_batch_size", "validate_args: batch size", last=True),
     derive(
         "validate_args: evaluation batch",
         inherit("eval_global_batch_size", "global_batch_size"),

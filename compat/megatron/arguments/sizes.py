@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import lcm, prod
 
-from bridge.checks import needs, one_of
+from bridge.checks import Check, excludes, needs, one_of, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,
@@ -20,7 +20,22 @@ from compat.megatron.arguments.steps import (
 )
 
 SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-OTHER_SIZES = ("expert_model_parallel_size", "expert_tensor_parallel_size", "world_size")
+DIVISORS = (
+    *SIZES,
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "ffn_hidden_size",
+    "seq_length",
+    "micro_batch_size",
+    "global_batch_size",
+    "num_virtual_stages_per_pipeline_rank",
+    "num_layers_per_virtual_pipeline_stage",
+    "recompute_num_layers",
+)
+"""Names of sizes that Megatron divides by, and that therefore have to be positive."""
 
 
 def decoder_size(a: Namespace) -> int:
@@ -122,21 +137,25 @@ DENSE_SHARDS = _uneven("tensor_parallel_num_weight_shards", "tensor_model_parall
 EXPERT_SHARDS = _uneven("expert_tensor_parallel_num_weight_shards", "expert_tensor_parallel_size")
 
 
-def _at_least(name: str, least: int, expected: str) -> Step:
+ENCODER_SIZES = ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size")
+DIVIDES = "validate_args: sizes are divisors"
+
+
+def _encoder_size(name: str) -> Check:
     return check(
-        "validate_args: sizes are divisors",
-        lambda a: getattr(a, name) is not None and getattr(a, name) < least,
-        f"{name}: found {{{name}}}; expected {expected}",
+        DIVIDES,
+        lambda a: a[name] < 0,
+        f"{name}: found {{{name}}}; expected 0 (no separate encoder) or a positive number",
+        needs=(name,),
         last=True,
     )
 
 
-ENCODER_SIZES = ("encoder_tensor_model_parallel_size", "encoder_pipeline_model_parallel_size")
 # Upstream has no such statement: it divides by the sizes, and a 0 ends the run with
 # ZeroDivisionError.
-POSITIVE = (
-    *(_at_least(name, 1, "a positive number") for name in SIZES + OTHER_SIZES),
-    *(_at_least(name, 0, "0 (no separate encoder) or a positive number") for name in ENCODER_SIZES),
+POSITIVE: tuple[Check, ...] = (
+    *(positive(name, DIVIDES, last=True) for name in (*DIVISORS, "world_size")),
+    *map(_encoder_size, ENCODER_SIZES),
 )
 
 WORLD_STEPS: tuple[Step, ...] = (
@@ -152,6 +171,13 @@ WORLD_STEPS: tuple[Step, ...] = (
 
 SIZE_STEPS: tuple[Step, ...] = (
     *POSITIVE,
+    excludes(
+        set_("kitchen_config_file"),
+        set_("kitchen_recipe_number"),
+        "_add_kitchen_quantization_arguments",
+        since="0.13.0",
+        until="0.16.0",
+    ),
     check(
         "validate_args: checkpoint conversion",
         lambda a: (

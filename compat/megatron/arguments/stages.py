@@ -45,10 +45,6 @@ def _interleaved(a: Namespace) -> bool:
     )
 
 
-def _stages_of_layout(a: Namespace) -> int:
-    return len(layout.stages(a.pipeline_model_parallel_layout))
-
-
 def _indivisible(a: Namespace) -> bool:
     layers = _layers(a)
     return layers is not None and layers % a.transformer_pipeline_model_parallel_size != 0
@@ -66,8 +62,8 @@ def _rank_indivisible(a: Namespace) -> bool:
 
 def _virtual(a: Namespace) -> None:
     if a.pipeline_model_parallel_layout is not None:
-        size = _stages_of_layout(a) // a.pipeline_model_parallel_size
-        a.virtual_pipeline_model_parallel_size = None if size == 1 else size
+        size = len(layout.of(a) or ()) // a.pipeline_model_parallel_size
+        a.virtual_pipeline_model_parallel_size = size if size > 1 else None
     elif _by_layers(a):
         layers, each = _layers(a), a.num_layers_per_virtual_pipeline_stage
         per_rank = (layers or 0) // a.transformer_pipeline_model_parallel_size
@@ -132,14 +128,8 @@ STAGE_STEPS: tuple[Step, ...] = (
         since="0.13.0",
         last=True,
     ),
-    check(
-        STAGES,
-        lambda a: _stages_of_layout(a) % a.pipeline_model_parallel_size != 0,
-        "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected a number of stages"
-        " that is a multiple of pipeline_model_parallel_size ({pipeline_model_parallel_size})",
-        since="0.13.0",
-        needs=("pipeline_model_parallel_layout",),
-    ),
+    *layout.READABLE,
+    layout.multiple(STAGES),
     check(
         STAGES,
         lambda a: _by_layers(a) and given(*UNEVEN)(a),

@@ -57,8 +57,7 @@ class Derivation:
 
     It is skipped if a value that it `needs` is not known.
 
-    `place` names the upstream function and statement that the row stands for. A row with `refuses`
-    sets nothing; it raises one `ConfigError` with every problem that it finds.
+    `place` names the upstream function and statement that the row stands for.
     """
 
     place: str
@@ -66,7 +65,6 @@ class Derivation:
     since: str = ""
     until: str = ""
     needs: tuple[str, ...] = ()
-    refuses: bool = False
 
 
 Step = Check | Derivation
@@ -86,9 +84,8 @@ def check(
 ) -> Check:
     """Return a row that refuses values for which `fails` is true.
 
-    `problem` is a format string over the values: the argument, a colon, and the message. After a
-    row with `last` has refused, no further row is tried. `name` keeps the id of a row whose words
-    changed.
+    `problem` is a format string over the values: the argument, a colon, and the message. With
+    `last`, Megatron stops there (see `run`). `name` keeps the id of a row whose words changed.
     """
     path, _, message = problem.partition(": ")
     return Check(path, fails, message, Effect.STOPS, place, since, until, needs, last, name)
@@ -127,19 +124,8 @@ def under(
 def derive(
     place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
 ) -> Derivation:
-    """Return a step whose `change` computes values from others. `change` may raise `ConfigError`.
-    """
+    """Return a step whose `change` computes values from others."""
     return Derivation(place, change, since, until, needs)
-
-
-def inspect(
-    place: str, finds: Callable[[Namespace], Iterable[str]], *, since: str = ""
-) -> Derivation:
-    """Return a check that can refuse several values at once. `finds` yields one message for each.
-    """
-    return Derivation(
-        place, lambda values: ConfigError.raise_if(finds(values)), since, refuses=True
-    )
 
 
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
@@ -151,23 +137,23 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     """Run all steps in order on `values`. Raises one `ConfigError` with every problem found.
 
     Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
-    at once.
+    at once. Behind a row with `last`, whose value later steps divide by, only those rows are tried
+    that follow it, have `last` too, and stand for the same statement.
     """
     problems: list[str] = []
+    ended = ""  # the statement at which Megatron stops
     known = values.__dict__
     for step in steps:
+        if ended and not (isinstance(step, Check) and step.last and step.place == ended):
+            break
         # `get`, because a name that the release lacks is as unknown as one that is None.
         if step.needs and None in map(known.get, step.needs):
             continue
-        try:
-            if isinstance(step, Derivation):
-                step.change(values)
-            elif step.when(values):
-                problems.append(f"{step.path}: {step.says(known)}")
-                if step.last:
-                    break  # later steps divide by this value, or would refuse what follows from it
-        except ConfigError as error:
-            problems.extend(error.problems)
+        if isinstance(step, Derivation):
+            step.change(values)
+        elif step.when(values):
+            problems.append(f"{step.path}: {step.says(known)}")
+            ended = step.place if step.last else ""
     ConfigError.raise_if(problems)
 
 

@@ -102,7 +102,7 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
     return tuple(
         step
         for step in select(TABLES[cls], version)
-        if checked or (isinstance(step, Derivation) and not step.refuses)
+        if checked or isinstance(step, Derivation)
     )
 
 

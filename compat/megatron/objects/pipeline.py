@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from compat.megatron.arguments import layout
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, inspect
+from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, under
 from compat.megatron.releases import RELEASES
 
 CLASS = "TransformerConfig: pipeline"
@@ -38,33 +36,40 @@ def _spread(c: Namespace) -> bool:
     return _uneven(c) and c.num_layers is not None and _middle(c)[1] != 0
 
 
-def _parts(c: Namespace) -> tuple[str, ...]:
-    return layout.written(c.pipeline_model_parallel_layout)
+def _counted_layers(c: Namespace) -> None:
+    """Set the numbers of stages and layers of a layout, for the checks of the layout."""
+    parts, ranks = layout.of(c), c.pipeline_model_parallel_size
+    if parts is not None:
+        letters = _letters(c)
+        c.layout_stages, c.layout_virtual = len(parts), len(parts) // ranks
+        c.layout_decoders, c.layout_predictions = letters.count("t"), letters.count("m")
 
 
-def _unfit(parts: tuple[str, ...], c: Namespace) -> Iterator[str]:
-    """Yield a message for each problem of a layout."""
-    ranks, virtual = c.pipeline_model_parallel_size, c.virtual_pipeline_model_parallel_size
-    if len(parts) % ranks:
-        yield f"found {len(parts)} stages; expected a multiple of pipeline_model_parallel_size ({ranks})"
-    elif virtual is not None and virtual != len(parts) // ranks:
-        stages = f"{len(parts) // ranks} stages per rank"
-        yield f"found {stages}; expected virtual_pipeline_model_parallel_size ({virtual})"
-    # The other checks count on stages that go round the ranks.
-    else:
-        yield from layout.problems(parts, ranks, c.num_layers, c.mtp_num_layers, c.release)
+def _round(c: Namespace) -> bool:
+    """Whether the stages of a layout go round the pipeline ranks, as most of its checks assume."""
+    return (
+        c.layout_stages is not None
+        and c.layout_stages % c.pipeline_model_parallel_size == 0
+        and c.virtual_pipeline_model_parallel_size in (None, c.layout_virtual)
+    )
+
+
+def _letters(c: Namespace, stages: slice = slice(None)) -> str:
+    """Return the letters of some of the layout's stages."""
+    return "".join((layout.of(c) or ())[stages])
 
 
 def _laid_out(c: Namespace) -> None:
     """Set the virtual stages of a layout, and whether prediction layers have their own stage."""
-    if c.pipeline_model_parallel_layout is None:
+    if c.layout_stages is None:
         return
-    parts, ranks = _parts(c), c.pipeline_model_parallel_size
-    if c.virtual_pipeline_model_parallel_size is None and len(parts) > ranks:
-        c.virtual_pipeline_model_parallel_size = len(parts) // ranks
+    ranks = c.pipeline_model_parallel_size
+    if c.virtual_pipeline_model_parallel_size is None and c.layout_stages > ranks:
+        c.virtual_pipeline_model_parallel_size = c.layout_virtual
     # `in`, because not every release has the field, and a name that is missing reads as None.
     if "mtp_standalone" in c.__dict__:
-        c.mtp_standalone = layout.standalone(parts, ranks)
+        # The last `ranks` stages are the last virtual stage of each rank.
+        c.mtp_standalone = "m" in _letters(c, slice(-ranks, -1))
 
 
 def _end(name: str, where: str) -> tuple[Step, ...]:
@@ -114,6 +119,74 @@ def _counted_indivisible(c: Namespace) -> bool:
     return _counted(c) and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
 
 
+_laid = under("PipelineParallelLayerLayout.validate_layer_layout", _round, "0.13.0")
+LAYOUT = "pipeline_model_parallel_layout"
+LAYOUT_CHECKS: tuple[Step, ...] = (
+    layout.multiple(CLASS),
+    check(
+        CLASS,
+        lambda c: (
+            c.layout_stages % c.pipeline_model_parallel_size == 0
+            and c.virtual_pipeline_model_parallel_size not in (None, c.layout_virtual)
+        ),
+        f"{LAYOUT}: found {{layout_virtual}} stages per rank; expected"
+        " virtual_pipeline_model_parallel_size ({virtual_pipeline_model_parallel_size})",
+        since="0.13.0",
+        needs=("layout_stages",),
+    ),
+    _laid(
+        lambda c: "?" in _letters(c),
+        f"{LAYOUT}: expected layers embedding, decoder, mtp and loss",
+    ),
+    _laid(
+        lambda c: not _letters(c).startswith("E") or _letters(c).count("E") != 1,
+        f"{LAYOUT}: expected exactly one embedding, as the first layer",
+    ),
+    _laid(
+        lambda c: not _letters(c).endswith("L") or _letters(c).count("L") != 1,
+        f"{LAYOUT}: expected exactly one loss, as the last layer",
+    ),
+    _laid(
+        lambda c: c.layout_decoders != c.num_layers,
+        f"{LAYOUT}: found {{layout_decoders}} decoder layers; expected num_layers ({{num_layers}})",
+        needs=("num_layers",),
+    ),
+    _laid(
+        lambda c: c.layout_predictions,
+        f"{LAYOUT}: found prediction layers, which this release does not support in a layout",
+        until="0.14.0",
+    ),
+    _laid(
+        lambda c: c.layout_predictions != (c.mtp_num_layers or 0),
+        f"{LAYOUT}: found {{layout_predictions}} prediction layers; expected mtp_num_layers"
+        " ({mtp_num_layers})",
+        since="0.14.0",
+    ),
+    _laid(
+        lambda c: "t" in _letters(c).partition("m")[2],
+        f"{LAYOUT}: expected all decoder layers before the prediction layers",
+        since="0.14.0",
+    ),
+    # Stages go round the ranks, so the last ones are the last virtual stage of each rank.
+    _laid(
+        lambda c: "m" in _letters(c, slice(-c.pipeline_model_parallel_size)),
+        f"{LAYOUT}: expected prediction layers only in the last virtual stage of a rank",
+        since="0.14.0",
+    ),
+    _laid(
+        lambda c: any(0 < part.count("m") < c.layout_predictions for part in layout.of(c) or ()),
+        f"{LAYOUT}: expected all prediction layers in one stage",
+        since="0.14.0",
+    ),
+    _laid(
+        lambda c: "m" in _letters(c, slice(-1)),
+        f"{LAYOUT}: expected the prediction layers in the last stage, with the loss",
+        since="0.15.0",
+        until="0.16.0",
+    ),
+)
+"""Checks of a layout, whose problems are told of all together."""
+
 PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
@@ -143,16 +216,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
         "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one of them",
         since="0.13.0",
     ),
-    inspect(
-        CLASS,
-        lambda c: (
-            f"pipeline_model_parallel_layout: {problem}"
-            for problem in (
-                _unfit(_parts(c), c) if c.pipeline_model_parallel_layout is not None else ()
-            )
-        ),
-        since="0.13.0",
-    ),
+    *layout.READABLE,
+    derive(CLASS, _counted_layers, since="0.13.0"),
+    *LAYOUT_CHECKS,
     derive(CLASS, _laid_out, since="0.13.0"),
     check(
         CLASS,

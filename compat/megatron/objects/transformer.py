@@ -7,7 +7,6 @@ from math import inf
 from typing import Any
 
 from bridge.checks import above, equals, excludes, multiple_of, needs, on, one_of, positive, set_
-from bridge.errors import ConfigError
 from compat.megatron.arguments.steps import (
     Namespace,
     Predicate,
@@ -639,22 +638,25 @@ def _positive_base(c: Namespace) -> bool:
     return base is None or base > 0
 
 
-def _width_scale(c: Namespace) -> float:
-    """Return the factor of attention logits, sqrt(base head width) / head width ^ power."""
+def _scales_by_width(c: Namespace) -> bool:
+    """Whether the factor of attention logits follows from the width of a head."""
+    return bool(c.use_mup and _positive_base(c) and c.softmax_scale is None and c.kv_channels)
+
+
+def _base_width(c: Namespace) -> float:
+    return 1.0 if c.mup_base_head_dim is None else float(c.mup_base_head_dim)
+
+
+def _width_scale(c: Namespace) -> float | None:
+    """Return the factor of attention logits, sqrt(base head width) / head width ^ power. None if it
+    is not a number.
+    """
     # Upstream's default power of 1 is that of maximal update parametrization; 0.5 is that of usual
     # attention.
-    base = 1.0 if c.mup_base_head_dim is None else c.mup_base_head_dim
-    if base < 0:
-        # Upstream takes its square root, a complex number, which no attention can scale with.
-        raise ConfigError(f"mup_base_head_dim: found {base}; expected at least 0")
     try:
-        return float(base**0.5 / c.kv_channels**c.mup_attn_scale_power)
+        return float(_base_width(c) ** 0.5 / c.kv_channels**c.mup_attn_scale_power)
     except (ArithmeticError, TypeError):  # of a complex number: a negative one to a part of a power
-        problem = (
-            f"mup_attn_scale_power: found {c.mup_attn_scale_power}; kv_channels"
-            f" ({c.kv_channels}) to this power is not a number"
-        )
-        raise ConfigError(problem) from None
+        return None
 
 
 def _scaled_by_width(c: Namespace) -> None:
@@ -662,7 +664,7 @@ def _scaled_by_width(c: Namespace) -> None:
     if c.use_mup and _positive_base(c):
         c.mup_base_hidden_size = c.mup_base_hidden_size or c.hidden_size
         c.mup_width_mult = c.hidden_size / c.mup_base_hidden_size
-        if c.softmax_scale is None and c.kv_channels:
+        if _scales_by_width(c):
             c.softmax_scale = _width_scale(c)
         # Logits are divided by the width multiplier, so that they keep their size; a multiplier of
         # the user's stays.
@@ -701,6 +703,22 @@ ATTENTION_STEPS: tuple[Step, ...] = (
         lambda c: c.use_mup and not _positive_base(c),
         "mup_base_hidden_size: found {mup_base_hidden_size}; expected a positive number",
         since="0.17.0",
+    ),
+    # Upstream takes the square root of it, a complex number, which no attention can scale with.
+    check(
+        ATTENTION,
+        lambda c: _scales_by_width(c) and _base_width(c) < 0,
+        "mup_base_head_dim: found {mup_base_head_dim}; expected at least 0",
+        since="0.17.0",
+        needs=("hidden_size",),
+    ),
+    check(
+        ATTENTION,
+        lambda c: _scales_by_width(c) and _base_width(c) >= 0 and _width_scale(c) is None,
+        "mup_attn_scale_power: found {mup_attn_scale_power}; kv_channels ({kv_channels}) to this power"
+        " is not a number",
+        since="0.17.0",
+        needs=("hidden_size",),
     ),
     derive(ATTENTION, _scaled_by_width, since="0.17.0", needs=("hidden_size",)),
 )
