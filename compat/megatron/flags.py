@@ -494,7 +494,7 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
         elif not follows and not (index - 1 in reader.extras and _alike(reader, index - 1, index)):
             further = _further(reader, index)
             words = (
-                f"{shown(reader.words[index])} and {further} more words"
+                f"{shown(reader.words[index])} and {further} more word{'' if further == 1 else 's'}"
                 if further
                 else shown(reader.words[index])
             )

@@ -151,7 +151,8 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     """Run all steps in order on `values`. Raises one `ConfigError` with every problem found.
 
     Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
-    at once.
+    at once. A refused value of `OPEN` counts as unknown from then on, because later steps divide by
+    it.
     """
     problems: list[str] = []
     known = values.__dict__
@@ -164,8 +165,10 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
                 step.change(values)
             elif step.when(values):
                 problems.append(f"{step.path}: {step.says(known)}")
-                if step.last:
+                if step.last and step.path not in OPEN:
                     break  # later steps divide by this value, or would refuse what follows from it
+                if step.last:
+                    setattr(values, step.path, None)
         except ConfigError as error:
             problems.extend(error.problems)
     ConfigError.raise_if(problems)
