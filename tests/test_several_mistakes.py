@@ -230,7 +230,7 @@ WAVES: tuple[tuple[str, Any, int, tuple[str, ...]], ...] = (
 
 @pytest.mark.parametrize(("stack", "source", "ranks", "told"), WAVES)
 def test_sizes_that_do_not_fit_are_named_at_once(stack: str, source: Any, ranks: int, told: tuple[str, ...]) -> None:
-    """Each of these once stood in a second report."""
+    """What stands beside them is refused as well, and none of it waits for a second report."""
     given = source.split() if isinstance(source, str) else source
     with pytest.raises(BridgeError) as caught:
         compat.load(stack).read(given, world_size=ranks)
