@@ -137,6 +137,24 @@ class TestRows:
         row = "left open by NeMo AutoModel; Megatron-Core uses its default"
         assert text.count(row) == 1 and all(f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened)
 
+    def test_what_is_left_open_stands_in_the_words_of_the_target(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
+        text = " ".join(said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2].split())
+        assert "normalization 'LayerNorm'" in text and "swiglu False" in text and "model.norm" not in text
+
+    def test_a_setting_that_moves_stands_with_its_value_in_the_file(self, said: Said, tmp_path: Path) -> None:
+        staged = {"strategy": "fsdp2", "pp_size": 2, "pipeline": {"pp_schedule": "1f1b", "pp_microbatch_size": 1}}
+        (tmp_path / "recipe.json").write_text(json.dumps({**RECIPE, "distributed": staged}))
+        text = said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2]
+        assert " distributed.strategy (line 1) 'fsdp2' -> use_distributed_optimizer True\n" in text
+
+    def test_what_was_not_set_is_said_so(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "one.json").write_text(json.dumps({"train_batch_size": 8}))
+        (tmp_path / "two.json").write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": 1.0}))
+        for words in (("diff", "one.json", "two.json"), ("diff", "two.json", "one.json")):
+            text = said(*words, "--world-size", "8")[1]
+            assert not re.search(r"(null|None|nothing) ->|-> (null|None|nothing)", text)
+
     def test_what_is_to_be_added_has_its_reason_once(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8}))
         text = said("convert", "ds.json", "--to", "megatron", "--world-size", "8")[2]
@@ -212,6 +230,24 @@ class TestWidths:
         text = said("convert", "demo.args", "--to", "deepspeed", "--world-size", "8", "--all")[2]
         assert " -> nothing" in text and not re.search(r"->$", text, re.MULTILINE)
         assert max(map(len, text.partition("In the training script")[0].splitlines())) <= width
+
+    @pytest.mark.parametrize("width", (60, 80))
+    def test_a_path_is_whole_in_every_heading(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        long = str(tmp_path / f"{'a_launch_with_a_long_name_' * 4}.args")
+        out = long.replace(".args", ".json")
+        Path(long).write_text(SAMPLED)
+        for words, path in (
+            (("check", long), f"{long}:"),
+            (("check", long, "demo.args"), f"{long}:"),
+            (("diff", long, "demo.args"), long),
+            (("convert", long, "--to", "deepspeed", "-o", out), f"{out},"),
+        ):
+            text = said(*words, "--world-size", "8")[1]
+            assert path in text.split(), words
+            assert not re.search(r" $", text, re.MULTILINE)
 
     @pytest.mark.parametrize("words", [("layout", "demo.args", "--vocab", "32000"), ("show", "deepspeed", "gradient_clipping")])
     def test_tables_of_other_commands_keep_to_the_width(
