@@ -66,17 +66,18 @@ def every(
     if "" in hidden:
         return tuple(problems)
     for turn in range(ROUNDS):
-        # Settings that problems begin with, with all below them, and, after the first look, those
-        # mentioned in problems that begin with none. If there are none of these, any setting that
-        # a problem mentions.
+        # Settings that problems begin with, with all below them, and those mentioned in problems
+        # that begin with none. If there are none of these, any setting that a problem mentions. At
+        # the first look, a value too many has not taken its setting away.
         subjects = hidden.union(filter(None, map(_subject, found)))
         about = {
             path
             for path in left
             if path in subjects or any(path.startswith(f"{name}.") for name in subjects)
         }
-        if turn:
-            about |= _mentioned([one for one in found if not _subject(one)], left)
+        nameless = [one for one in found if not _subject(one) and (turn or not _surplus(one))]
+        about |= _mentioned(nameless, left)
+        if turn or not any(map(_surplus, found)):
             about = about or _mentioned(found, left)
         gone = gone | about | subjects
         left = {path: value for path, value in left.items() if path not in about}
@@ -90,7 +91,7 @@ def every(
             taken = gone.difference(_subject(one) for one in problems if NO_MORE.search(one))
             fresh = [one for one in new if not any(hangs(one, name) for name in taken)]
             # Nothing was left out and nothing new was found: the next round would be the same.
-            stuck = turn > 0 and not about and not fresh
+            stuck = not about and not fresh
             problems, found = [*problems, *fresh], list(error.problems)
             if stuck:
                 break
@@ -130,6 +131,11 @@ def _subject(problem: str) -> str:
     """
     name = WORD.sub("", PLACE.sub("", problem).partition(":")[0])
     return _plain(name) if name and not re.search(r"[\s'\"]", name) else ""
+
+
+def _surplus(problem: str) -> bool:
+    """Return whether a problem is about a value too many, and so begins with a quoted value."""
+    return PLACE.sub("", problem).startswith(("'", '"'))
 
 
 def _plain(text: str) -> str:

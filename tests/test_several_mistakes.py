@@ -183,6 +183,13 @@ def test_a_misspelled_selector_hides_nothing() -> None:
     assert "local_batch_size (2) x data ranks (4)" in str(caught.value)
 
 
+def test_settings_that_one_problem_names_have_no_further_ones() -> None:
+    given = {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "made_up_key": 1}
+    with pytest.raises(BridgeError) as caught:
+        compat.load("deepspeed").read(given, world_size=2)
+    assert sum("auto" in problem for problem in caught.value.problems) == 1, str(caught.value)
+
+
 SIZED = "--seq-length 128 --max-position-embeddings 128 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --lr 1e-3 "
 WAVES: tuple[tuple[str, Any, int, tuple[str, ...]], ...] = (
     (
