@@ -368,6 +368,8 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     if finding.how in FATES and finding.after is None and finding.effect is Effect.NONE:
         # The reason says that its meaning is kept; an arrow behind each setting would say no more.
         return before.rstrip()
+    if finding.after == "none":  # the plan's word for nothing
+        return f"{before}-> nothing"
     if finding.how is How.DROPPED or finding.after is None:
         return f"{before}-> {FATES.get(finding.how, 'nothing')}"
     return f"{before}-> {shown(finding.after, LONG)}"

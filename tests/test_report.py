@@ -148,6 +148,17 @@ class TestRows:
         text = said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2]
         assert " distributed.strategy (line 1) 'fsdp2' -> use_distributed_optimizer True\n" in text
 
+    def test_a_word_of_the_plan_for_nothing_is_nothing(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "x.args").write_text(f"{SAMPLED} --recompute-granularity selective")
+        text = said("convert", "x.args", "--to", "deepspeed", "--world-size", "8")[2]
+        assert "recompute_granularity (line 1) 'selective' -> nothing\n" in text
+
+    def test_the_model_of_a_recipe_is_one_row(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
+        text = said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2]
+        assert text.count("the choice of the model and of its initial weights") == 1
+        assert "model._target_" in text and "initial weights\n" in text
+
     def test_what_was_not_set_is_said_so(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "one.json").write_text(json.dumps({"train_batch_size": 8}))
         (tmp_path / "two.json").write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": 1.0}))
