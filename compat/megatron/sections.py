@@ -308,6 +308,7 @@ STEPS: tuple[Step, ...] = (
             )
         ),
         UNSPLIT,
+        needs=("world_size",),
         last=True,
     ),
     check(
@@ -316,17 +317,18 @@ STEPS: tuple[Step, ...] = (
         "micro_batch_size: missing; Megatron needs it",
         last=True,
     ),
-    _positive("micro_batch_size"),
+    _positive("micro_batch_size", optional=True),
     _positive("global_batch_size", optional=True),
-    derive(PLACE, _sizes),
+    derive(PLACE, _sizes, needs=("world_size",)),
     check(
         PLACE,
         lambda a: (
-            a.micro_batch_size and a.global_batch_size % (a.micro_batch_size * a.data_parallel_size)
+            a.global_batch_size % (a.micro_batch_size * a.data_parallel_size)
         ),
         "global_batch_size: found {global_batch_size}; expected a multiple of micro_batch_size ({micro_batch_size}) x"
         " data_parallel_size"
         " ({data_parallel_size})",
+        needs=("global_batch_size", "micro_batch_size", "data_parallel_size"),
     ),
     check(
         PLACE,
