@@ -112,7 +112,7 @@ def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair:
 
 
 def _said(value: Any) -> str:
-    return "nothing" if value is None else shown(value, LONG)
+    return "not set" if value is None else shown(value, LONG)
 
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:

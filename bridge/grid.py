@@ -4,6 +4,7 @@ blanks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,17 +33,20 @@ escapes it.
 class Hung:
     """A text whose first line is indented by `first` columns, and whose other lines by `rest`
     columns.
+
+    A word that is wider than a line continues on the next line. If `whole`, it stays whole instead,
+    on a line of its own; such a text is printed with `soft_wrap`.
     """
 
     text: Text
     first: int = 0
     rest: int = 0
+    whole: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the lines of the text. A word that is wider than a line continues on the next line.
-        """
-        indent = self.first
-        for line in wrapped(self.text, console, options.max_width - max(self.first, self.rest)):
+        """Yield the lines of the text."""
+        indent, width = self.first, options.max_width - max(self.first, self.rest)
+        for line in wrapped(self.text, console, width, self.whole):
             yield blanks(indent) + line
             indent = self.rest
 
@@ -63,17 +67,32 @@ def marked(markup: str) -> Text:
     return Text.from_markup(brief(hide(clean(markup))))
 
 
-def wrapped(text: Text, console: Console, width: int) -> list[Text]:
+def wrapped(text: Text, console: Console, width: int, whole: bool = False) -> list[Text]:
     """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow
-    stands on the line of the value behind it.
+    stands on the line of the value behind it. If `whole`, a word that is wider stays whole.
     """
     glued = text.copy()
     glued.plain = glued.plain.replace(ARROW, f"->{GLUE}")
-    lines = list(glued.wrap(console, max(8, width), overflow="fold"))
+    if whole:
+        lines = list(glued.divide(_breaks(glued.plain, width)))
+    else:
+        lines = list(glued.wrap(console, max(8, width), overflow="fold"))
     for line in lines:
         line.plain = line.plain.replace(GLUE, " ")
         line.rstrip()
     return lines
+
+
+def _breaks(text: str, width: int) -> Iterator[int]:
+    """Yield the places of the words that begin a new line of at most `width` columns."""
+    from rich.cells import cell_len
+
+    used = 0
+    for word in re.finditer(r"\S+\s*", text):
+        if used and used + cell_len(word[0].rstrip()) > width:
+            yield word.start()
+            used = 0
+        used += cell_len(word[0])
 
 
 @dataclass

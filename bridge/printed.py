@@ -132,7 +132,14 @@ def _judged(said: str, findings: Iterable[Finding], console: Console) -> None:
         default=Effect.NONE,
     )
     style = "bold green" if not worst.reaches(Effect.NUMBERS) else EFFECT_STYLE[worst]
-    console.print(Hung(marked(f"[{style}]{said}[/]")))
+    _headed(f"[{style}]{said}[/]", console)
+
+
+def _headed(markup: str, console: Console, rest: int = 0) -> None:
+    """Print a heading. A word that is wider than a line, such as a path, stays whole, so that it
+    can be copied.
+    """
+    console.print(Hung(marked(markup), 0, rest, whole=True), soft_wrap=True)
 
 
 # What is shown
@@ -192,7 +199,7 @@ def check_text(
         return
     where = f"{escape(file)}: " if file else ""
     given = _number(len(config.given), "setting")
-    console.print(Hung(marked(f"{where}{name(config)}, {given} given")))
+    _headed(f"{where}{name(config)}, {given} given", console)
     _causes(told, console, view)
     _missing(told, console)
     _footer(told, console, view)
@@ -235,7 +242,7 @@ def compared(
         said = (
             f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True)
         )
-        console.print(Hung(marked(" -> ".join(said))))
+        _headed(" -> ".join(said), console)
         _causes(told, console, view)
         _footer(told, console, view)
 
@@ -346,7 +353,7 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     if finding.change or finding.how is None:
         return finding.change
     if finding.how is How.DEFAULTED:
-        return f"{'' if finding.cause else 'nothing -> '}{shown(finding.after, LONG)}"
+        return f"{'' if finding.cause else 'not set -> '}{shown(finding.after, LONG)}"
     before = f"{shown(finding.before, LONG)} " if finding.before is not None else ""
     targets = [field for field in fields if finding.path in field.sources]
     near = [field for field in targets if field.how is How.APPROXIMATE] or targets
@@ -361,6 +368,8 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     if finding.how in FATES and finding.after is None and finding.effect is Effect.NONE:
         # The reason says that its meaning is kept; an arrow behind each setting would say no more.
         return before.rstrip()
+    if finding.after == "none":  # the plan's word for nothing
+        return f"{before}-> nothing"
     if finding.how is How.DROPPED or finding.after is None:
         return f"{before}-> {FATES.get(finding.how, 'nothing')}"
     return f"{before}-> {shown(finding.after, LONG)}"
@@ -492,4 +501,4 @@ def listed(files: Sequence[Path], console: Console) -> None:
     if files:
         from rich.markup import escape
 
-        console.print(Hung(marked(escape(f"wrote {', '.join(map(str, files))}")), 0, 6))
+        _headed(escape(f"wrote {', '.join(map(str, files))}"), console, 6)

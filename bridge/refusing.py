@@ -18,17 +18,23 @@ WORD = re.compile(r" \(word \d+\)$")
 MEANT = re.compile(r"did you mean ([\w.\-]+)\?")
 
 
-SHARED = tuple(
-    re.compile(rf"(?<![a-z])(?:{words})(?![a-z])|{parts}", re.IGNORECASE)
-    for words, parts in (
-        ("tp|pp|dp|cp|ep|sp|world|ranks?|gpus?|nodes?|shards?", "batch|parallel|pipeline|accumul"),
-        ("pp|stages?|layers?", "pipeline|virtual"),
-    )
-)
-"""Patterns of words, one pattern for the split of ranks and samples, and one for the split of
-layers. Of two problems that match the same pattern, one may exist only because the other's setting
-was left out.
+def _words(words: str, parts: str) -> re.Pattern[str]:
+    """Return the pattern of whole words, and of parts of words."""
+    return re.compile(rf"(?<![a-z])(?:{words})(?![a-z])|{parts}", re.IGNORECASE)
+
+
+SIZES = _words("tp|pp|dp|cp|ep|sp|world|ranks?|gpus?|nodes?|shards?", "parallel|pipeline")
+BATCH = re.compile("batch|accumul|sample|micro", re.IGNORECASE)
+STAGES = _words("layers?|stages?", "virtual")
+PIPELINED = _words("pp|layers?|stages?", "virtual|pipeline")
+COUNTED = re.compile(r"\A(?! missing).*(?:batch|accumul|sample)", re.IGNORECASE | re.DOTALL)
+HANGING = ((SIZES, SIZES), (SIZES, COUNTED), (BATCH, BATCH), (PIPELINED, STAGES))
+"""Patterns of the names of settings, each with the pattern of the problems that such a setting may
+cause or prevent: of the split of ranks, of samples, and of layers. Whether a batch is missing does
+not hang on the ranks.
 """
+SPLITS_NOTHING = re.compile(r"seed|grain|iteration|stage3|\Asequence_parallel\Z")
+"""Pattern of names that only look like those of such a setting."""
 SELECTORS = ("_target_", "type", "model_type", "strategy")
 """Names of settings that decide what the other settings of their section mean."""
 NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
@@ -56,29 +62,34 @@ def every(
     gone = meant = {_plain(match[1]) for problem in problems for match in MEANT.finditer(problem)}
     # Without its selector a section is another section, and no problem found in it would be one of
     # this source.
-    if any(_hides(problem, given) for problem in problems):
+    hidden = set[str]().union(*(_hidden(problem, given) for problem in problems))
+    if "" in hidden:
         return tuple(problems)
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
         # Settings that problems begin with, with all below them, and those mentioned in problems
-        # that begin with none. If there are none of these, any setting that a problem mentions.
-        subjects = set(filter(None, map(_subject, found)))
+        # that begin with none. If there are none of these, any setting that a problem mentions. At
+        # the first look, a value too many has not taken its setting away.
+        subjects = hidden.union(filter(None, map(_subject, found)))
         about = {
             path
             for path in left
             if path in subjects or any(path.startswith(f"{name}.") for name in subjects)
         }
-        about |= _mentioned([one for one in found if not _subject(one)], left)
-        about = about or _mentioned(found, left)
+        nameless = [one for one in found if not _subject(one) and (turn or not _surplus(one))]
+        about |= _mentioned(nameless, left)
+        if turn or not any(map(_surplus, found)):
+            about = about or _mentioned(found, left)
         gone = gone | about | subjects
         left = {path: value for path, value in left.items() if path not in about}
         try:
             kept = Values({path: value for path, value in left.items() if path in given})
             judge(kept, left.get(WORLD) and world)
         except ConfigError as error:
-            known = [one for one in problems if not NO_MORE.search(one)]
             new = (one for one in error.problems if one not in problems and not _speaks(one, gone))
             new = (one for one in new if _subject(one).rpartition(".")[2] not in meant)
-            fresh = [one for one in new if not any(hangs(one, other) for other in known)]
+            # An unknown name that resembles no known one takes nothing away.
+            taken = gone.difference(_subject(one) for one in problems if NO_MORE.search(one))
+            fresh = [one for one in new if not any(hangs(one, name) for name in taken)]
             # Nothing was left out and nothing new was found: the next round would be the same.
             stuck = not about and not fresh
             problems, found = [*problems, *fresh], list(error.problems)
@@ -89,29 +100,42 @@ def every(
     return tuple(problems)
 
 
-def _hides(problem: str, given: Values) -> bool:
-    """Return whether the problem removes the setting that decides what its section means.
+def _hidden(problem: str, given: Values) -> set[str]:
+    """Return the sections whose meaning is not known, because the problem removes the setting that
+    decides it; an empty name stands for the whole source.
 
-    A misspelled setting whose correct name was read removes nothing.
+    A misspelled setting whose correct name was read removes nothing. A kind decides its arguments:
+    `lr_scheduler_type` decides `lr_scheduler_kwargs`.
     """
     subject = _subject(problem)
     section, _, name = subject.rpartition(".")
     meant = (_plain(match[1]).rpartition(".")[2] for match in MEANT.finditer(problem))
     lacking = (one for one in meant if f"{section}.{one}".lstrip(".") not in given)
-    return name in SELECTORS or any(one in SELECTORS for one in lacking)
+    selects = name in SELECTORS or any(one in SELECTORS for one in lacking)
+    arguments = {re.sub("_type$", "_kwargs", subject)} if subject.endswith("_type") else set[str]()
+    return {section} if selects else arguments
 
 
-def hangs(one: str, other: str) -> bool:
-    """Return whether two problems, or two names of settings, are about the same split, so that one
-    may depend on the other.
+def hangs(problem: str, name: str) -> bool:
+    """Return whether a problem may hang on the setting `name`: it speaks of the ranks, samples or
+    layers that the setting splits.
     """
-    return any(shared.search(one) and shared.search(other) for shared in SHARED)
+    leaf = name.rpartition(".")[2]
+    said = PLACE.sub("", problem).partition(":")[2] if _subject(problem) else problem
+    return not SPLITS_NOTHING.search(leaf) and any(mine.search(leaf) and theirs.search(said) for mine, theirs in HANGING)
 
 
 def _subject(problem: str) -> str:
-    """Return the setting that a problem begins with, or an empty string if it begins with none."""
+    """Return the setting that a problem begins with, or an empty string if it begins with none,
+    such as one that begins with a quoted value.
+    """
     name = WORD.sub("", PLACE.sub("", problem).partition(":")[0])
-    return _plain(name) if name and not re.search(r"\s", name) else ""
+    return _plain(name) if name and not re.search(r"[\s'\"]", name) else ""
+
+
+def _surplus(problem: str) -> bool:
+    """Return whether a problem is about a value too many, and so begins with a quoted value."""
+    return PLACE.sub("", problem).startswith(("'", '"'))
 
 
 def _plain(text: str) -> str:

@@ -530,7 +530,7 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 effect,
                 False,
                 How.APPROXIMATE,
-                meant[ours],
+                config.effective.get(path, meant[ours]),
                 kept[ours],
                 config.origins.get(path),
             )
@@ -636,15 +636,8 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
             continue
         if not trip.restored.isdisjoint(rule.carriers(ours)):
             continue  # nobody's default: it is as it was before the file was converted
-        # The setting with this very value that stands for the field alone, rather than for its
-        # whole group.
-        alone = (
-            path for path in rule.carriers(ours) if path in rule.carries or rule.ours == (ours,)
-        )
-        teller = next(
-            (path for path in alone if repr(target.effective.get(path)) == repr(value)), ours
-        )
-        opened.setdefault((teller, repr(value)), []).append(ours)
+        path, value = _told_by(target, ours, value)
+        opened.setdefault((path, repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
         unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
@@ -660,9 +653,24 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
             else f"left open by {config.dialect.title}; {target.dialect.title} uses its default"
         )
         effect = min(effects, key=lambda one: one.rank)
-        yield Finding(
-            path, message, effect, False, How.DEFAULTED, None, kept[fields[0]], cause=cause
-        )
+        after = kept[fields[0]] if path in fields else target.effective.get(path)
+        yield Finding(path, message, effect, False, How.DEFAULTED, None, after, cause=cause)
+
+
+def _told_by(target: Config, ours: str, value: Any) -> tuple[str, Any]:
+    """Return the setting of the target that tells the value of a plan field, and the setting's
+    value. Without such a setting, return the plan field with `value`.
+    """
+    rule = plan_claims(target.dialect)[ours]
+    paths = [path for path in rule.carriers(ours) if target.effective.get(path) is not None]
+    # A setting with this very value that stands for the field alone, else one that says most about
+    # this field alone. A section is no setting.
+    alone = (path for path in paths if path in rule.carries or rule.ours == (ours,))
+    same = (path for path in alone if repr(target.effective[path]) == repr(value))
+    plain = (path for path in paths if not isinstance(target.effective[path], Mapping))
+    best = min(plain, key=lambda path: len(rule.carried(path)), default=ours)
+    path = next(same, best)
+    return path, target.effective.get(path, value)
 
 
 def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:

@@ -54,18 +54,31 @@ def test_megatron_says_whose_flags_these_are(script: str, capsys: pytest.Capture
     assert "--zero-stage: a flag of Megatron-DeepSpeed" in error and "did you mean" not in error
 
 
-def test_flags_of_modelopt_are_named_and_leaving_them_out_changes_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "release", "lenient", "code", "told"),
+    [
+        ("--enable-gpt-oss", "0.19.2", (), 0, "left out; Megatron knows the flag only if NVIDIA ModelOpt is"),
+        ("--enable-gpt-oss --modelopt-enabled", "0.19.2", (), 2, "left out; NVIDIA ModelOpt changes the model"),
+        ("--export-kd-cfg kd.yaml --load x", "0.19.2", (), 2, "left out, with kd.yaml; NVIDIA ModelOpt changes"),
+        ("--enable-gpt-oss", "0.15.0", (), 1, "which pretrain_gpt.py of Megatron 0.15.0 does not have; leave"),
+        ("--enable-gpt-oss", "0.15.0", ("--lenient",), 0, "left out; Megatron knows the flag only if"),
+    ],
+)
+def test_flags_of_modelopt_are_named_and_change_numbers_where_it_may_be_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: str,
+    release: str,
+    lenient: tuple[str, ...],
+    code: int,
+    told: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("launch.args").write_text(f"{launch()}\n--enable-gpt-oss\n--export-kd-cfg kd.yaml\n")
-    assert run(["check", "launch.args", "--world-size", "8"]) == 1
-    error = capsys.readouterr().err
-    assert "--enable-gpt-oss: Megatron's scripts have this flag only if NVIDIA ModelOpt is installed" in error
-    assert run(["check", "launch.args", "--world-size", "8", "--lenient"]) == 2
-    told = " ".join(capsys.readouterr().out.split())
-    assert told.startswith("different numbers than written: 2 things")
-    assert "--export-kd-cfg" in told and "left out, with kd.yaml: NVIDIA ModelOpt changes" in told
+    Path("launch.args").write_text(f"{launch()}\n{flags}\n")
+    assert run(["check", "launch.args", "--world-size", "8", "--from-version", release, *lenient]) == code
+    out = " ".join("".join(capsys.readouterr()).split())
+    assert told in out and flags.split()[0] in out
 
 
 def test_no_release_has_a_flag_of_modelopt() -> None:

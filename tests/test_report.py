@@ -108,7 +108,8 @@ class TestRows:
         text = said(*CONVERT)[2]
         assert "lr_warmup_samples (line 1) 3906252 samples -> 30518 steps, rounded up from 30517.6\n" in text
         assert "train_samples (line 1) 1953125000 samples -> 15258789 steps, rounded down from 15258789.1\n" in text
-        assert text.count("counts of samples and fractions are rounded to whole optimizer steps") == 1
+        (row,) = re.findall(r"^  2 .*? samples.*?counts are rounded to whole optimizer steps$", text, re.MULTILINE | re.DOTALL)
+        assert row.count(" samples -> ") == 3
 
     def test_a_value_is_told_in_the_words_of_file_and_target(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "x.args").write_text(SAMPLED.replace("--lr-warmup-samples 3906252", "--lr-warmup-samples 1280"))
@@ -135,6 +136,35 @@ class TestRows:
         assert len(opened) > 10
         row = "left open by NeMo AutoModel; Megatron-Core uses its default"
         assert text.count(row) == 1 and all(f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened)
+
+    def test_what_is_left_open_stands_in_the_words_of_the_target(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
+        text = " ".join(said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2].split())
+        assert "normalization 'LayerNorm'" in text and "swiglu False" in text and "model.norm" not in text
+
+    def test_a_setting_that_moves_stands_with_its_value_in_the_file(self, said: Said, tmp_path: Path) -> None:
+        staged = {"strategy": "fsdp2", "pp_size": 2, "pipeline": {"pp_schedule": "1f1b", "pp_microbatch_size": 1}}
+        (tmp_path / "recipe.json").write_text(json.dumps({**RECIPE, "distributed": staged}))
+        text = said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2]
+        assert " distributed.strategy (line 1) 'fsdp2' -> use_distributed_optimizer True\n" in text
+
+    def test_a_word_of_the_plan_for_nothing_is_nothing(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "x.args").write_text(f"{SAMPLED} --recompute-granularity selective")
+        text = said("convert", "x.args", "--to", "deepspeed", "--world-size", "8")[2]
+        assert "recompute_granularity (line 1) 'selective' -> nothing\n" in text
+
+    def test_the_model_of_a_recipe_is_one_row(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "recipe.json").write_text(json.dumps(RECIPE))
+        text = said("convert", "recipe.json", "--to", "megatron", "--world-size", "8")[2]
+        assert text.count("the choice of the model and of its initial weights") == 1
+        assert "model._target_" in text and "initial weights\n" in text
+
+    def test_what_was_not_set_is_said_so(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "one.json").write_text(json.dumps({"train_batch_size": 8}))
+        (tmp_path / "two.json").write_text(json.dumps({"train_batch_size": 8, "gradient_clipping": 1.0}))
+        for words in (("diff", "one.json", "two.json"), ("diff", "two.json", "one.json")):
+            text = said(*words, "--world-size", "8")[1]
+            assert not re.search(r"(null|None|nothing) ->|-> (null|None|nothing)", text)
 
     def test_what_is_to_be_added_has_its_reason_once(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8}))
@@ -211,6 +241,24 @@ class TestWidths:
         text = said("convert", "demo.args", "--to", "deepspeed", "--world-size", "8", "--all")[2]
         assert " -> nothing" in text and not re.search(r"->$", text, re.MULTILINE)
         assert max(map(len, text.partition("In the training script")[0].splitlines())) <= width
+
+    @pytest.mark.parametrize("width", (60, 80))
+    def test_a_path_is_whole_in_every_heading(
+        self, said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
+    ) -> None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        long = str(tmp_path / f"{'a_launch_with_a_long_name_' * 4}.args")
+        out = long.replace(".args", ".json")
+        Path(long).write_text(SAMPLED)
+        for words, path in (
+            (("check", long), f"{long}:"),
+            (("check", long, "demo.args"), f"{long}:"),
+            (("diff", long, "demo.args"), long),
+            (("convert", long, "--to", "deepspeed", "-o", out), f"{out},"),
+        ):
+            text = said(*words, "--world-size", "8")[1]
+            assert path in text.split(), words
+            assert not re.search(r" $", text, re.MULTILINE)
 
     @pytest.mark.parametrize("words", [("layout", "demo.args", "--vocab", "32000"), ("show", "deepspeed", "gradient_clipping")])
     def test_tables_of_other_commands_keep_to_the_width(

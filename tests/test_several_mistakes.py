@@ -20,7 +20,7 @@ import compat
 from bridge.config import fields
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.refusing import SHARED, hangs
+from bridge.refusing import hangs
 from bridge.testing import Mistake, Mutation, configs
 from bridge.testing.mutations import REST, Edit, edited, edits
 from bridge.testing.strategies import entries, part_of
@@ -116,13 +116,12 @@ def invented(config: Config, seed: int) -> list[str]:
 
 
 def _touch(one: Edit, other: Edit) -> bool:
-    """Whether two edits are about the same part of a file, or both about how ranks and batch come out."""
+    """Whether two edits are about the same part of a file, or one decides how ranks, batch or layers come out for the other."""
     places = [path for edit in (one, other) for path in (edit.at, edit.leaves or edit.at)]
     mine, theirs = places[:2], places[2:]
     shared = any(a[: len(b)] == b or b[: len(a)] == a for a in mine for b in theirs)
-    names = [".".join((*edit.at, *(edit.leaves or ()), edit.ours)) for edit in (one, other)]
-    sized = all(any(part.search(name) for part in SHARED) for name in names)
-    return shared or (sized and Mistake.RELATION in (one.mistake, other.mistake)) or hangs(*names)
+    names = [" ".join(map(str, (*edit.at, *(edit.leaves or ()), edit.ours))).replace(".", " ") for edit in (one, other)]
+    return shared or any(hangs(f": {a}", b) for a, b in (names, reversed(names)))
 
 
 def _refused(mutation: Mutation) -> BridgeError | None:
@@ -182,6 +181,67 @@ def test_a_misspelled_selector_hides_nothing() -> None:
         "step_scheduler.made_up_key",
     ]
     assert "local_batch_size (2) x data ranks (4)" in str(caught.value)
+
+
+def test_settings_that_one_problem_names_have_no_further_ones() -> None:
+    given = {"train_batch_size": "auto", "bf16": {"enabled": "auto"}, "made_up_key": 1}
+    with pytest.raises(BridgeError) as caught:
+        compat.load("deepspeed").read(given, world_size=2)
+    assert sum("auto" in problem for problem in caught.value.problems) == 1, str(caught.value)
+
+
+SIZED = "--seq-length 128 --max-position-embeddings 128 --hidden-size 64 --num-attention-heads 4 --micro-batch-size 1 --lr 1e-3 "
+WAVES: tuple[tuple[str, Any, int, tuple[str, ...]], ...] = (
+    (
+        "megatron",
+        f"{SIZED} --num-layers 24 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 16",
+        8,
+        ("world_size: found 8", "num_layers: found 24"),
+    ),
+    (
+        "megatron",
+        f"{SIZED} --num-layers 2 --global-batch-size 8 --step-batch-size-schedule 0:16 2B:32 --tensor-model-parallel-size 16",
+        8,
+        ("'2B:32'", "world_size: found 8", "step_batch_size_schedule: found 0:16 with"),
+    ),
+    (
+        "deepspeed",
+        {"expert_parallel": {"score_func": "none"}, "train_batch_size": 41, "fp16": {"enabled": 7}},
+        2,
+        ("expert_parallel.score_func", "train_batch_size: found 41", "fp16.enabled"),
+    ),
+    (
+        "fast_llm",
+        {"model": {"distributed": {"tensor_parallel": 4}}, "schedule": {"made_up": 1}, "optimizer": {"beta_1": "many"}},
+        2,
+        ("model.distributed.world_size: found 2", "schedule.made_up", "optimizer.beta_1"),
+    ),
+    (
+        "merak",
+        {"init": {"pp": 3, "tp": 1, "dp": 1}, "args": {"split_method": "none", "warmup_steps": True}},
+        8,
+        ("init: pp (3)", "args.split_method", "args.warmup_steps"),
+    ),
+    (
+        "automodel",
+        {
+            "step_scheduler": {"global_batch_size": 32, "local_batch_size": 2, "made_up_key": 1},
+            "distributed": {"strategy": "no such", "tp_size": 3},
+            "optimizer": {"lr": True},
+        },
+        8,
+        ("distributed.strategy", "step_scheduler.made_up_key", "optimizer.lr"),
+    ),
+)
+
+
+@pytest.mark.parametrize(("stack", "source", "ranks", "told"), WAVES)
+def test_sizes_that_do_not_fit_are_named_at_once(stack: str, source: Any, ranks: int, told: tuple[str, ...]) -> None:
+    """What stands beside them is refused as well, and none of it waits for a second report."""
+    given = source.split() if isinstance(source, str) else source
+    with pytest.raises(BridgeError) as caught:
+        compat.load(stack).read(given, world_size=ranks)
+    assert [any(start in one for one in caught.value.problems) for start in told] == [True] * len(told), str(caught.value)
 
 
 if __name__ == "__main__":

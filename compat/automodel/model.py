@@ -230,7 +230,7 @@ FAMILY = convert(
     sees=tuple(path for path in OTHERS if path not in (*NAMED, "model.family")),
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
-    note="the model class, and the initial weights",
+    note="the choice of the model and of its initial weights",
     lossy="the family of this model is not known, or stagebridge translates only a similar one",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )

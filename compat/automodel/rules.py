@@ -696,7 +696,7 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "dataloader": ("the way in which training data is drawn", Effect.NUMBERS),
     "peft": ("the choice of the weights that are trained", Effect.NUMBERS),
     "freeze_config": ("the choice of the weights that are trained", Effect.NUMBERS),
-    "loss_fn": ("the loss", _loss),
+    "loss_fn": ("how the loss is computed", _loss),
     "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
     "teacher_model": ("distillation", Effect.NUMBERS),
     "teacher_distributed": ("distillation", Effect.COST),

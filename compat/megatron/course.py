@@ -14,7 +14,7 @@ from bridge.rules import (
     rename,
     switched_off,
 )
-from compat.megatron.learning_rate import as_counted, becomes, steps
+from compat.megatron.learning_rate import ROUNDED, as_counted, becomes, steps
 
 EVERY = "manual_gc_interval"
 MINUTES = "distributed_timeout_minutes"
@@ -31,7 +31,7 @@ LENGTH = convert(
         and values.get("global_batch_size")
         and values["train_samples"] % values["global_batch_size"]
     ),
-    lossy="counts of samples are rounded to whole optimizer steps",
+    lossy=ROUNDED,
     becomes=becomes,
     source="training.py: update_train_iters",
 )

@@ -14,7 +14,7 @@ from bridge import limits
 from bridge.config import brief, shown
 from bridge.errors import nearest
 from compat.megatron import releases
-from compat.megatron.releases import Flag
+from compat.megatron.releases import MAIN, RELEASES, Flag
 
 # argparse's own pattern of negative numbers (_negative_number_matcher); it has no exponents.
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
@@ -32,37 +32,55 @@ DEEPSPEED = frozenset(
     }
 )
 """Flags of Megatron-DeepSpeed, which no release of Megatron has."""
-MODELOPT = frozenset(
+MODELOPT: Mapping[str, tuple[str, str]] = {
+    "--enable-gpt-oss": ("0.16.0", ""),
+    "--export-default-te-spec": ("0.17.0", ""),
+    "--export-draft-vocab-size": ("0.13.0", "0.14.0"),
+    "--export-eagle-algorithm": ("0.13.0", "0.14.0"),
+    "--export-force-local-attention": ("0.13.0", ""),
+    "--export-freeze-mtp": ("0.13.0", "0.14.0"),
+    "--export-kd-cfg": ("0.13.0", ""),
+    "--export-kd-teacher-ckpt-format": ("0.13.0", ""),
+    "--export-kd-teacher-load": ("0.13.0", ""),
+    "--export-kd-teacher-model-config": ("0.16.0", ""),
+    "--export-kv-cache-quant": ("0.13.0", ""),
+    "--export-legacy-megatron": ("0.13.0", ""),
+    "--export-model-type": ("0.13.0", ""),
+    "--export-moe-apply-probs-on-input": ("0.13.0", ""),
+    "--export-num-eagle-layers": ("0.13.0", "0.14.0"),
+    "--export-num-medusa-heads": ("0.13.0", "0.14.0"),
+    "--export-num-mtp": ("0.13.0", "0.14.0"),
+    "--export-offline-model": ("0.15.0", ""),
+    "--export-qk-l2-norm": ("0.13.0", ""),
+    "--export-quant-cfg": ("0.13.0", ""),
+    "--export-real-quant-cfg": ("0.13.0", ""),
+    "--export-te-mcore-model": ("0.13.0", ""),
+    "--finetune-data-files": (MAIN, ""),
+    "--finetune-data-split": ("0.13.0", ""),
+    "--finetune-hf-dataset": ("0.13.0", ""),
+    "--freeze-base-for-mtp": ("0.19.0", ""),
+    "--modelopt-enabled": ("0.15.0", ""),
+    "--qad-train-target": ("0.19.0", ""),
+    "--teacher-model-config": ("0.15.0", "0.16.0"),
+}
+"""Flags that Megatron's scripts add to its parser if NVIDIA ModelOpt is installed, each with the
+release in which pretrain_gpt.py first accepts it, and the first one that no longer does. Source:
+megatron/post_training/arguments.py; pretrain_gpt.py, which adds them since core_v0.13.0.
+"""
+MODELOPT_ON = frozenset(
     {
-        "--enable-gpt-oss",
-        "--export-default-te-spec",
-        "--export-force-local-attention",
-        "--export-kd-cfg",
-        "--export-kd-finalize",
-        "--export-kd-teacher-ckpt-format",
         "--export-kd-teacher-load",
-        "--export-kd-teacher-model-config",
-        "--export-kv-cache-quant",
-        "--export-legacy-megatron",
-        "--export-model-type",
-        "--export-moe-apply-probs-on-input",
         "--export-num-eagle-layers",
         "--export-num-medusa-heads",
-        "--export-offline-model",
-        "--export-qk-l2-norm",
         "--export-quant-cfg",
         "--export-real-quant-cfg",
-        "--export-te-mcore-model",
-        "--finetune-data-files",
-        "--finetune-data-split",
-        "--finetune-hf-dataset",
-        "--freeze-base-for-mtp",
+        "--load",
         "--modelopt-enabled",
-        "--qad-train-target",
     }
 )
-"""Flags that Megatron's scripts add to its parser if NVIDIA ModelOpt is installed. Source:
-megatron/post_training/arguments.py, core_v0.12.0 to main; pretrain_gpt.py, since core_v0.14.0.
+"""Flags without which ModelOpt stays off, so that none of its flags has an effect; a checkpoint may
+turn it on. Source: megatron/post_training, modelopt_args_enabled in arguments.py, since 0.15.0
+maybe_enable_modelopt.
 """
 _NO = ("false", "no", "off", "0", "none", "null")
 
@@ -476,12 +494,15 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
             continue
         if mark.role == "option":
             line = reader.lines[index] if index < len(reader.lines) else None
-            message = _unknown(reader.words[index].partition("=")[0], reader.version)
+            option = reader.words[index].partition("=")[0]
+            if of_modelopt(option, reader.version):
+                continue
+            message = _unknown(option, reader.version)
             yield index, f"line {line}: {message}" if line else message
         elif not follows and not (index - 1 in reader.extras and _alike(reader, index - 1, index)):
             further = _further(reader, index)
             words = (
-                f"{shown(reader.words[index])} and {further} more words"
+                f"{shown(reader.words[index])} and {further} more word{'' if further == 1 else 's'}"
                 if further
                 else shown(reader.words[index])
             )
@@ -530,6 +551,12 @@ def _after(reader: _Reader, index: int) -> str:
     return f"expected a flag; no flag accepts this value{taken}"
 
 
+def of_modelopt(option: str, version: str) -> bool:
+    """Whether the scripts of the release have this flag where NVIDIA ModelOpt is installed."""
+    window = MODELOPT.get(option)
+    return window is not None and RELEASES.within(version, *window)
+
+
 def _unknown(option: str, version: str) -> str:
     if _EXPONENT.match(option):
         return (
@@ -547,9 +574,8 @@ def _unknown(option: str, version: str) -> str:
         )
     if option in MODELOPT:
         return (
-            f"{option}: Megatron's scripts have this flag only if NVIDIA ModelOpt is installed, and"
-            f" no setting of Megatron {version} stands for it; leave it out with --lenient, which"
-            " names it"
+            f"{option}: a flag of NVIDIA ModelOpt, which pretrain_gpt.py of Megatron {version} does"
+            " not have; leave it out with --lenient, which names it"
         )
     known = releases.flags(version)
     # Most parsers would accept a flag's beginning; Megatron's does not (allow_abbrev=False).

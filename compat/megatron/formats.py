@@ -318,6 +318,11 @@ def _origin(spot: flags.Spot, words: Words) -> Origin:
 
 
 UNKNOWN = "Megatron's parser of this release does not know the flag; left out"
+MODELOPT_ON = "NVIDIA ModelOpt changes the model, its formats or its loss"
+MODELOPT_OFF = (
+    "Megatron knows the flag only if NVIDIA ModelOpt is installed, else it stops; nothing turns"
+    " ModelOpt on here, so the flag has no effect"
+)
 
 
 def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Finding]:
@@ -332,21 +337,24 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
             groups[-1].append(index)
         else:
             groups.append([index])
+    # ModelOpt reads its flags only if one of these turns it on.
+    on = any(word.partition("=")[0] in flags.MODELOPT_ON for word in words.words)
     yield from (
-        _left_over([words.words[index] for index in group], words.lines[group[0]])
+        _left_over([words.words[index] for index in group], words.lines[group[0]], on)
         for group in groups
     )
 
 
-def _left_over(group: Sequence[str], line: int | None) -> Finding:
-    """Return the finding on an unknown flag. The effect is `NUMBERS` if the flag is one of ModelOpt,
-    or if words in the flag suggest that it affects parallelism, batch or precision.
+def _left_over(group: Sequence[str], line: int | None, on: bool) -> Finding:
+    """Return the finding on an unknown flag. The effect is `NUMBERS` if the flag is one of ModelOpt
+    and that may be `on`, or if words in the flag suggest that it affects parallelism, batch or
+    precision.
     """
     option, *values = group
     beside = f", with {brief(' '.join(values))}" if values else ""
     if option.partition("=")[0] in flags.MODELOPT:
-        message = f"left out{beside}: NVIDIA ModelOpt changes the model, its formats or its loss"
-        return Finding(option, message, Effect.NUMBERS, True, origin=Origin(line))
+        message, effect = (MODELOPT_ON, Effect.NUMBERS) if on else (MODELOPT_OFF, Effect.NONE)
+        return Finding(option, f"left out{beside}; {message}", effect, True, origin=Origin(line))
     if not touching.touches(*group):
         return Finding(brief(option), f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
     message = (

@@ -16,6 +16,8 @@ STYLES = {
     "WSD": "wsd",
 }
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
+ROUNDED = "counts are rounded to whole optimizer steps"
+"""The reason that all counts of samples share, so that reports say it once."""
 TENTH = 10
 """If a Plan has no length for the decay of WSD, the decay takes the number of steps in the schedule
 divided by this. Megatron has no default length.
@@ -224,7 +226,7 @@ RULE = convert(
         "lr_wsd_decay_samples": "optimizer.schedule.decay_steps",
         "lr_wsd_decay_style": "optimizer.schedule.decay_shape",
     },
-    lossy="counts of samples and fractions are rounded to whole optimizer steps",
+    lossy=ROUNDED,
     becomes=becomes,
     source="training.py: get_optimizer_param_scheduler; by default, the decay ends with training",
 )

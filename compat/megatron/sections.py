@@ -302,6 +302,7 @@ STEPS: tuple[Step, ...] = (
             )
         ),
         UNSPLIT,
+        needs=("world_size",),
         last=True,
     ),
     check(
@@ -310,15 +311,16 @@ STEPS: tuple[Step, ...] = (
         "micro_batch_size: missing; Megatron needs it",
         last=True,
     ),
-    derive(PLACE, _sizes),
+    derive(PLACE, _sizes, needs=("world_size",)),
     check(
         PLACE,
         lambda a: (
-            a.micro_batch_size and a.global_batch_size % (a.micro_batch_size * a.data_parallel_size)
+            a.global_batch_size % (a.micro_batch_size * a.data_parallel_size)
         ),
         "global_batch_size: found {global_batch_size}; expected a multiple of micro_batch_size ({micro_batch_size}) x"
         " data_parallel_size"
         " ({data_parallel_size})",
+        needs=("global_batch_size", "micro_batch_size", "data_parallel_size"),
     ),
     check(
         PLACE,

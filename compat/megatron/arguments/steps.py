@@ -137,8 +137,9 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     """Run all steps in order on `values`. Raises one `ConfigError` with every problem found.
 
     Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
-    at once. Behind a row with `last`, whose value later steps divide by, only those rows are tried
-    that follow it, have `last` too, and stand for the same statement.
+    at once. A value of `OPEN` that a row with `last` refuses counts as unknown from then on, because
+    later steps divide by it. Behind another row with `last`, only those rows are tried that follow
+    it, have `last` too, and stand for the same statement.
     """
     problems: list[str] = []
     ended = ""  # the statement at which Megatron stops
@@ -153,7 +154,10 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
             step.change(values)
         elif step.when(values):
             problems.append(f"{step.path}: {step.says(known)}")
-            ended = step.place if step.last else ""
+            if step.last and step.path in OPEN:
+                setattr(values, step.path, None)
+            elif step.last:
+                ended = step.place
     ConfigError.raise_if(problems)
 
 
