@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
 
@@ -12,6 +13,7 @@ message.
 """
 
 
+@lru_cache(maxsize=1)  # its proof asks for it more than once
 def program(schedule: Schedule) -> tuple[Row, ...]:
     """Return every rank's actions with messages and reductions: receives before an action, sends
     after it, and a reduction after the last action that writes gradients.
