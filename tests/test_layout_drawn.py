@@ -10,7 +10,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch
-from bridge.cli.ranks_drawn import BARS, KINDS, Bar, draw, merged, named
+from bridge.cli.ranks_drawn import BARS, KINDS, Bar, draw, figure, merged, named
 
 pytestmark = pytest.mark.once
 PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".png": b"\x89PNG"}
@@ -65,7 +65,7 @@ def test_a_memory_far_beyond_the_bars_is_told_in_words(words: list[str]) -> None
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         assert run([*words, "--plot", "far.svg", "--memory", "100000"]) in (0, 2)
     text = Path("far.svg").read_text()
-    assert re.search(r"memory of a device: 1e\+05 GiB, [\d,]+ times the longest bar", text)
+    assert re.search(r"memory of a device: 100,000 GiB, [\d,]+ times the longest bar", text)
     ticks = [float(tick) for tick in re.findall(r">(\d+(?:\.\d+)?)</text>", text)]
     assert max(ticks) < 1000
 
@@ -90,3 +90,13 @@ def test_an_ending_of_no_picture_is_refused_before_anything_is_written(
 def test_ranks_are_named_in_runs() -> None:
     assert named([0]) == "rank 0" and named([0, 1, 2, 5]) == "ranks 0-2, 5"
     assert named([*range(0, 40, 4)]) == "ranks 0, 4, 8, 12, 16 and 5 more"
+
+
+@pytest.mark.parametrize(("size", "shown"), [(3 * 2**30, "3.00"), (2**20, "1.00"), (3 * 2**40, "3,072")])
+def test_sizes_are_in_a_unit_of_their_own_with_three_digits(size: int, shown: str, tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw([Bar((0,), {**dict.fromkeys(KINDS, 0), "weights": size})], "one", None, tmp_path / "one.svg")
+    text = (tmp_path / "one.svg").read_text()
+    assert f"> {shown}<" in text and f">{'MiB' if size < 2**30 else 'GiB'} kept between steps" in text
+    assert figure(6.41) == "6.41"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-from bridge.cli import progress
+import compat
+from bridge.cli import checkpoint, fuzz, progress
 from bridge.cli.verify import Told
+from bridge.testing.fuzz import Covered, Task
 from bridge.underway import Course, counted, listening
 
 pytestmark = pytest.mark.once
@@ -58,6 +61,19 @@ def test_no_time_left_is_printed_before_the_second_part_since_the_first_loads_wh
         clock[0] = at
         meter(done, 30)
     assert said.getvalue().splitlines() == ["  3% of the files", " 10% of the files, 1 min 21 s left"]
+
+
+def test_fuzz_and_checkpoints_leave_out_the_first_part_too(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its time, at the pace of all, made the first estimate several times too long."""
+    tick = fuzz._progress(Task(compat.load("megatron"), examples=100))
+    meter = checkpoint.Progress(1000)
+    for done in range(1, 11):
+        clock[0] += 30 if done == 1 else 1
+        tick(Covered(releases=Counter(any=done)))
+        meter.moved(100)
+    lines = capsys.readouterr().err.splitlines()
+    assert "10 of 100 configs, 1 min 30 s left" in lines
+    assert [line.rsplit("  ", 1)[1] for line in lines if "MB/s" in line] == ["8 s left", "2 s left"]
 
 
 def test_what_is_quick_is_not_told(clock: list[float]) -> None:

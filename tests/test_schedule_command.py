@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bridge.cli import run
-from bridge.cli.drawing import lines
+from bridge.cli.drawing import BARE, NUMBERED, UNITS, draw, lines
 from bridge.cli.schedule import repeated
 from bridge.layout.schedule import Shape, generate, timeline
 
@@ -82,25 +83,47 @@ def test_another_ending_is_refused(capsys: pytest.CaptureFixture[str], launch: s
         assert code == 1 and "expected a picture .png, .svg, .pdf, .html" in error and not (tmp_path / name).exists()
 
 
-def test_every_unit_of_time_is_in_a_picture_once() -> None:
-    """Or stands for as many as are said."""
-    from bridge.cli.drawing import UNITS, lines
+SHAPES = [Shape(4, 4, 8), Shape(4, 8, 16), Shape(4, 8, 512), Shape(8, 16, 64), Shape(64, 64, 512), Shape(64, 128, 512)]
 
-    for shape in (Shape(4, 4, 8), Shape(4, 8, 16), Shape(4, 8, 512)):
-        found = timeline(generate("interleaved_1f1b" if shape.stages > 4 else "1f1b", shape))
-        shown = lines(found)
-        assert max(line.stop - line.start for line in shown) <= UNITS and len(shown) < 10
-        times = [int(line.said.split()[0]) if line.said else 1 for line in shown]
-        if all(line.stop - line.start < UNITS for line in shown if line.said):
-            assert sum(many * (line.stop - line.start) for many, line in zip(times, shown, strict=True)) == round(found.length)
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_unit_of_time_is_in_a_picture_once(shape: Shape) -> None:
+    """Or stands for as many as are said."""
+    found = timeline(generate("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))
+    drawn = lines(found)
+    assert max(line[-1].end for line in drawn) <= (UNITS if shape.ranks <= NUMBERED else BARE)
+    assert len(drawn) < 10
+    times, seen = 1, 0
+    for piece in (piece for line in drawn for piece in line):
+        if piece.said != "continued":
+            times = int(piece.said.split()[0]) if piece.said else 1
+        seen += times * (piece.stop - piece.start)
+    assert seen == round(found.length)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_pieces_of_a_line_lie_apart_where_time_jumps_and_their_texts_never_meet(shape: Shape) -> None:
+    for line in lines(timeline(generate("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))):
+        assert sum(bool(piece.said) for piece in line) <= 1
+        for before, after in pairwise(line):
+            assert (before.stop == after.start) == (before.end == after.at) and before.end <= after.at
 
 
 @pytest.mark.parametrize("count", [18, 25, 40])
 def test_lines_of_a_picture_are_of_one_length(count: int) -> None:
     """A last line of a few units would leave most of its row empty."""
     drawn = lines(timeline(generate("1f1b", Shape(8, 8, count))))
-    lengths = [line.stop - line.start for line in drawn]
+    lengths = [line[-1].end for line in drawn]
     assert len(drawn) > 1 and max(lengths) - min(lengths) < len(drawn)
+
+
+def test_a_picture_of_many_ranks_has_no_object_for_each_action_and_is_no_taller_than_a_few_pages(tmp_path: Path) -> None:
+    """An object for each took eight seconds at 64 ranks and 512 microbatches, and three metres of paper."""
+    pytest.importorskip("matplotlib")
+    draw(timeline(generate("1f1b", Shape(64, 64, 512))), tmp_path / "many.svg")
+    text = (tmp_path / "many.svg").read_text()
+    assert text.count("<path") < 500
+    assert float(re.search(r'height="([\d.]+)pt"', text)[1]) < 72 * 15  # type: ignore[index]
 
 
 def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str], launch: str) -> None:

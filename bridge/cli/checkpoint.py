@@ -302,6 +302,7 @@ class Progress:
     def __init__(self, total: int) -> None:
         self.total, self.done, self.before = total, 0, 0
         self.began = self.told = time.monotonic()
+        self.pace = progress.Pace()
 
     @property
     def seconds(self) -> float:
@@ -313,14 +314,12 @@ class Progress:
         self.done += count
         self.before += 0 if fresh else count
         # What an earlier, killed conversion wrote is found at once: it is no measure of the speed.
+        new = self.done - self.before
+        rest = self.pace.rest(new, new + self.total - self.done) if new else ""
         pause = progress.OFTEN if self.told > self.began else progress.FIRST
-        if time.monotonic() - self.told > pause and self.done > self.before:
+        if rest and time.monotonic() - self.told > pause:
             self.told = time.monotonic()
-            new = self.done - self.before
-            rest = progress.left(self.seconds, new, new + self.total - self.done)
-            note(
-                f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest} left"
-            )
+            note(f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest}")
 
 
 def _said(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,55 +12,78 @@ from typing import TYPE_CHECKING
 from bridge.cli.pictures import blank, format_of, save
 from bridge.cli.schedule import COLOURS, NAMES, Part, again, letters, repeated, several, title
 from bridge.layout.schedule import Timeline
+from bridge.layout.schedule.timeline import Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-UNITS = 72
-"""Number of units of time in a line."""
-LINES = 40
-"""Largest number of lines of a picture. If there are more, the title says how many."""
-ROW, GAP = 0.24, 0.5
-"""Sizes in inches: the height of one rank, and the space around the ranks of one line."""
+NUMBERED = 16
+"""Largest number of ranks whose boxes are high enough for the numbers of microbatches."""
+UNITS, BARE = 72, 288
+"""Number of units of time in a line, with numbers in the boxes and without."""
+TALL = 60
+"""Largest height of all lines in inches. If there are more lines, the title says how many."""
+ROW, LINE, GAP = 0.24, 5.4, 0.5
+"""Sizes in inches: the largest height of one rank and of all ranks, and the space around the ranks of one line."""
 LETTERS, FITTING = 5.5, 14.0
 """Font sizes of labels in points: the largest, and the one that fits for one letter in one unit of
 time.
 """
+NAMED = 0.13
+"""Smallest distance in inches between the names of two ranks."""
+TICKS = (1, 5, 10, 20)
+"""Units of time between two ticks."""
 IDLE = "#e6e6e6"
+Box = tuple[float, float, float]
+"""Left and upper edge and width of an action, in units of time and in ranks."""
 
 
 @dataclass(frozen=True)
-class Line:
-    """The first and the last unit of time in one line of the picture, and the text above the line.
-    """
+class Piece:
+    """Units of time from `start` to `stop`, drawn from place `at` of a line on, and how often they are repeated."""
 
     start: int
     stop: int
+    at: int
     said: str = ""
 
+    @property
+    def end(self) -> int:
+        """The place in the line after the last unit."""
+        return self.at + self.stop - self.start
 
-def lines(found: Timeline) -> list[Line]:
+
+def lines(found: Timeline) -> list[list[Piece]]:
     """Return the lines of a picture.
 
     If the whole schedule does not fit, each repeated part is drawn once, with its number of
     repetitions.
     """
     whole = Part(0, round(found.length))
-    # Up to four lines are drawn whole: looking for repeats saves little there.
+    # What fits into four lines is drawn whole: looking for repeats saves little there.
     parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
-    rows = list[Line]()
+    units = UNITS if _numbered(found) else BARE
+    broken = units // 36
+    room = sum(part.stop - part.start + broken * (part.times > 1) for part in parts)
+    # Lines of one length: a last one of a few units would leave most of its row empty.
+    length = math.ceil(room / math.ceil(room / units)) if room else units
+    rows, at = [list[Piece]()], 0
     for part in parts:
-        said = again(part) if part.times > 1 else ""
-        # Lines of one length: a last one of a few units would leave most of its row empty.
-        length = part.stop - part.start
-        units = math.ceil(length / math.ceil(length / UNITS)) if length else UNITS
-        starts = range(part.start, part.stop, units)
-        rows += [
-            Line(start, min(start + units, part.stop), said if start == part.start else "")
-            for start in starts
-        ]
-    return rows
+        said, start = again(part) if part.times > 1 else "", part.start
+        short = length - at < part.stop - start <= length / 4
+        # One repeated part a line, so that their texts do not meet, and a short one in one piece.
+        if said and (short or any(piece.said for piece in rows[-1])):
+            rows, at = [*rows, []], 0
+        while start < part.stop:
+            if at >= length:
+                rows, at = [*rows, []], 0
+            told = said and (said if start == part.start else "continued")
+            piece = Piece(start, min(part.stop, start + length - at), at, told)
+            rows[-1].append(piece)
+            start, at = piece.stop, piece.end
+        at += broken if said else 0
+    return [row for row in rows if row]
 
 
 def draw(found: Timeline, path: Path) -> None:
@@ -71,91 +95,151 @@ def draw(found: Timeline, path: Path) -> None:
     save(_figure(found), path, title(found))
 
 
+def _numbered(found: Timeline) -> bool:
+    return found.schedule.ranks <= NUMBERED
+
+
 def _figure(found: Timeline) -> Figure:
     every = lines(found)
-    shown = every[:LINES]
-    height = (ROW * found.schedule.ranks + GAP) * len(shown) + 1.0
-    figure = blank(height)
-    left = f"\nthe first {LINES} of {len(every)} lines" if len(every) > LINES else ""
+    high = min(ROW * found.schedule.ranks, LINE)
+    shown = every[: int(TALL / (high + GAP))]
+    figure = blank((high + GAP) * len(shown) + 1.0)
+    left = f"\nthe first {len(shown)} of {len(every)} lines" if len(every) > len(shown) else ""
     figure.suptitle(title(found).replace("; ", "\n", 1) + left, fontsize=10)
     panels: Sequence[Axes] = list(figure.subplots(len(shown), 1, squeeze=False)[:, 0])
-    units = max(line.stop - line.start for line in shown)
+    units = max(line[-1].end for line in shown)
     for axes, line in zip(panels, shown, strict=True):
         _line(axes, found, line, units)
-    panels[-1].set_xlabel("time (one forward of a stage = 1)", fontsize=8)
+    panels[-1].set_xlabel(_explained(found), fontsize=8)
     _legend(figure, found)
     return figure
 
 
-def _line(axes: Axes, found: Timeline, line: Line, units: int) -> None:
+def _explained(found: Timeline) -> str:
+    """What the axis of time and the boxes show."""
+    apart = several(found)
+    label = "stage·microbatch where it fits, else microbatch" if apart else "microbatch"
+    if not _numbered(found):
+        label = "too small for microbatches; --json has them"
+    paler = "; paler: later stages of a rank" if apart else ""
+    return f"time (one forward of a stage = 1); boxes: {label}{paler}"
+
+
+def _line(axes: Axes, found: Timeline, line: Sequence[Piece], units: int) -> None:
     """Draw one line of the picture.
 
     All lines have the same scale: the width of the page is `units` of time.
     """
-    ranks, length = found.schedule.ranks, line.stop - line.start
-    # Idle time lies below the whole line, and what ranks do covers it.
-    axes.barh(
-        range(ranks),
-        length,
-        0.9,
-        line.start,
-        color=IDLE,
-        hatch="////",
-        edgecolor="#bdbdbd",
-        linewidth=0,
-    )
-    _bars(axes, found, line)
-    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)], fontsize=7)
+    ranks = found.schedule.ranks
+    for piece in line:
+        _piece(axes, found, piece)
+        if piece.said:
+            _framed(axes, piece, ranks, units)
+    step = next((step for step in TICKS if units <= 16 * step), TICKS[-1])
+    ticks = dict(_ticks(line, step))
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
+    # Names of ranks that would touch one another are left out.
+    apart = next(2**n for n in range(32) if 2**n * min(ROW, LINE / ranks) >= NAMED)
+    named = range(0, ranks, apart)
+    axes.set_yticks(named, [f"rank {rank}" for rank in named], fontsize=7)
     # From high to low, so that rank 0 is on top.
     axes.set_ylim(ranks - 0.5, -0.5)
-    axes.set_xlim(line.start, line.start + units)
-    axes.set_xticks(
-        [
-            tick
-            for tick in axes.get_xticks()
-            if line.start <= tick <= line.stop and tick == round(tick)
-        ]
-    )
-    axes.tick_params(axis="x", labelsize=7)
+    axes.set_xlim(0, units)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    if line.said:
-        axes.set_title(line.said, fontsize=8, loc="left")
 
 
-def _bars(axes: Axes, found: Timeline, line: Line) -> None:
+def _ticks(line: Sequence[Piece], step: int) -> Iterator[tuple[int, str]]:
+    """Yield places and times: where time begins or jumps, and between these each `step`."""
+    last = -step
+    for piece in line:
+        for time in (piece.start, *range(-(-piece.start // step) * step, piece.stop + 1, step)):
+            place = piece.at + time - piece.start
+            if 2 * (place - last) >= step:
+                yield place, str(time)
+                last = place
+
+
+def _framed(axes: Axes, piece: Piece, ranks: int, units: int) -> None:
+    """Draw a frame around a repeated piece, and above it how often it is repeated."""
+    from matplotlib.patches import Rectangle
+
+    size = piece.end - piece.at, ranks - 0.04
+    axes.add_patch(Rectangle((piece.at, -0.48), *size, fill=False, linewidth=1.2, clip_on=False))
+    right = piece.at > units / 2
+    axes.annotate(
+        piece.said,
+        (piece.end if right else piece.at, -0.5),
+        (0, 3),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        fontsize=8,
+    )
+
+
+def _piece(axes: Axes, found: Timeline, piece: Piece) -> None:
+    """Draw what ranks do in a piece, over the idle time that lies below it."""
+    ranks, long = range(found.schedule.ranks), piece.end - piece.at
+    _boxes(axes, [(piece.at, rank, long) for rank in ranks], IDLE, hatch="////", edge="#bdbdbd")
+    boxes: dict[tuple[str, float], list[Box]] = {}
     apart = several(found)
     for rank, row in enumerate(found.rows):
         local = found.schedule.local(rank)
-        spans, shades = list[tuple[float, float]](), list[tuple[float, float, float]]()
-        for span in row:
-            start, end = max(span.start, line.start), min(span.end, line.stop)
-            if end <= start:
-                continue
-            spans.append((start, end - start))
+        first = bisect_right(row, piece.start, key=lambda span: span.end)
+        for span in row[first : bisect_left(row, piece.stop, key=lambda span: span.start)]:
+            start, end = max(span.start, piece.start), min(span.end, piece.stop)
             # The later of the stages that a rank holds are paler, down to half.
             pale = 0.5 * local.index(span.action.stage) / len(local)
-            shades.append(_paler(COLOURS[str(span.action.kind)], pale))
-            label = (
-                f"{span.action.stage}·{span.action.microbatch}"
-                if apart and end - start > 1
-                else f"{span.action.microbatch}"
-            )
-            size = min(LETTERS, FITTING * (end - start) / len(label))
-            axes.text(
-                (start + end) / 2,
-                rank,
-                label,
-                ha="center",
-                va="center",
-                fontsize=size,
-                color="black",
-                # It lies within its bar, so the layout need not measure it.
-                in_layout=False,
-            )
-        # One collection for a row: an object for each bar takes most of the time.
-        axes.broken_barh(
-            spans, (rank - 0.45, 0.9), facecolors=shades, edgecolor="white", linewidth=0.4
+            box = (piece.at + start - piece.start, rank, end - start)
+            boxes.setdefault((span.action.kind, pale), []).append(box)
+            if _numbered(found):
+                _label(axes, span, box, apart)
+    for (kind, pale), same in boxes.items():
+        _boxes(axes, same, _paler(COLOURS[kind], pale))
+
+
+def _boxes(
+    axes: Axes,
+    boxes: Sequence[Box],
+    colour: str | tuple[float, float, float],
+    hatch: str = "",
+    edge: str = "white",
+) -> None:
+    """Draw boxes of one colour as one path: an object for each of them takes most of the time."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    corners = [
+        ((x, y - 0.45), (x + wide, y - 0.45), (x + wide, y + 0.45), (x, y + 0.45), (x, y - 0.45))
+        for x, y, wide in boxes
+    ]
+    codes = (Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY)
+    outline = Outline([point for box in corners for point in box], codes * len(boxes))
+    # As an artist alone: nobody needs the limits of the data, which take longer to find than the rest.
+    axes.add_artist(
+        PathPatch(
+            outline,
+            facecolor=colour,
+            edgecolor=edge,
+            linewidth=0 if hatch else 0.4,
+            hatch=hatch or None,
         )
+    )
+
+
+def _label(axes: Axes, span: Span, box: Box, apart: bool) -> None:
+    left, rank, wide = box
+    action = span.action
+    text = f"{action.stage}·{action.microbatch}" if apart and wide > 1 else f"{action.microbatch}"
+    axes.text(
+        left + wide / 2,
+        rank,
+        text,
+        ha="center",
+        va="center",
+        fontsize=min(LETTERS, FITTING * wide / len(text)),
+        # It lies within its box, so the layout need not measure it.
+        in_layout=False,
+    )
 
 
 def _paler(colour: str, pale: float) -> tuple[float, float, float]:

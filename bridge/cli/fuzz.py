@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from bridge import outputs, stacks
-from bridge.cli.progress import left
+from bridge.cli.progress import Pace
 from bridge.cli.terminal import print_json
 from bridge.errors import BridgeError
 from bridge.exits import Exit
@@ -58,17 +57,14 @@ def _progress(task: Task) -> Callable[[Covered], None]:
     It prints a line for each tenth of the examples. While Hypothesis shrinks a failure, it prints a
     line for each hundred configs.
     """
-    every, began = max(1, task.examples // STEPS), time.monotonic()
+    every, pace = max(1, task.examples // STEPS), Pace()
 
     def tick(covered: Covered) -> None:
         done = covered.examples
+        rest = pace.rest(done, task.examples) if done < task.examples else ""
         if done <= task.examples and done % every == 0:
-            rest = (
-                f", {left(time.monotonic() - began, done, task.examples)} left"
-                if done < task.examples
-                else ""
-            )
-            print(f"{done} of {task.examples} configs{rest}", file=sys.stderr, flush=True)
+            line = f"{done} of {task.examples} configs{rest and f', {rest}'}"
+            print(line, file=sys.stderr, flush=True)
         # Hypothesis tries further configs while it makes a failure smaller; how many is not known ahead.
         elif done > task.examples and done % 100 == 0:
             print(

@@ -227,11 +227,13 @@ def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
 
 
 def _draw(outline: Outline, path: Path, memory: int | None) -> None:
-    from bridge.cli.ranks_drawn import Bar, draw
+    from bridge.cli.ranks_drawn import Bar, draw, figure
 
     bars = [Bar(tuple(ranks), content["bytes"]) for ranks, content in _alike(outline)]
     sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
-    model = f"{outline.shape.size() / 1e9:,.3g} billion parameters on {outline.mesh.world} ranks"
+    count = outline.shape.size()
+    size = f"{figure(count / 1e9)} billion" if count >= 1e9 else f"{figure(count / 1e6)} million"
+    model = f"{size} parameters on {outline.mesh.world} ranks"
     title = f"Kept by each rank: {model}{f' ({sizes})' if sizes else ''}, ZeRO {outline.place(0).layout.level}"
     draw(bars, title, memory, path)
 

@@ -31,6 +31,23 @@ def told(what: str, quiet: bool = False) -> Iterator[None]:
             meter.end()
 
 
+class Pace:
+    """How long the rest takes at the pace since the first part, whose own time tells nothing: it
+    loads what all parts need.
+    """
+
+    def __init__(self) -> None:
+        self.first: tuple[float, float] | None = None
+
+    def rest(self, done: float, total: float) -> str:
+        """Return the time left in words, such as `8 s left`; nothing after the first part."""
+        now = time.monotonic()
+        since, behind = self.first = self.first or (now, done)
+        if done <= behind:
+            return ""
+        return f"{left(now - since, done - behind, total - behind)} left"
+
+
 class Meter:
     """Prints the progress of a loop: on a terminal in one line that is removed at the end, in a
     pipe as a new line every few seconds.
@@ -39,14 +56,12 @@ class Meter:
     def __init__(self, what: str, stream: TextIO | None = None) -> None:
         self.what, self.stream = what, stream or sys.stderr
         self.began = time.monotonic()
-        self.said = 0.0
-        self.first: tuple[float, float] | None = None
+        self.said, self.pace = 0.0, Pace()
         self.drawn = self.stream.isatty()
 
     def __call__(self, done: float, total: float) -> None:
         """Print that `done` of `total` are done, unless the last print is too recent."""
-        now = time.monotonic()
-        self.first = self.first or (now, done)
+        now, rest = time.monotonic(), self.pace.rest(done, total)
         if (
             now - self.began < FIRST
             or now - self.said < (DRAWN if self.drawn else OFTEN)
@@ -54,11 +69,7 @@ class Meter:
         ):
             return
         self.said = now
-        line = f"{done / total:4.0%} of {self.what}"
-        since, behind = self.first
-        # The time of the first part tells nothing: it loads what all parts need.
-        if done > behind:
-            line += f", {left(now - since, done - behind, total - behind)} left"
+        line = f"{done / total:4.0%} of {self.what}{rest and f', {rest}'}"
         print(
             f"{CLEAR}{line}" if self.drawn else line,
             end="" if self.drawn else "\n",

@@ -28,7 +28,7 @@ BARS = 48
 """Largest number of bars of a picture. If there are more, the title says how many."""
 BAR, GAP = 0.3, 1.8
 """Sizes in inches: the height of one bar, and the space around all bars."""
-GIB = 2**30
+UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 FAR = 12
 """A device's memory is drawn as a line only up to this multiple of the longest bar; beyond that it is only given as text."""
 WORDS = 5
@@ -77,23 +77,24 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     left = f"\nthe {BARS} largest of {len(bars)} kinds of ranks" if len(bars) > BARS else ""
     figure.suptitle(title + left, fontsize=10)
     axes = figure.subplots()
-    _bars(axes, shown)
     most = max((bar.total for bar in bars), default=0)
+    unit = next((unit for unit, size in UNITS.items() if most >= size), "KiB")
+    _bars(axes, shown, UNITS[unit])
     # A line that is many times as far as the longest bar would leave too little of the bars to be seen.
     near = not memory or memory <= FAR * most
     # An eighth more, for the figure behind the longest bar.
-    axes.set_xlim(0, max(most, (memory or 0) if near else 0, 1) / GIB * 1.12)
+    axes.set_xlim(0, max(most, (memory or 0) if near else 0, 1) / UNITS[unit] * 1.12)
     if memory:
         beyond = "" if near else f", {memory / max(most, 1):,.0f} times the longest bar"
         axes.axvline(
-            memory / GIB,
+            memory / UNITS[unit],
             color="black",
             linestyle="--",
             linewidth=1.2,
-            label=f"memory of a device: {memory / GIB:,.4g} GiB{beyond}",
+            label=f"memory of a device: {memory / UNITS['GiB']:,.10g} GiB{beyond}",
         )
     axes.set_xlabel(
-        "GiB kept between steps, without activations and buffers of the allocator", fontsize=8
+        f"{unit} kept between steps, without activations and buffers of the allocator", fontsize=8
     )
     axes.tick_params(axis="both", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
@@ -120,10 +121,15 @@ def _largest(bars: Sequence[Bar]) -> list[Bar]:
     return [bars[place] for place in sorted(kept)]
 
 
-def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
+def figure(number: float) -> str:
+    """Return a number with three digits, such as `3.00`, or more if it is large."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
+
+
+def _bars(axes: Axes, bars: Sequence[Bar], unit: int) -> None:
     starts = [0.0] * len(bars)
     for kind, colour in KINDS.items():
-        sizes = [bar.bytes[kind] / GIB for bar in bars]
+        sizes = [bar.bytes[kind] / unit for bar in bars]
         axes.barh(
             range(len(bars)),
             sizes,
@@ -136,7 +142,7 @@ def _bars(axes: Axes, bars: Sequence[Bar]) -> None:
         )
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
     for row, bar in enumerate(bars):
-        axes.text(starts[row], row, f" {bar.total / GIB:,.3g}", va="center", fontsize=8)
+        axes.text(starts[row], row, f" {figure(bar.total / unit)}", va="center", fontsize=8)
     axes.set_yticks(range(len(bars)), [bar.label for bar in bars])
     # From high to low, so that the first ranks are on top.
     axes.set_ylim(len(bars) - 0.5, -0.5)

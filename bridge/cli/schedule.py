@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-COLOURS = {"F": "#4c72b0", "B": "#55a868", "I": "#8fc99f", "W": "#c7a252", "R": "#b07aa1"}
+COLOURS = {"F": "#4c72b0", "B": "#55a868", "I": "#64b5cd", "W": "#c7a252", "R": "#b07aa1"}
 """Colours of actions by letter: forward, backward, input gradient, weight gradient, recomputation."""
 NAMES = {
     "F": "forward",
@@ -318,12 +318,11 @@ def _cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
 
     Dashes stand for an action that continues.
     """
-    cells = [(".", "")] * round(found.length)
+    cells, apart = [(".", "")] * round(found.length), several(found)
     for action, start, end in (
         (span.action, round(span.start), round(span.end)) for span in found.rows[rank]
     ):
-        stage = str(action.stage) if several(found) else ""
-        text = f"{stage}{action.kind}{action.microbatch}"
+        text = f"{action.stage if apart else ''}{action.kind}{action.microbatch}"
         for place in range(start, end):
             cells[place] = (text if place == start else "-" * len(text), str(action.kind))
     return cells

@@ -9,6 +9,8 @@ from bridge.layout.schedule.action import COMPUTE, DOWN, WRITES, Action, Kind, R
 from bridge.layout.schedule.program import MATCH, program
 from bridge.layout.schedule.timeline import needs
 
+SENT = {receive: send for send, receive in MATCH.items()}
+"""What each kind of receive waits for."""
 SHOWN = 8
 """Maximum number of problems of one kind that are listed, because one gap in a schedule causes many
 problems.
@@ -106,7 +108,7 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
 
 def _messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     sent = Counter(action for row in rows for action in row if action.kind in MATCH)
-    received = Counter(action for row in rows for action in row if action.kind in MATCH.values())
+    received = Counter(action for row in rows for action in row if action.kind in SENT)
     expected = Counter(
         action for row in program(schedule) for action in row if action.kind in MATCH
     )
@@ -169,25 +171,17 @@ def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Ac
     all ranks.
     """
     stage, kind, microbatch = action
-    for send, receive in MATCH.items():
-        if kind is receive:
-            return "" if Action(stage, send, microbatch) in sent else f"{stage}{send}{microbatch}"
-        if kind is send:
-            source = stage - 1 if send is Kind.SEND_FORWARD else stage + 1
-            made = (Kind.FORWARD,) if send is Kind.SEND_FORWARD else tuple(DOWN)
-            return _none_of(tuple(Action(source, option, microbatch) for option in made), done)
-    if kind is Kind.REDUCE:
-        return ""
-    return next(
-        filter(
-            None,
-            (
-                _none_of(_here(schedule, stage, options), done)
-                for options in needs(schedule, action)
-            ),
-        ),
-        "",
-    )
+    if kind in COMPUTE:
+        for options in needs(schedule, action):
+            if missing := _none_of(_here(schedule, stage, options), done):
+                return missing
+    elif kind in SENT:
+        return _none_of((Action(stage, SENT[kind], microbatch),), sent)
+    elif kind is Kind.SEND_FORWARD:
+        return _none_of((Action(stage - 1, Kind.FORWARD, microbatch),), done)
+    elif kind is Kind.SEND_BACKWARD:
+        return _none_of(tuple(Action(stage + 1, option, microbatch) for option in DOWN), done)
+    return ""
 
 
 def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
@@ -202,4 +196,4 @@ def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[
 
 
 def _none_of(options: tuple[Action, ...], done: set[Action]) -> str:
-    return "" if any(option in done for option in options) else str(options[0])
+    return str(options[0]) if done.isdisjoint(options) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
 
@@ -12,6 +13,7 @@ the stage to which the message goes.
 """
 
 
+@lru_cache(maxsize=1)  # its proof asks for it more than once
 def program(schedule: Schedule) -> tuple[Row, ...]:
     """Return the actions of every rank with messages and reductions. Receives come before the
     action that needs the message, sends after the action that computes the message, and a reduction
