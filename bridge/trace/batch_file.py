@@ -111,7 +111,8 @@ def _is_kept(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a {type(value).__name__} of {value.dtype}, {value.layout}".replace("torch.", "")
+        kind = type(value).__name__
+        return f"a {kind} of dtype {value.dtype} and layout {value.layout}".replace("torch.", "")
     return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
 
 

@@ -4,7 +4,7 @@ that differs, and what to log next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod, sqrt
@@ -201,8 +201,11 @@ def _inputs(case: Case) -> Found | None:
 
 
 def _on(case: Case) -> str:
-    ranks = case.first.ranks
-    return f" on rank {', '.join(map(str, ranks))}" if ranks else ""
+    return f" on rank {_listed(case.first.ranks)}" if case.first.ranks else ""
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _passes(case: Case) -> Found | None:
@@ -249,15 +252,15 @@ def _numbers(case: Case) -> Found | None:
     odd = [rank for rank in ranks if every[0].get(rank, 0) != every[1].get(rank, 0)]
     if not odd or not all(every):
         return None
-    words = [_told_passes(found.get(odd[0], 0)) for found in every]
+    of_a, of_b = (_told_passes(found.get(odd[0], 0)) for found in every)
     alone = len(odd) < len(ranks)
-    where = f" on rank {', '.join(map(str, odd))}" if alone else ""
-    passes = f"step {case.first.name.step} has {words[0]} in A{where}, {words[1]} in B"
-    return f"the optimizer steps after {words[0]} in A{where}, after {words[1]} in B", [passes]
+    where = f" on rank {_listed(odd)}" if alone else ""
+    passes = f"step {case.first.name.step} has {of_a} in A{where}, and {of_b} in B"
+    return f"the optimizer steps after {of_a} in A{where}, and after {of_b} in B", [passes]
 
 
 def _told_passes(count: int) -> str:
-    return f"{count or 'no'} pass{'es' if count > 1 else ''}"
+    return f"{count} passes" if count > 1 else f"{count or 'no'} pass"
 
 
 def _passes_of(run: Run, step: int) -> dict[int, int]:
@@ -314,8 +317,8 @@ def _skipped(case: Case) -> Found | None:
     gone = sorted(others - here)
     if not gone:
         return None
-    told = f"rank {', '.join(map(str, gone))} logged other layers in this step, and no output of {name.layer}"
-    return f"rank {', '.join(map(str, gone))} does not run {name.layer}", [told]
+    told = f"rank {_listed(gone)} logged other layers in this step, and no output of {name.layer}"
+    return f"rank {_listed(gone)} does not run {name.layer}", [told]
 
 
 def _layer(case: Case) -> Found | None:
@@ -374,8 +377,8 @@ def _layer(case: Case) -> Found | None:
 
 
 def _names(layers: Sequence[str]) -> str:
-    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
-    return ", ".join(layers[:3]) + more
+    rest = len(layers) - 3
+    return ", ".join(layers[:3]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _loss(case: Case) -> Found | None:
@@ -480,11 +483,9 @@ def _counted(case: Case, factor: float) -> str:
             if min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE
         ]
         found = found or [f"{what} in {label}" for what in fits if counts[what] > 1]
-    one = "" if factor > 1 else "one over "
-    counted = (
-        f"; this factor is {one}the number of {' or of '.join(found)}, as if a mean was missing or done "
-        "twice"
-    )
+    inverse = "" if factor > 1 else "one over "
+    counts_of = " or of ".join(found)
+    counted = f"; this factor is {inverse}the number of {counts_of}, as if a mean was missing or done twice"
     return counted if found else ""
 
 
@@ -528,14 +529,10 @@ def _gradients(case: Case) -> Found | None:
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
         several = any(size > 1 for run in _runs(case) for size in run.about.get("mesh", {}).values())
-        ways = (
-            "are computed, combined over ranks, or changed"
-            if several
-            else "are computed, added up, or changed"
-        )
+        summed = "combined over ranks" if several else "added up"
         what = (
-            f"only the gradients of {_some([line.name for line in faults])} {ways} differently from "
-            f"B{_on(case)}"
+            f"only the gradients of {_some([line.name for line in faults])} are computed, {summed}, or "
+            f"changed differently from B{_on(case)}"
         )
         own = case.factors(faults)
         same = [f"the gradients that differ are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
@@ -573,13 +570,10 @@ def _clipped(case: Case) -> Found | None:
         # Other samples have gradients of another norm: one that stays the same was set by clipping.
         same = max(found) - min(found) <= 1e-3 * max(found)
         bounds.append(median(found) if same and _varied(run, steps) else 0.0)
-    values = [
-        f"{', '.join(f'{norm:.4g}' for norm in found)} in {label}"
-        for label, found in zip("AB", norms, strict=True)
-    ]
+    of_a, of_b = (", ".join(f"{norm:.4g}" for norm in found) for found in norms)
     evidence = [
         f"in steps {steps[0]} to {steps[-1]}, with other samples in each step, the norm of all gradients is"
-        f" {'; '.join(values)}"
+        f" {of_a} in A; {of_b} in B"
     ]
     if bounds[0] and bounds[1]:
         if abs(bounds[0] - bounds[1]) <= CLOSE * bounds[1]:
@@ -721,14 +715,14 @@ def _update(case: Case) -> Found | None:
             if rates and numbers and abs(one / max(other, TINY) - found[0]) <= CLOSE * found[0]:
                 return f"the learning rate differs: {one} in A, {other} in B", [*evidence, *same, str(setting)]
         known = case.agree("reduce", "state", "learning rates")
-        ways = "clipping in the optimizer" if known else "the learning rate, of clipping"
-        what = f"the updates of A are {found[0]:.6g} times B's{_on(case)}: because of {ways}, or of more than one step"
+        ways = "clipping in the optimizer" if known else "learning rate, clipping"
+        what = f"the updates of A are {found[0]:.6g} times B's{_on(case)}: a cause may be {ways}, or more than one step"
         return what, [*evidence, *same, *filter(None, [known])]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))
         return f"the optimizers' settings differ: {named_settings}", [*evidence, f"{len(faults)} of {len(lines)} updates differ"]
     if case.first.ranks:
-        update = f"the update of rank {', '.join(map(str, case.first.ranks))} differs"
+        update = f"the update of rank {_listed(case.first.ranks)} differs"
         return f"{update}: because of the optimizer there, or of something else that changes weights", evidence
     if len(faults) < len(lines):
         changed = f"only {_some([line.name for line in faults])} change differently from B"
@@ -838,7 +832,8 @@ def _state(case: Case) -> Found | None:
 
 def _some(names: Sequence[Name]) -> str:
     shown = ", ".join(_whole(name) for name in names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+    rest = len(names) - 3
+    return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def _whole(name: Name) -> str:

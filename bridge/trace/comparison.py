@@ -106,7 +106,7 @@ def compare(
 
 def _formats(comparer: Comparer) -> tuple[Setting, ...]:
     names = {
-        kind: f"number format, {kind} of {name.layer or 'the model'}"
+        kind: f"number format of {kind} tensors in {name.layer or 'the model'}"
         for kind, (name, *_) in comparer.formats.items()
     }
     return tuple(

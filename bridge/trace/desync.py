@@ -109,8 +109,8 @@ class Mismatch:
             return f"two passes on rank {self.ranks[0]} differ"
         if not self.culprits:
             return f"ranks {_listed(self.ranks)} disagree"
-        stand = "stands" if len(self.culprits) == 1 else "stand"
-        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} {stand} alone"
+        differ = "differs" if len(self.culprits) == 1 else "differ"
+        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} {differ} from the others"
 
 
 @dataclass

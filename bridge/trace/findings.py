@@ -245,10 +245,10 @@ class Findings:
             done = subprocess.run(
                 words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE
             )
-            problem = f"ended with exit code {done.returncode}" if done.returncode else ""
+            problem = f"this command ended with exit code {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
-            problem = f"did not end within {PATIENCE} s and was killed"
+            problem = f"this command did not end within {PATIENCE} s and was killed"
         except (OSError, ValueError, IndexError) as error:
-            problem = f"cannot be run: {error}"
+            problem = f"this command cannot be run: {error}"
         if problem:
-            logger.warning("--on-finding: %s %s", command, problem)
+            logger.warning("--on-finding: %s: %s", command, problem)

@@ -130,5 +130,5 @@ def words(step: Step) -> str:
         f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}"
         for name, norm in step.norms.items()
     ]
-    parts += ["its tensors are not logged, since the log's budget is used up"] if step.left else []
+    parts += ["tensors of this step are not logged, because the log's budget is used up"] if step.left else []
     return f"step {step.number}: {', '.join(parts) or 'no loss and no norm in the log'}"

@@ -92,10 +92,7 @@ TINY = 1e-300
 
 def _factor(factor: float, ratios: Mapping[str, float]) -> str:
     for what, size in ratios.items():
-        for wanted, words in (
-            (size, f"the number of {what}"),
-            (1 / size, f"one over the number of {what}"),
-        ):
+        for wanted, inverse in ((size, ""), (1 / size, "one over ")):
             if abs(factor - wanted) <= CLOSE * wanted:
-                return f"A is {factor:.6g} times B, which is {words}"
+                return f"A is {factor:.6g} times B; this factor is {inverse}the number of {what}"
     return f"A is {factor:.6g} times B"

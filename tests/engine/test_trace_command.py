@@ -67,7 +67,8 @@ def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None
 
 def test_a_test_holds_two_runs_together(runs: Path) -> None:
     same_run(runs / "again", runs / "good")
-    with pytest.raises(AssertionError, match=r"the runs first differ at 2/forward/block1/output: fault; A is 1.00001 times B\ncause: block1"):
+    first = r"the runs first differ at 2/forward/block1/output: fault; A is 1.00001 times B\ncause: block1"
+    with pytest.raises(AssertionError, match=first):
         same_run(runs / "bad", runs / "good")
 
 

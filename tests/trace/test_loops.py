@@ -304,8 +304,8 @@ def test_steps_after_another_number_of_passes_are_named_as_that(tmp_path: Path) 
         found(tmp_path / str(every), small, lambda model: adam(model.parameters()), microbatches(every))
     told = compare(Run.read(tmp_path / "1"), Run.read(tmp_path / "2"), every=False).diagnosis
     assert told is not None
-    assert told.claim == "the optimizer steps after 1 pass in A, after 2 passes in B"
-    assert told.evidence == ("step 1 has 1 pass in A, 2 passes in B",)
+    assert told.claim == "the optimizer steps after 1 pass in A, and after 2 passes in B"
+    assert told.evidence == ("step 1 has 1 pass in A, and 2 passes in B",)
 
 
 class Nested(torch.optim.AdamW):

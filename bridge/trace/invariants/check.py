@@ -148,4 +148,5 @@ def unfloats(rows: Tensor) -> Tensor:
 
 def few(names: Sequence[str]) -> str:
     """Return the first three names as text, with the number of further names."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    rest = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")

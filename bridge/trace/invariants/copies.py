@@ -89,7 +89,8 @@ class Calls(Check):
                 f"{count} on rank {self.at(place)}"
                 for place, count in enumerate(rows[:, 1 + odd[0]].tolist())
             )
-            more = f"; so in {len(odd) - 1} more layers" if len(odd) > 1 else ""
+            rest = len(odd) - 1
+            more = f"; likewise {rest} more layers" if rest else ""
             told = f"the layer made different numbers of output tensors: {counts}{more}"
             yield Finding("layers-differ", step, names[odd[0]], told)
 

@@ -126,13 +126,14 @@ class Explained(Check):
         pairs = zip(answers, bounds, strict=True)
         if all(bool(((change - answer).abs() > bound).any()) for answer, bound in pairs):
             worst = max(float((change - answer).abs().max()) for answer in answers)
-            self.odd[name] = f"{worst:.2g} away from the computed update, and changed by {float(change.abs().max()):.2g}"
+            largest = float(change.abs().max())
+            self.odd[name] = f"{name} changes by {largest:.2g}, up to {worst:.2g} away from the computed change"
 
     def local(self, step: int) -> Iterator[Finding]:
         if self.odd:
             names = list(self.odd)
             count = f"{len(names)} of {len(self.before)} updates are not as computed: {few(names)}"
-            told = f"{count}; {names[0]} is {self.odd[names[0]]}"
+            told = f"{count}; {self.odd[names[0]]}"
             yield Finding("update-unexplained", step, names[0], told)
 
 

@@ -56,7 +56,7 @@ class Masters:
                         "updates-lost",
                         self.source.now().step,
                         "",
-                        "the weights of other ranks show it",
+                        "sampled weights on other ranks did not change, or lost precision",
                     )
                 ]
             self.findings.add(found)

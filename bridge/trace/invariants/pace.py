@@ -67,7 +67,7 @@ class Late(Check):
         times = unfloats(rows).view(len(rows), len(PHASES))
         if step < 2 or len(times) < 2:
             return
-        for phase, name in enumerate(PHASES):
+        for phase, when in enumerate(PHASES):
             if not self.own and phase in (1, 2):
                 continue
             rank = int(times[:, phase].argmax())
@@ -78,7 +78,7 @@ class Late(Check):
             count = self.rows[rank, phase] = self.rows.get((rank, phase), 0) + 1 if late else 0
             if count == TIMES:
                 told = (
-                    f"in {TIMES} consecutive steps, rank {self.at(rank)} took much longer {name} than the "
+                    f"in {TIMES} consecutive steps, rank {self.at(rank)} took much longer {when} than the "
                     f"other ranks: {gap:.2g} s longer in this step, in which others work {whole:.2g} s"
                 )
                 yield Finding(

@@ -258,7 +258,8 @@ def _those(ranks: Sequence[int], world: int) -> str:
     if len(ranks) == world:
         return f"All {world} ranks, which have equal values"
     word = "Ranks" if len(ranks) > 1 else "Rank"
-    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    rest = len(ranks) - 16
+    more = f" and {rest} more" if rest > 0 else ""
     return f"{word} {', '.join(map(str, ranks[:16]))}{more}"
 
 

@@ -228,9 +228,10 @@ def _names(found: Map, rows: Sequence[int]) -> Iterable[str]:
     ends = [*rows[1:], len(found.layers)]
     for at, (first, end) in enumerate(zip(rows, ends, strict=True)):
         name = found.layers[first] or "the run"
-        whole = name if end - first == 1 else f"{name} to {found.layers[end - 1]}"
+        last, rest = found.layers[end - 1], end - first - 1
+        whole = f"{name} to {last}" if rest else name
         short = name if len(name) <= 26 else f"…{name[-25:]}"
-        more = "" if end - first == 1 else f" +{end - first - 1}"
+        more = f" +{rest}" if rest else ""
         yield f'<text class="at" x="{LEFT - 8}" y="{24 + at * CELL + 11}"><title>{text(whole)}</title>{text(short + more)}</text>'
 
 
