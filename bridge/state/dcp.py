@@ -141,8 +141,8 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
     (groups, odd), states = _groups(optimizer), _states(optimizer)
     strange = sorted(name for name in states if name not in model)
     if strange:
-        rest = len(strange) - 1
-        more = f" and {rest} more" if rest else ""
+        others = len(strange) - 1
+        more = f" and {others} more" if others else ""
         raise SourceError(
             f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model does "
             f"not have; {DAMAGED}"

@@ -104,7 +104,7 @@ def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: in
 def _advice(staging: Path) -> str:
     """Return what the user can do after a failure, as the end of a message."""
     kept = (
-        f"{staging} has the part that is finished: make room and repeat the command to continue, or "
+        f"{staging} keeps the finished part: make room and repeat the command to continue, or "
         "remove this folder"
     )
     return kept if staging.is_dir() else "make room on the disk, or name another folder"

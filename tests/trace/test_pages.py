@@ -111,7 +111,7 @@ def test_findings_alone_make_a_page(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     found_in(tmp_path / "run", where="head", evidence="all of them")
     page = page_of(tmp_path / "run", out=tmp_path / "page.html")
-    assert "only findings were logged" in page.words and "all of them" in page.words
+    assert "this run has findings, but no log of tensors" in page.words and "all of them" in page.words
 
 
 @pytest.mark.parametrize(
