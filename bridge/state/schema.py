@@ -92,7 +92,7 @@ def parse(text: str, path: Path) -> State:
     if found.get("format") not in (1, FORMAT):
         said = shown(found.get("format"))
         raise SourceError(
-            f"{path}: found format {said}, expected {FORMAT}; load it with the release that wrote it"
+            f"{path}: format: found {said}, expected {FORMAT}; load it with the release that wrote it"
         )
     # Once more from the text: `strict` takes a JSON list as a tuple only if pydantic reads the JSON
     # itself.

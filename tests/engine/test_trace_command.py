@@ -120,7 +120,7 @@ def test_a_page_of_one_run(capsys: pytest.CaptureFixture[str], runs: Path, tmp_p
     code, out, _ = said(capsys, "html", runs / "good", "-o", tmp_path / "page.html")
     assert (code, out) == (0, f"wrote {tmp_path / 'page.html'}\n")
     words = Parts((tmp_path / "page.html").read_text()).words
-    assert "No finding was written" in words and "Norms of gradients, by layer and step" in words
+    assert "There are no findings" in words and "Norms of gradients, by layer and step" in words
     first = (runs / "good" / "rank-00000" / "steps.jsonl").read_text().splitlines()[1]
     assert f"loss: {json.loads(first)['loss']:.4g} in step 1" in words
 
