@@ -1,1 +1,3 @@
-"""States of a run on disk: weights, moments, counters and random states, read and written without executing anything."""
+"""Checkpoints on disk: weights, moments, counters and random states of a run, which are read and
+written without executing anything.
+"""

@@ -1,6 +1,5 @@
-"""Archives of `torch.save`: zip files with a pickle and storages.
-
-The pickle is read as data, the storages one tensor at a time.
+"""Archives that `torch.save` writes: zip files with a pickle and with storages of tensors. The
+pickle is read as data; the storages are read one tensor at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,9 @@ from bridge.state.lazy import SAFE, WIDTH, Lazy, Span, Strided
 from bridge.state.pickled import PLAIN, Constant, Known, Record
 
 LOCAL, SIGNATURE = 30, b"PK\x03\x04"
-"""The header before each file of an archive: its length in bytes without names, and the bytes with which it begins."""
+"""The header before each file in an archive: the number of its bytes without the name, and its
+first bytes.
+"""
 STORAGES = {
     "Double": "F64",
     "Float": "F32",
@@ -51,16 +52,15 @@ UNREADABLE = (
     struct.error,
     zipfile.BadZipFile,
 )
-"""Errors that reading a damaged zip file raises, such as `NotImplementedError` for an unknown
-compression.
+"""The errors that may arise when a damaged zip file is read, such as `NotImplementedError` for an
+unknown compression.
 """
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A range of bytes in an archive.
-
-    `dtype` is the number format that the class of the storage stands for.
+    """A storage: a range of bytes in an archive that holds the elements of one or more tensors.
+    `dtype` is the number format of its elements, as the storage's class names it.
     """
 
     path: Path
@@ -79,20 +79,19 @@ def _device(*arguments: Any) -> str:
 
 def _parameter(tensor: Any, *_: Any) -> Lazy:
     if not isinstance(tensor, Lazy):
-        raise ValueError("a parameter that holds no tensor")
+        raise ValueError("found a parameter that holds no tensor")
     return tensor
 
 
 def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
-    """Build a tensor that was saved with attributes; the attributes are dropped.
-
-    Raises `ValueError` for a subclass of Tensor.
+    """Return a tensor that was saved with attributes, without the attributes. Raises `ValueError`
+    if it belongs to a subclass of Tensor.
     """
     if getattr(kind, "name", "") not in (
         "torch Tensor",
         "torch.nn.parameter Parameter",
     ) or not isinstance(arguments, tuple):
-        raise ValueError("a tensor of a subclass")
+        raise ValueError("found a tensor of a subclass of torch.Tensor")
     return build.build(*arguments)
 
 
@@ -117,9 +116,8 @@ def _typed(
 
 
 def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:
-    """Return a tensor that lies in a storage.
-
-    Raises `ValueError` if the tensor reaches beyond the storage.
+    """Return the lazy tensor whose elements lie in a storage, from `offset` on. Raises
+    `ValueError` if the tensor reaches beyond the storage.
     """
     shape, strides = _size(shape), _size(strides)
     if (
@@ -127,7 +125,7 @@ def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Laz
         or len(shape) != len(strides)
         or min((offset, *shape, *strides)) < 0
     ):
-        raise ValueError("no storage, or sizes and strides that no tensor has")
+        raise ValueError("found a tensor without a storage, or with impossible sizes or strides")
     count, width = storage.size // WIDTH[dtype], WIDTH[dtype]
     # The last element lies this many elements behind the first. A tensor without elements reaches
     # nowhere.
@@ -137,7 +135,7 @@ def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Laz
         else 0
     )
     if offset + reach > count and reach:
-        raise ValueError(f"a tensor that reaches to element {offset + reach} of {count}")
+        raise ValueError(f"found a tensor that needs {offset + reach} elements of a storage of {count}")
     if strides == contiguous(shape) or not all(shape):
         return Span(storage.path, storage.begin + offset * width, shape, dtype)
     return Strided(Span(storage.path, storage.begin, (count,), dtype), offset, shape, strides)
@@ -169,14 +167,16 @@ TENSORS: Known = {
     **pickled.recorded(*(f"torch {name}Storage" for name in STORAGES)),
     **{f"torch {name}": Constant(code) for name, code in SAFE.items()},
 }
-"""Names in the pickles of tensors, as in torch/_utils.py and torch/serialization.py, with functions that build the values."""
+"""Names that pickles of tensors contain, each with the function that builds the value (as
+torch/_utils.py and torch/serialization.py define them).
+"""
 
 
 def _scalar(dtype: Any, content: Any) -> Any:
     """Return the value of a numpy scalar, read from its little-endian bytes."""
     form = NUMBERS.get(dtype.arguments[0] if isinstance(dtype, Record) and dtype.arguments else "")
     if form is None or not isinstance(content, bytes):
-        raise ValueError("a numpy number in an unknown format")
+        raise ValueError("found a numpy number in an unknown format")
     return struct.unpack(f"<{form}", content)[0]
 
 
@@ -202,12 +202,16 @@ NUMPY: Known = {
     },
     **pickled.recorded("numpy ndarray"),
 }
-"""Names in the pickles of numpy's numbers and arrays, which learning rates and random states may contain."""
+"""Names that pickles of numpy's numbers and arrays contain, each with the function that builds the
+value. Learning rates and random states may be such numbers and arrays.
+"""
 KNOWN: Known = {**PLAIN, **TENSORS, **NUMPY}
 
 
 class Window:
-    """A range of a file that behaves like a file, so that `zipfile` can read an archive within a larger file."""
+    """A range of a file that can be read like a file, so that `zipfile` can read an archive that
+    lies in a larger file.
+    """
 
     def __init__(self, file: IO[bytes], begin: int, size: int) -> None:
         self.file, self.begin, self.size, self.at = file, begin, size, 0
@@ -236,7 +240,9 @@ class Window:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file within an archive: the offset and size of its bytes in the surrounding file, and its checksum."""
+    """A file in an archive: where its bytes begin in the file that holds the archive, how many
+    they are, and their checksum.
+    """
 
     begin: int
     size: int
@@ -246,21 +252,22 @@ class Entry:
 def read(
     path: Path, root: Path, extra: Known | None = None, begin: int = 0, size: int | None = None
 ) -> Any:
-    """Return the value that `torch.save` wrote to `path`, or to the given range of it; tensors are lazy.
+    """Return the value that `torch.save` wrote to `path`, or to a range of this file. Tensors in
+    it are lazy.
 
-    `extra` are names that this kind of checkpoint may contain, in addition to names for tensors and
-    plain values. Raises `SourceError`.
+    `extra` are names that the pickle may contain in addition to those of tensors and plain values.
+    Raises `SourceError` if the file is damaged or contains other names.
     """
     with _opened(path, root) as file:
         found = entries(path, file, begin, path.stat().st_size - begin if size is None else size)
         name = next((name for name in found if name.endswith("/data.pkl")), "")
         top = name.removesuffix("data.pkl")
         if not name:
-            raise SourceError(f"{path}: an archive without a pickle of torch.save; {DAMAGED}")
+            raise SourceError(f"{path}: found an archive without a pickle of torch.save; {DAMAGED}")
         order = found.get(f"{top}byteorder")
         if order is not None and _content(file, order) != b"little":
             raise SourceError(
-                f"{path}: its bytes are not in little-endian order; save it again on a "
+                f"{path}: the numbers in this file are not little-endian; save it again on a "
                 "little-endian machine"
             )
         content = _content(file, found[name])
@@ -278,7 +285,9 @@ def read(
 
 @contextmanager
 def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
-    """Return a context with the open file. Errors about a damaged archive become a `SourceError`."""
+    """Open the file for a `with` statement. Errors that a damaged archive causes become a
+    `SourceError`.
+    """
     try:
         with regular(path, root).open("rb") as file:
             yield file
@@ -288,22 +297,24 @@ def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
 
 def _content(file: IO[bytes], entry: Entry) -> bytes:
     if entry.size > pickled.MOST:
-        raise zipfile.BadZipFile(f"a pickle of {entry.size} bytes")
+        raise zipfile.BadZipFile(f"found a pickle of {entry.size} bytes, which is too large")
     file.seek(entry.begin)
     found = file.read(entry.size)
     if zlib.crc32(found) != entry.checksum:
-        raise zipfile.BadZipFile("its checksum does not match")
+        raise zipfile.BadZipFile("the checksum of a file in the archive does not match")
     return found
 
 
 def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Storage:
-    """Return the storage that a pickle refers to as `("storage", class, key, device, elements)`."""
+    """Return the storage to which a pickle refers by the tuple `("storage", class, key, device,
+    elements)`.
+    """
     kind, holder, key, _, count = reference
     name = holder.name.removeprefix("torch.storage ").removeprefix("torch ").removesuffix("Storage")
     dtype, entry = STORAGES[name], storages[str(key)]
     if kind != "storage" or entry.size != count * WIDTH[dtype]:
         raise ValueError(
-            f"storage {key} has {entry.size} bytes, expected {count} elements of {dtype}"
+            f"found {entry.size} bytes in storage {key}, expected {count} elements of {dtype}"
         )
     return Storage(path, entry.begin, entry.size, dtype)
 
@@ -316,13 +327,13 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
     whole = Window(file, begin, size)
     if whole.read(4) != SIGNATURE:
         raise SourceError(
-            f"{path}: no archive of torch.save since PyTorch 1.6; load it with the program that "
-            "wrote it, and save it again"
+            f"{path}: expected a file that torch.save of PyTorch 1.6 or later wrote; load it with the "
+            "program that wrote it, and save it again"
         )
     listed = zipfile.ZipFile(whole).infolist()
     if any(info.filename.endswith("/constants.pkl") for info in listed):
         raise SourceError(
-            f"{path}: a program of TorchScript, expected weights; save its state_dict() instead"
+            f"{path}: found a TorchScript program, expected weights; save the program's state_dict() instead"
         )
     found: dict[str, Entry] = {}
     # torch stores its entries uncompressed, so a tensor's bytes can be read in place. `zipfile`
@@ -335,35 +346,36 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
             or info.flag_bits & 0x1
         ):
             raise SourceError(
-                f"{path}: {shown(info.filename)} is listed twice, or is compressed; {DAMAGED}"
+                f"{path}: the archive lists {shown(info.filename)} twice, or compressed or encrypted; {DAMAGED}"
             )
         start = begin + _start(whole, info)
         if info.file_size != info.compress_size or start + info.file_size > begin + size:
-            raise SourceError(f"{path}: {shown(info.filename)} reaches beyond its end; {DAMAGED}")
+            raise SourceError(f"{path}: {shown(info.filename)} reaches beyond the end of the archive; {DAMAGED}")
         found[info.filename] = Entry(start, info.file_size, info.CRC)
     ends = sorted((entry.begin, entry.begin + entry.size, name) for name, entry in found.items())
     for (_, end, name), (start, _, other) in pairwise(ends):
         if end > start:
-            raise SourceError(f"{path}: {shown(name)} and {shown(other)} share bytes; {DAMAGED}")
+            raise SourceError(f"{path}: {shown(name)} and {shown(other)} in the archive share bytes; {DAMAGED}")
     return found
 
 
 def _start(whole: Window, info: zipfile.ZipInfo) -> int:
-    """Return the offset at which the content of an archive's file begins, after its header.
-
-    The header must be read for this: its padding may differ from the length in the directory at the
-    archive's end.
+    """Return the offset at which the content of a file in an archive begins, behind its header.
+    The length of the header is read from the header itself: the directory at the end of the
+    archive may give another one.
     """
     whole.seek(info.header_offset)
     header = whole.read(LOCAL)
     if header[:4] != SIGNATURE:
-        raise zipfile.BadZipFile(f"no header of {shown(info.filename)}")
+        raise zipfile.BadZipFile(f"found no header of {shown(info.filename)}")
     name, padding = struct.unpack("<HH", header[26:30])
     return int(info.header_offset) + LOCAL + int(name) + int(padding)
 
 
 def title(path: Path, root: Path) -> str:
-    """Return the name, without suffix, that a file of `torch.save` had when it was written."""
+    """Return the name, without suffix, under which a file was written by `torch.save`, even if the
+    file was renamed since.
+    """
     # torch.save names the folder within the archive after the file, so that a renamed file gives
     # itself away.
     with _opened(path, root) as file:
@@ -371,15 +383,14 @@ def title(path: Path, root: Path) -> str:
 
 
 Used = Mapping[Path, Sequence[int]]
-"""Offsets, by file and ascending, of the tensors that are read from the file."""
+"""For each file, in ascending order, the offsets of the tensors that are read from it."""
 
 
 def verify(
     path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None
 ) -> None:
-    """Raise `SourceError` unless every file of the archive in `path` has the checksum that was written with it.
-
-    With `used`, storages without a used tensor are not read.
+    """Raise `SourceError` unless every file in the archive has the checksum that was written with
+    it. With `used`, a storage is checked only if a tensor in it is used.
     """
     begins = None if used is None else used.get(path, ())
     with _opened(path, root) as file:

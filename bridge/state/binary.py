@@ -1,5 +1,5 @@
-"""pytorch_model.bin as transformers and DeepSpeed's zero_to_fp32 write it: weights only, in one or
-more files.
+"""The format of pytorch_model.bin, which transformers and DeepSpeed's zero_to_fp32 write: only
+weights, in one or more files.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ BINARY = Names(
 
 
 def tensors(path: Path, root: Path) -> dict[str, Lazy]:
-    """Return the tensors of a file by name.
-
-    Raises `SourceError` if the file contains anything but a state dict.
+    """Return the tensors of a file by name. Raises `SourceError` if the file contains anything
+    else than tensors by name.
     """
     found = archive.read(path, root)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -31,21 +30,21 @@ def tensors(path: Path, root: Path) -> dict[str, Lazy]:
     for name, held in found.items():
         if not isinstance(held, Lazy):
             raise SourceError(
-                f"{path}: {shown(name)} is a {type(held).__name__}, expected a tensor; is this a "
+                f"{path}: found a {type(held).__name__} as {shown(name)}, expected a tensor; is this a "
                 "trainer's checkpoint?"
             )
     return found
 
 
 class Binary(Format):
-    """Weights as transformers saved them before safetensors."""
+    """The format in which transformers saved weights before safetensors."""
 
     name = "bin"
     title = "pytorch_model.bin"
     names = "huggingface"
 
     def find(self, folder: Path) -> Path | None:
-        """Return the folder if it has files with the usual names; else None."""
+        """Return the folder if it has files with this format's names; else None."""
         return (
             folder
             if (folder / BINARY.index).is_file() or (folder / BINARY.alone).is_file()
@@ -53,7 +52,7 @@ class Binary(Format):
         )
 
     def read(self, place: Path) -> Hub:
-        """Return all weights, in the order of the model."""
+        """Return a checkpoint with all weights, in the order of the model."""
         # `state_dict()` lists parameters in the order of the modules, and a pickled dictionary
         # keeps its order.
         paths = listed(place, BINARY) or ()
@@ -61,7 +60,9 @@ class Binary(Format):
         return hub_of(self.name, found, paths, ordered=True)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Check the digests, and the checksums within each archive."""
+        """Check the files against SHA256SUMS if there is one, and check the checksums within each
+        archive.
+        """
         super().verify(place, used)
         for path in listed(place, BINARY) or ():
             archive.verify(path, place, used=used)

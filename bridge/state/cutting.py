@@ -1,4 +1,4 @@
-"""Cutting a model: a checkpoint and its config.json with only the first few layers."""
+"""Cutting a model: makes a checkpoint and a config.json that have only the first few layers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from bridge.state.hub import Group, Hub
 
 NUMBERED = re.compile(r"(.+?)\.(\d+)\.")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
-"""Names that Hugging Face's configs use for the number of layers."""
+"""Names of the setting for the number of layers in Hugging Face's configs."""
 DROPOUT = re.compile(r".*(?:_pdrop|dropout|_dropout_prob)")
 OTHER_HEADS = ("summary", "classifier")
-"""Prefixes of settings for heads that do not predict tokens, such as classifiers."""
+"""Prefixes of the settings of heads that do not predict tokens, such as classifiers. Their dropout
+is left as it is.
+"""
 
 
 def layers_of(hub: Hub) -> dict[str, int]:
-    """Return the number of layers in each list of layers, by the name of the list."""
+    """Return the number of layers in each list of layers of the model, by the list's name."""
     found: dict[str, int] = {}
     for name in hub.parameters:
         if match := NUMBERED.match(name):
@@ -28,7 +30,9 @@ def layers_of(hub: Hub) -> dict[str, int]:
 
 
 def elements(hub: Hub, layers: int | None = None) -> int:
-    """Return the number of elements of all weights, or of the weights that remain after a cut to `layers` layers."""
+    """Return the number of elements of all weights; if `layers` is given, only of the weights that
+    are left after a cut to so many layers.
+    """
     return sum(
         held.weight.count
         for name, held in hub.parameters.items()
@@ -42,7 +46,9 @@ def _stays(name: str, layers: int) -> bool:
 
 
 def cut(hub: Hub, layers: int) -> Hub:
-    """Return `hub` with only the first `layers` layers of each list, and with all parameters outside of layers."""
+    """Return the checkpoint with only the first `layers` layers of each list of layers, and with
+    all parameters that belong to no layer.
+    """
     groups = (
         Group(tuple(name for name in group.names if _stays(name, layers)), group.settings)
         for group in hub.groups
@@ -59,14 +65,13 @@ def cut(hub: Hub, layers: int) -> Hub:
 
 
 def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Return the config.json of a model with that many layers.
-
-    Raises `SourceError` if none of its keys is a number of layers.
+    """Return the config.json of the same model with `layers` layers. Raises `SourceError` if no
+    key of `config` is the number of layers.
     """
     key = next((key for key in LAYERS if isinstance(config.get(key), int)), None)
     if key is None:
         raise SourceError(
-            f"config.json: has none of {', '.join(LAYERS)}; a model without layers cannot be cut"
+            f"config.json: expected one of {', '.join(LAYERS)}, found none; a model without layers cannot be cut"
         )
     whole = config[key]
     # Lists as long as the model is deep have an entry for each layer, such as its kind of attention
@@ -80,9 +85,9 @@ def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
 
 
 def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the config.json with dropout at 0, and the names of the settings that were above 0.
-
-    No two engines draw the same dropout masks, so runs with dropout cannot be compared.
+    """Return the config.json with all dropout set to 0, and the names of the settings that were
+    above 0. Two engines draw different dropout masks, so their runs can be compared only without
+    dropout.
     """
     dropout = (
         name for name in config if DROPOUT.fullmatch(name) and not name.startswith(OTHER_HEADS)

@@ -1,4 +1,6 @@
-"""torch.distributed.checkpoint: each rank saves boxes of tensors, and `.metadata` lists the file and offset of each box."""
+"""The format of torch.distributed.checkpoint: each rank saves boxes of tensors, and the file
+`.metadata` lists where each box is stored.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,8 @@ from bridge.state.pickled import Constant, Known, Record, recorded
 METADATA = ".metadata"
 DATA = "__0_0.distcp"
 COMMON = "common.pt"
-"""Name of a file that only Megatron-Core writes into such a checkpoint.
-
-It has all values that are no tensors.
+"""Name of a file by which checkpoints of Megatron-Core, which also have `.metadata`, are told
+apart. It holds all values that are no tensors.
 """
 VERSION = "1.0.0"
 DAMAGED = "the checkpoint is damaged"
@@ -64,9 +65,8 @@ KNOWN = {
     **recorded(*(f"{OWN} {name}" for name in NAMES), PLACES, "torch.serialization _get_layout"),
     **recorded("pathlib PosixPath", "pathlib._local PosixPath", "pathlib WindowsPath"),
 }
-"""Names in the pickle `.metadata`, from torch/distributed/checkpoint/metadata.py and filesystem.py.
-
-They are read as records.
+"""Names that the pickle `.metadata` contains, from torch/distributed/checkpoint/metadata.py and
+filesystem.py. Their objects are read as records.
 """
 OPTIMIZERS = re.compile(r"optim(?:izer)?s?")
 NEUTRAL: Mapping[str, Any] = {
@@ -74,25 +74,31 @@ NEUTRAL: Mapping[str, Any] = {
     **dict.fromkeys(("foreach", "fused")),
     "decoupled_weight_decay": True,
 }
-"""Settings that the state of torch's AdamW must have, with the values at which they change no numbers."""
+"""Settings that torch's AdamW expects in its state, with values that change no numbers. They are
+written if the source does not have them.
+"""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor, or a value that torch.save wrote, with its path of keys through the saved dictionary."""
+    """An entry of a checkpoint: a tensor or another value, and the keys that lead to it in the
+    dictionary that was saved.
+    """
 
     path: tuple[Any, ...]
     value: Any
 
 
 class Dcp(Format):
-    """Checkpoints of torch.distributed.checkpoint, as users of FSDP save them."""
+    """The format of torch.distributed.checkpoint, in which users of FSDP save."""
 
     name = "dcp"
     title = "torch.distributed.checkpoint"
 
     def find(self, folder: Path) -> Path | None:
-        """Return the folder if it has `.metadata` and no `common.pt`, which only Megatron-Core's format has."""
+        """Return the folder if it has `.metadata` but not `common.pt`, which would show
+        Megatron-Core's format; else None.
+        """
         return folder if (folder / METADATA).is_file() and not (folder / COMMON).is_file() else None
 
     def verify(self, place: Path, used: Used | None = None) -> None:
@@ -102,19 +108,17 @@ class Dcp(Format):
             verified(place, KNOWN, used)
 
     def read(self, place: Path) -> Hub:
-        """Return the checkpoint.
-
-        Weights are read from `model` or from the top, optimizer states by name of parameter. All
-        other values become client state.
+        """Return the checkpoint. Weights are read from the key `model`, or from the top if there
+        is no such key, and optimizer states by parameter name. All other values become client
+        state.
         """
         return hub_of(
             self.name, place, entries(place), (place / METADATA, *sorted(place.glob("*.distcp")))
         )
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """Return one rank's files, with `model` and `optimizer` as torch's get_state_dict returns them.
-
-        Masters are written as the weights.
+        """Return the files that one rank would write. Their keys `model` and `optimizer` are as
+        torch's get_state_dict returns them. For a parameter with a master, the master is written.
         """
         values = dict(_values(hub, wanted.dtype))
         files = files_of(
@@ -128,17 +132,17 @@ class Dcp(Format):
 
 
 def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Path, ...]) -> Hub:
-    """Return the checkpoint that these entries make up.
-
-    Raises `SourceError` if they contain no model.
+    """Return the checkpoint that consists of these entries. Raises `SourceError` if no entry
+    belongs to a model.
     """
     model, optimizer, rest = _sorted(found, place)
     if not model:
-        raise SourceError(f"{place / METADATA}: no tensors of a model in it; {DAMAGED}")
+        raise SourceError(f"{place / METADATA}: found no tensors of a model; {DAMAGED}")
     (groups, odd), states = _groups(optimizer), _states(optimizer)
     strange = sorted(name for name in states if name not in model)
     if strange:
-        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        others = len(strange) - 1
+        more = f" and {others} more" if others else ""
         raise SourceError(
             f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model does "
             f"not have; {DAMAGED}"
@@ -183,7 +187,9 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
 
 
 def verified(place: Path, known: Known, used: Used | None = None) -> None:
-    """Check the checksums of every part of every file. Raises `SourceError`."""
+    """Check the checksums within every file. Raises `SourceError` if one does not match. `used`
+    limits the check as in `archive.verify`.
+    """
     found = pickled.value(
         read_bytes(place / METADATA, place, pickled.MOST), known, place / METADATA
     )
@@ -194,9 +200,8 @@ def verified(place: Path, known: Known, used: Used | None = None) -> None:
 def entries(
     place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True
 ) -> dict[str, Entry]:
-    """Return the entry of every key that is `wanted`, with the whole tensor or the value.
-
-    `known` are the names that pickles may contain. Raises `SourceError`, also if an element of a
+    """Return the entries whose keys `wanted` accepts, by key. `known` are the names that pickles
+    may contain. Raises `SourceError` if the checkpoint is damaged, for instance if an element of a
     tensor is missing or stored twice.
     """
     path = place / METADATA
@@ -219,14 +224,16 @@ def entries(
         }
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise SourceError(
-            f"{path}: not as torch.distributed.checkpoint writes it ({shown(str(error))}); {DAMAGED}"
+            f"{path}: expected a file as torch.distributed.checkpoint writes it ({shown(str(error))}); {DAMAGED}"
         ) from None
 
 
 def _value(
     place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known
 ) -> Any:
-    """Return the tensor whose boxes are stored at `places`, or the value that is stored at a single place."""
+    """Return the tensor or the value that is stored under `key`. The boxes of a tensor are stored
+    at `places`; a value has one place.
+    """
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
         return _saved(place, info, known)
@@ -236,7 +243,7 @@ def _value(
         held = _saved(place, info, known)
         if not isinstance(held, Lazy) or held.dtype != dtype:
             raise SourceError(
-                f"{place / info['relative_path']}: {shown(key)} is no tensor of {dtype}; {DAMAGED}"
+                f"{place / info['relative_path']}: expected a tensor of {dtype} for {shown(key)}; {DAMAGED}"
             )
         boxes.append(Placed(Box(tuple(offset or ()), held.shape), held))
     listed = [
@@ -245,7 +252,7 @@ def _value(
     ]
     if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(listed):
         raise SourceError(
-            f"{place}: the parts of {shown(key)} are not those that {METADATA} lists; {DAMAGED}"
+            f"{place}: {METADATA} lists other parts of {shown(key)} than the files have; {DAMAGED}"
         )
     # The list and the files may agree and still leave a gap, or hold an element twice.
     problem = parts.whole(
@@ -256,22 +263,21 @@ def _value(
 
 
 def _saved(place: Path, info: Mapping[str, Any], known: Known) -> Any:
-    """Return the value that torch.save wrote into a part of a file."""
+    """Return the value that torch.save wrote into one part of a file; a tensor is lazy."""
     path, root, begin, size = _part(place, info)
     return archive.read(path, root, known, begin, size)
 
 
 def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
-    """Return the file that contains a part, the checkpoint's folder, and the part's offset and size in bytes.
-
-    Raises `SourceError`.
+    """Return where a part is stored: the file, the checkpoint's folder, and the offset and size of
+    the part in bytes. Raises `SourceError` if the file is too short, or compressed.
     """
     path = place / plain_name(info["relative_path"], place / METADATA)
     begin, size = int(info["offset"]), int(info["length"])
     if info.get("transform_descriptors"):
-        raise SourceError(f"{path}: it is compressed; save it without storage extensions")
+        raise SourceError(f"{path}: found a compressed file; save the checkpoint without storage extensions")
     if begin < 0 or size < 0 or begin + size > regular(path, place).stat().st_size:
-        raise SourceError(f"{path}: it ends before byte {begin + size}; {DAMAGED}")
+        raise SourceError(f"{path}: the file ends before byte {begin + size}; {DAMAGED}")
     return path, place, begin, size
 
 
@@ -281,7 +287,9 @@ Model = dict[str, Lazy]
 def _sorted(
     found: Mapping[str, Entry], place: Path
 ) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
-    """Return three dictionaries: tensors of the model by name, entries of the optimizer by path, and all other values by key."""
+    """Sort the entries into three dictionaries: the model's tensors by name, the optimizer's
+    values by their keys, and all other values by key.
+    """
     # A script may save the model under `model`, or its parameters at the top beside everything
     # else.
     nested = any(entry.path[0] == "model" and len(entry.path) > 1 for entry in found.values())
@@ -301,7 +309,9 @@ def _sorted(
 
 
 def _flattened(path: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return `(top, name, key)` for an entry of the optimizer, such as `("state", "head.weight", "exp_avg")`."""
+    """Return the keys of an optimizer's value as `(top, name, key)`, such as `("state",
+    "head.weight", "exp_avg")`, whether they were saved nested or joined by dots.
+    """
     # torch nests state_dict(), and torchtitan flattens it into "state.head.weight.exp_avg". Joined,
     # both are alike: names of parameters hold dots, the first and the last part do not.
     whole = ".".join(map(str, path))
@@ -320,9 +330,9 @@ def _states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any
 
 
 def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...], list[Finding]]:
-    """Return the optimizer's groups, and findings for settings that are not kept. torch saves
-    groups by number or, flattened, the settings of each parameter; in the second case, parameters
-    with equal settings form a group again.
+    """Return the optimizer's parameter groups, and findings for settings that are not kept. torch
+    saves groups by number, or instead the settings of each parameter. In the second case,
+    parameters with equal settings become one group.
     """
     rows: dict[str, dict[str, Any]] = {}
     for path, value in optimizer.items():
@@ -356,10 +366,9 @@ def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter
 
 
 def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """Return whether a tensor is taken for a buffer.
-
-    It is if its elements are not floating-point numbers. It also is if the optimizer does not know
-    it and it is stored whole, while all parameters of the optimizer are sharded.
+    """Return whether to take a tensor for a buffer: the format does not tell. It is taken for one
+    if its elements are not floating-point numbers; also if the optimizer does not know it, and it
+    is stored whole while all parameters that the optimizer knows are sharded.
     """
     held = model[name]
     if held.dtype not in FLOATING:
@@ -371,7 +380,9 @@ def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
 
 
 def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield each tensor that the optimizer does not know, with a parameter of the optimizer that has equal elements."""
+    """Yield pairs of tied names: a tensor that the optimizer does not know, and a parameter of the
+    optimizer with the same elements.
+    """
     import torch
 
     for name, held in model.items() if known else ():
@@ -400,14 +411,14 @@ def _guessed(
 ) -> Iterator[Finding]:
     for name, other in ties.items():
         message = (
-            f"{name}: unknown to the optimizer, and equal to {other}; read as the same parameter"
+            f"{name}: the optimizer does not know this tensor, which is equal to {other}; both are read as one parameter"
         )
         yield lost("ties", message, Effect.NONE)
     frozen = [name for name, held in parameters.items() if known and not held.trained]
     if frozen:
         message = (
-            f"{', '.join(frozen)}: unknown to the optimizer; read as frozen parameters, but may be "
-            "buffers"
+            f"{', '.join(frozen)}: the optimizer does not know these tensors; they are read as frozen "
+            "parameters, but may be buffers"
         )
         yield lost("frozen", message, Effect.NONE)
 
@@ -416,7 +427,7 @@ def _guessed(
 
 
 def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yield the values by path, in the order of a state dict."""
+    """Yield the values to write with the keys that lead to them, in the order of a state dict."""
     import torch
 
     for name, held in hub.parameters.items():
@@ -454,7 +465,9 @@ def _key(path: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """A box of the tensor `key`, with the tensor's `shape` and `dtype`; or a value, whose shape is None."""
+    """A value to save under `key`: a box of a tensor of this `shape`, whose first element is at
+    `offsets`, or another value, with None as shape.
+    """
 
     key: str
     value: Any
@@ -463,7 +476,7 @@ class Saved:
 
     @classmethod
     def of(cls, key: str, value: Any) -> Saved:
-        """Return the entry to save for a whole tensor or a value."""
+        """Return what has to be saved for a whole tensor or for another value."""
         return (
             cls(key, value, value.shape, (0,) * len(value.shape))
             if isinstance(value, Lazy)
@@ -474,13 +487,17 @@ class Saved:
 def files_of(
     saved: Sequence[Saved], paths: Mapping[str, tuple[Any, ...]] | None
 ) -> tuple[File, ...]:
-    """One rank's files. `paths` gives the path of each key, if the saved dictionary is nested."""
+    """Return the files that one rank would write: the data and `.metadata`. If the saved
+    dictionary is nested, `paths` has for each key the keys that lead to the value.
+    """
     body, places = _body(saved)
     return File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places, paths),))
 
 
 def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
-    """Return the parts of the data file, and the offset and size of each value."""
+    """Return the parts of which the data file consists, and for each value its offset and size in
+    this file.
+    """
     body: list[Any] = []
     places = []
     at = 0
@@ -499,7 +516,9 @@ def _metadata(
     places: Sequence[tuple[int, int]],
     paths: Mapping[str, tuple[Any, ...]] | None,
 ) -> bytes:
-    """Return the content of `.metadata`: torch's `Metadata`, which lists the keys and the places of their boxes."""
+    """Return the content of the file `.metadata`, torch's `Metadata`: it lists the keys, and where
+    each box or value is stored.
+    """
     # A tensor that several ranks hold has a box for each of them, all under its one key.
     boxes: dict[str, list[Saved]] = {}
     for held in saved:
@@ -560,35 +579,37 @@ def _about(boxes: Sequence[Saved]) -> Record:
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
-    """Yield a finding for each value that torch's own checkpoint cannot hold."""
+    """Yield a finding for each value that torch's checkpoint cannot hold, or that it should have
+    and the source lacks.
+    """
     if hub.moments and not hub.groups:
         yield lost(
             "groups",
-            "the source has no optimizer settings, which torch requires",
+            "the source has no settings of the optimizer; torch needs them to load moments",
             Effect.NUMBERS,
         )
     if hub.trained and not hub.moments:
-        yield lost("moments", "the source has no moments; load only the model", Effect.NUMBERS)
+        yield lost("moments", "the source has no moments; load only the model, and no optimizer", Effect.NUMBERS)
     if hub.scale is not None:
         yield lost(
             "scale",
-            "torch's checkpoint has no place for the loss scale; set it in the script's scaler",
+            "torch's checkpoint cannot hold the loss scale; set the scale in the script's scaler",
             Effect.NUMBERS,
         )
     if hub.schedule is not None:
         yield lost(
             "schedule",
-            f"{shown(hub.schedule)} is not the state of a scheduler of torch; set the state of"
-            " torch's scheduler by hand",
+            f"the source's schedule {shown(hub.schedule)} is not the state of a scheduler of torch; set the"
+            " state of torch's scheduler by hand",
             Effect.NUMBERS,
         )
     if hub.random:
         yield lost(
             "random",
-            "torch's checkpoint has no place for random states; a run from it draws other numbers",
+            "torch's checkpoint cannot hold random states; a run that resumes from it draws other numbers",
             Effect.NUMBERS,
         )
     skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
     if skipped:
-        message = f"{', '.join(skipped)}: not kept; of the run's progress only the step is kept"
+        message = f"{', '.join(skipped)}: torch's checkpoint keeps only the step of the run's progress"
         yield lost("run", message, Effect.NONE)

@@ -1,4 +1,6 @@
-"""Digests: the file SHA256SUMS of a checkpoint, in the format of `sha256sum -c`."""
+"""Digests: the file SHA256SUMS with the digest of each file of a checkpoint, in the format of
+`sha256sum -c`.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ def digest_of_text(text: str) -> str:
 
 
 def text_of(digests: Mapping[str, str]) -> str:
-    """Return the content of a file SHA256SUMS for `digests` by file name."""
+    """Return the content of a file SHA256SUMS; `digests` has the digest of each file by its name.
+    """
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
 def read(folder: Path, root: Path) -> dict[str, str]:
-    """Return the digests by file name, which may begin with folders.
-
-    Raises `SourceError` for a text that `text_of` would write differently.
+    """Return the digests in the folder's SHA256SUMS by file name; names may contain folders.
+    Raises `SourceError` if the file is not exactly as `text_of` writes it.
     """
     path = folder / SUMS
     text = read_text(path, root, MOST)
@@ -62,7 +64,9 @@ def read(folder: Path, root: Path) -> dict[str, str]:
 
 
 def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
-    """Raise a `SourceError` that names each file whose content differs from the content that was written."""
+    """Check that the files have these digests. Raises a `SourceError` with a line for each file
+    that has changed, is missing, or has no digest.
+    """
     SourceError.raise_if(
         problem
         for name in counted(list(names))
@@ -72,12 +76,12 @@ def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str,
 
 def _problem(path: Path, root: Path, expected: str | None) -> str:
     if expected is None:
-        return f"{path}: {SUMS} has no line for it; the checkpoint is damaged"
+        return f"{path}: {SUMS} has no line for this file; the checkpoint is damaged"
     try:
         found, size = digest_of(regular(path, root)), path.stat().st_size
     except SourceError as error:
         return str(error)
     except OSError as error:
         return f"{path}: {error.strerror}; expected a file that can be read"
-    said = f"{path}: its {size} bytes are not those that were written (SHA-256 {found[:12]}, {SUMS} has {expected[:12]})"
-    return "" if found == expected else f"{said}; the file is damaged: load another checkpoint"
+    changed = f"{path}: the {size} bytes of this file have changed (SHA-256 {found[:12]}, {SUMS} has {expected[:12]})"
+    return "" if found == expected else f"{changed}; the file is damaged: load another checkpoint"

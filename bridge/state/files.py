@@ -1,4 +1,6 @@
-"""Files to be written, as lists of parts, so that sizes and progress are known in advance."""
+"""Files to write, as lists of parts that are made only when they are written, so that sizes and
+progress are known in advance.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,8 @@ from bridge.state.lazy import WIDTH, Lazy, Run
 
 @dataclass(frozen=True)
 class Late:
-    """Bytes that contain checksums of earlier runs of the file.
-
-    `size` is known before the runs are read. `make` returns the bytes for the CRC-32 of each of
-    `runs`, in that order.
+    """A part whose bytes contain checksums of other parts, the `runs`. Its `size` is known before;
+    `make` returns its bytes when it gets the CRC-32 of each run, in order.
     """
 
     size: int
@@ -23,7 +23,7 @@ class Late:
 
 @dataclass(frozen=True)
 class File:
-    """A file of a checkpoint: its name, which may begin with folders, and its parts in order."""
+    """A file to write: its name, which may contain folders, and its parts in order."""
 
     name: str
     parts: tuple[bytes | Run | Late, ...]
@@ -47,5 +47,5 @@ def size_of(part: bytes | Run | Late) -> int:
 
 
 def all_of(source: Lazy) -> Run:
-    """Return all elements of a tensor as one run."""
+    """Return a run with all elements of a tensor."""
     return Run(source, 0, source.count)

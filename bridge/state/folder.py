@@ -1,5 +1,5 @@
-"""Folders of checkpoints: each checkpoint is written under a temporary name and then renamed, under
-a lock.
+"""Folders of checkpoints. Each checkpoint is written into a temporary folder, which gets its name
+when all is on the disk; a lock keeps jobs apart.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from bridge.state.schema import STATE
 LATEST = "latest"
 LOCK = ".lock"
 PATIENCE = 600.0
-"""Seconds that a job waits while another job publishes or loads in the same folder."""
+"""Number of seconds that a job waits while another job publishes or loads a checkpoint in the same
+folder.
+"""
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 @contextmanager
 def locked(folder: Path, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
-    """Return a context in which this process holds the folder's lock: exclusively or, if `shared`,
-    together with other readers.
+    """Hold the folder's lock during a `with` statement. A shared lock can be held by several
+    readers at once. Raises `BridgeError` if another job holds the lock for more than `patience`
+    seconds.
     """
     path = folder / LOCK
     try:
@@ -61,9 +64,8 @@ def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
 
 
 def _try(descriptor: int, kind: int) -> bool:
-    """Try to lock a file. Returns False if another job holds the lock.
-
-    On a file system without locks every job gets the lock.
+    """Try to lock a file, and return False if another job holds the lock. On a file system without
+    locks, every job gets the lock.
     """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -76,9 +78,8 @@ def _try(descriptor: int, kind: int) -> bool:
 
 @dataclass
 class Saving:
-    """A checkpoint that is being written to the folder `temporary`.
-
-    A lock on that folder tells other jobs that this job is alive.
+    """A checkpoint that is being written into the folder `temporary`. This job holds a lock on the
+    folder as long as it lives, so that other jobs do not remove it.
     """
 
     folder: Path
@@ -88,14 +89,13 @@ class Saving:
 
     @classmethod
     def begin(cls, folder: Path, tag: str) -> Saving:
-        """Remove the folders that killed jobs left, and make a temporary folder for `tag`.
-
-        Raises `SourceError` for a tag that is no plain name.
+        """Remove temporary folders that killed jobs left behind, and make one for the checkpoint
+        `tag`. Raises `SourceError` if `tag` cannot be the name of a folder.
         """
         inside(folder / plain(tag, "tag"), folder)
         if tag == LATEST:
             raise SourceError(
-                f"tag: found {LATEST!r}, which is the file that names the newest checkpoint; choose another"
+                f"tag: found {LATEST!r}, which is the name of the file that names the newest checkpoint; choose another tag"
             )
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
@@ -112,9 +112,8 @@ class Saving:
         return saving
 
     def publish(self, texts: Mapping[str, str], latest: bool) -> Path:
-        """Add small files, flush everything to the disk, and rename the folder to the checkpoint's name.
-
-        An earlier checkpoint of this name is removed.
+        """Add small files to the checkpoint, wait until all is on the disk, and give the folder
+        the checkpoint's name. An earlier checkpoint of this name is removed. Returns the folder.
         """
         for name, text in texts.items():
             write_text(self.temporary / name, text)
@@ -152,9 +151,8 @@ class Saving:
 
 
 def _left(path: Path) -> bool:
-    """Return whether a temporary folder is left over: no job holds its lock.
-
-    Return False if that is not known.
+    """Return whether a temporary folder was left behind, that is, no job holds its lock. Return
+    False if this cannot be found out.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -181,7 +179,7 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, and return when it is on the disk."""
+    """Write a file, and wait until it is on the disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -189,7 +187,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush the names in a folder to the disk, so that a power failure does not undo a rename."""
+    """Wait until the names of the files in a folder are on the disk, so that a power failure does
+    not undo a rename.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -198,16 +198,15 @@ def sync(folder: Path) -> None:
 
 
 def find(folder: Path, tag: str | None) -> Path:
-    """Return the folder of a checkpoint; without `tag`, of the checkpoint that `latest` names.
-
-    If a save was killed between its two renames, this is the folder of the previous checkpoint.
-    Raises `SourceError` if there is none.
+    """Return the folder of the checkpoint `tag`, or without a tag, of the checkpoint that the file
+    `latest` names. If a job was killed while it replaced this checkpoint, return the folder of the
+    one before. Raises `SourceError` if there is none.
     """
     if tag is None:
         pointer = folder / LATEST
         if not os.path.lexists(pointer):
             raise SourceError(
-                f"{folder}: no file {LATEST!r} that names a checkpoint; give a tag, or save first"
+                f"{folder}: found no file {LATEST!r}, which would name a checkpoint; give a tag, or save first"
             )
         tag = plain(read_text(pointer, folder, SMALL).strip(), pointer)
     else:
@@ -216,7 +215,7 @@ def find(folder: Path, tag: str | None) -> Path:
         if os.path.lexists(inside(path, folder) / STATE):
             return path
     raise SourceError(
-        f"{folder / tag}: no checkpoint there; correct the tag{nearest(tag, tags(folder))}"
+        f"{folder / tag}: found no checkpoint; correct the tag{nearest(tag, tags(folder))}"
     )
 
 

@@ -1,6 +1,5 @@
-"""Formats of checkpoints: the interface, and the list of formats.
-
-Formats of a stack are in the stack's own folder.
+"""Formats of checkpoints: their common interface, and the list of all formats. The formats of a
+stack are in the folder of the stack.
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ GIGABYTE = 2**30
 
 @dataclass(frozen=True)
 class Wanted:
-    """The user's wishes for the files: number format of the weights, number of data ranks, ZeRO
-    level, and largest size of a file in bytes.
-
-    None stands for the value of the source.
+    """How the user wants the files: number format of the weights, number of data ranks, ZeRO
+    level, and maximum size of a file in bytes. None means: as in the source.
     """
 
     dtype: str | None = None
@@ -43,7 +40,9 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Written:
-    """The files to write, the name of the file with digests, and a finding for each loss."""
+    """What a format plans to write: the files, the name of the file with their digests, and a
+    finding for each value that is lost.
+    """
 
     files: tuple[File, ...]
     sums: str
@@ -56,46 +55,54 @@ class Format(ABC):
     name: str
     title: str
     fixed: bool = False
-    """Whether a checkpoint can be loaded only by the number of ranks that saved it."""
+    """Whether only as many ranks as saved a checkpoint can load it."""
     names: str | None = None
-    """Name of the parameter naming (`bridge.state.names`) that readers of this format expect; None if they accept any."""
+    """Name of the naming of parameters (`bridge.state.names`) that stacks expect in this format;
+    None if they accept any.
+    """
     takes: frozenset[str] = frozenset()
-    """Fields of `Wanted`, in addition to `dtype`, that change the files of this format, such as `ranks` and `level`."""
+    """Names of the fields of `Wanted` that this format honours in addition to `dtype`, such as
+    `ranks` and `level`.
+    """
     unseen: str = ""
-    """Text for messages: the kind of damage that is not detected without SHA256SUMS."""
+    """Words for a finding: the damage that cannot be detected in this format if SHA256SUMS is
+    missing.
+    """
 
     @abstractmethod
     def find(self, folder: Path) -> Path | None:
-        """Return the folder with a checkpoint of this format: `folder`, or a folder that a file in
-        it names; None if there is none.
+        """Return the folder of a checkpoint of this format: `folder` itself, or a folder in it
+        that a file such as `latest` names. Return None if there is no such checkpoint.
         """
 
     @abstractmethod
     def read(self, place: Path) -> Hub:
-        """Return the checkpoint in a folder that `find` returned. Raises `SourceError`."""
+        """Return the checkpoint in the folder `place`, which `find` returned. Raises `SourceError`
+        if it is damaged.
+        """
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Compare the files in `place` with the digests in SHA256SUMS.
-
-        Raises a `SourceError` that names each changed file. With `used`, a format that has a
-        checksum for each tensor may check only the used tensors.
+        """Compare the files in the folder `place` with the digests in SHA256SUMS, if this file
+        exists. Raises a `SourceError` that names each file that has changed. `used` has the
+        tensors that are needed: a format with a checksum for each tensor may check only these.
         """
         if (place / digests.SUMS).is_file():
             found = digests.read(place, place)
             digests.verify(place, place, found, found)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """Return the files that would hold `hub`.
-
-        Raises `SourceError` if this format cannot hold it.
+        """Return the files that would hold the checkpoint `hub`. Raises `SourceError` if this
+        format cannot hold it.
         """
         raise SourceError(
-            f"{self.name}: {self.title} can be read but not written; choose another format"
+            f"{self.name}: checkpoints of {self.title} can be read but not written; choose another format"
         )
 
 
 def known() -> Mapping[str, Format]:
-    """Return every format by name: first formats that belong to no stack, then the formats of the stacks in compat/."""
+    """Return all formats by name: first those that belong to no stack, then those of the stacks in
+    compat/.
+    """
     # Imported here, as each of them imports this module for `Format`.
     from bridge.state.binary import Binary
     from bridge.state.dcp import Dcp
@@ -108,33 +115,34 @@ def known() -> Mapping[str, Format]:
 
 
 def named(name: str) -> Format:
-    """Return the format with that name. Raises a `SourceError` that suggests the nearest name."""
+    """Return the format `name`. If there is none, raise a `SourceError` that suggests a similar
+    name.
+    """
     found = known()
     if name not in found:
         raise SourceError(
-            f"{name}: unknown format of checkpoints; known are "
+            f"{name}: found an unknown format of checkpoints, expected one of "
             f"{', '.join(found)}{nearest(name, found)}"
         )
     return found[name]
 
 
 def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
-    """Return the format of the checkpoint in `folder`, and the folder with its files.
-
-    Raises `SourceError` if there is no checkpoint, or if there are several formats and `name` does
+    """Return the format of the checkpoint in `folder`, and the folder with its files. Raises
+    `SourceError` if there is no checkpoint, or if the files are of several formats and `name` does
     not choose one.
     """
     if not folder.is_dir():
-        raise SourceError(f"{folder}: no folder there; name the folder of a checkpoint")
+        raise SourceError(f"{folder}: found no folder; name the folder of a checkpoint")
     tried = [named(name)] if name else list(known().values())
     places = [(format, place) for format in tried if (place := format.find(folder)) is not None]
     if not places:
         kinds = ", ".join(format.title for format in tried)
-        raise SourceError(f"{folder}: no checkpoint of {kinds} there; {_near(folder, tried)}")
+        raise SourceError(f"{folder}: found no checkpoint of {kinds}; {_near(folder, tried)}")
     if len(places) > 1:
         kinds = ", ".join(format.name for format, _ in places)
         raise SourceError(
-            f"{folder}: checkpoints of several formats ({kinds}); choose one with --from"
+            f"{folder}: found checkpoints of several formats ({kinds}); choose one with --from"
         )
     return places[0]
 
@@ -144,8 +152,8 @@ SHOWN, MOST = 5, 200
 
 
 def _near(folder: Path, tried: Sequence[Format]) -> str:
-    """Return advice for messages: the folders inside `folder` that contain a checkpoint, and a
-    pointer file that names no checkpoint.
+    """Return advice for the message that `folder` has no checkpoint: it names the folders inside
+    that have one, and a pointer file such as `latest` that leads nowhere.
     """
     inside = [
         path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()
@@ -157,20 +165,21 @@ def _near(folder: Path, tried: Sequence[Format]) -> str:
     ]
     there = next((pointer for pointer in POINTERS if (folder / pointer).is_file()), None)
     if not names:
-        return "name the folder that contains its files"
-    why = f"{there} does not name one, but " if there else ""
-    return f"{why}these folders hold one: {', '.join(names[:SHOWN])}; name one of them"
+        return "name the folder that contains the files of a checkpoint"
+    advice = f"these folders in it hold a checkpoint: {', '.join(names[:SHOWN])}; name one of them"
+    return f"the file {there} leads to no checkpoint; {advice}" if there else advice
 
 
 def read(folder: Path, name: str | None = None) -> Hub:
-    """Return the checkpoint in `folder`. Raises `SourceError`."""
+    """Return the checkpoint in `folder`, in the format `name` or in any. Raises `SourceError` if
+    there is none, or if it is damaged.
+    """
     return read_at(*found(folder, name))
 
 
 def read_at(format: Format, place: Path) -> Hub:
-    """Return the checkpoint that `found` located.
-
-    Raises `SourceError` if a part of it does not have the form of the format.
+    """Return the checkpoint of this format in the folder `place`. Raises `SourceError` if it is
+    damaged.
     """
     try:
         hub = format.read(place)
@@ -181,29 +190,31 @@ def read_at(format: Format, place: Path) -> Hub:
     except FLAWS as error:
         # A file may hold any value in any place. What a reader did not look at before it used it
         # ends here, without a traceback.
-        said = (
-            f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
-        )
-        raise SourceError(f"{said}; the checkpoint is damaged") from error
+        raise _damaged(format, place, error) from error
+
+
+def _damaged(format: Format, place: Path, error: Exception) -> SourceError:
+    return SourceError(
+        f"{place}: expected a checkpoint of {format.title} ({type(error).__name__}: {shown(str(error))}); the "
+        "checkpoint is damaged"
+    )
 
 
 def verified(format: Format, place: Path, files: Sequence[File] | None = None) -> None:
-    """Check the checksums of a checkpoint.
-
-    With `files`, at least the tensors that are written into these files are checked. Raises
-    `SourceError`.
+    """Check the checksums of the checkpoint in the folder `place`. If `files` are given, at least
+    the tensors that go into these files are checked. Raises `SourceError` if a checksum does not
+    match.
     """
     try:
         format.verify(place, None if files is None else used(files))
     except FLAWS as error:
-        said = (
-            f"{place}: not as {format.title} has it ({type(error).__name__}: {shown(str(error))})"
-        )
-        raise SourceError(f"{said}; the checkpoint is damaged") from error
+        raise _damaged(format, place, error) from error
 
 
 def doubted(format: Format, place: Path, hub: Hub) -> Hub:
-    """Return the checkpoint with findings added: moments that no run can have, and the kinds of damage that are not detected."""
+    """Return the checkpoint with more findings: one if damage cannot be detected, and one for each
+    pair of moments that no run can have.
+    """
     unseen = format.unseen and not (place / digests.SUMS).is_file()
     limits = (
         [lost("checksums", f"{digests.SUMS} is missing: {format.unseen}", Effect.NONE)]
@@ -214,44 +225,45 @@ def doubted(format: Format, place: Path, hub: Hub) -> Hub:
 
 
 def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
-    """Return the files that would hold `hub`.
-
-    Raises `SourceError` if a value of the source has the wrong type.
+    """Return the files that would hold the checkpoint `hub` in this format. Raises `SourceError`
+    if a value in it has the wrong type.
     """
     try:
         return format.plan(hub, wanted)
     except FLAWS as error:
         why = f"{type(error).__name__}: {shown(str(error))}"
-        said = f"{hub.origin.format}: {format.title} cannot hold its values about the run ({why})"
-        raise SourceError(f"{said}; the checkpoint is damaged") from error
+        raise SourceError(
+            f"{hub.origin.format}: {format.title} cannot hold the source's values about the run ({why}); the"
+            " checkpoint is damaged"
+        ) from error
 
 
 def _unsound(hub: Hub) -> Iterator[str]:
-    """Yield the problems of a damaged checkpoint: values in place of tensors, copies of wrong
-    shape, and groups and ties with names of parameters that do not exist.
+    """Yield a message for each problem that shows a damaged checkpoint: another value in place of
+    a tensor, a master or moment with another shape than the weight, or a group or tie with a
+    parameter that does not exist.
     """
     rows: Iterable[tuple[Any, str, Any]] = hub.tensors()
     for name, kind, held in rows:
         if not isinstance(name, str) or not isinstance(held, Lazy):
-            yield f"{shown(name)}: its {kind} is a {type(held).__name__}, expected a tensor"
+            yield f"{shown(name)}: found a {type(held).__name__} as {kind}, expected a tensor"
         elif name in hub.parameters and held.shape != hub.parameters[name].weight.shape:
-            yield f"{shown(name)}: its {kind} has shape {held.shape}, its weight {hub.parameters[name].weight.shape}"
+            yield f"{shown(name)}: found shape {held.shape} of the {kind}, and {hub.parameters[name].weight.shape} of the weight"
     for group in hub.groups:
         yield from (
             f"{shown(name)} is in a group of the optimizer but not in the model"
             for name in set(group.names) - set(hub.parameters)
         )
     yield from (
-        f"{shown(alias)} is tied to {shown(name)}, which does not exist"
+        f"{shown(alias)} is tied to {shown(name)}, which the model does not have"
         for alias, name in hub.ties.items()
         if name not in hub.parameters
     )
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:
-    """Return the folder inside `folder` that the file `pointer`, such as `latest`, names.
-
-    Without that file, return `folder`. Return None if the file names no folder.
+    """Return the folder inside `folder` that the file `pointer`, such as `latest`, names; without
+    this file, return `folder` itself. Return None if the file names no existing folder.
     """
     from bridge.files.contained import SMALL, inside, plain, read_text
 
@@ -263,23 +275,22 @@ def pointed(folder: Path, pointer: str) -> Path | None:
 
 
 def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
-    """Yield findings on the losses of a format without optimizer states.
-
-    `dtype` is the format in which the weights are written; None: the format that they have.
+    """Yield a finding for each value that a format without optimizer states loses. `dtype` is the
+    number format in which weights are written; None: that of each weight.
     """
     written = dtype or hub.computed
     if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):
         yield lost(
             "masters",
-            f"{format} has one copy of a weight, here {written}; the greater precision of the "
+            f"{format} has one copy of each weight, here in {written}; the greater precision of the "
             "masters is lost",
             Effect.NUMBERS,
         )
     if hub.moments:
         yield lost(
             "moments",
-            f"{', '.join(hub.moments)}: {format} has no optimizer states; a run from it starts "
-            "with new ones",
+            f"{', '.join(hub.moments)}: {format} has no optimizer states; a run that loads this "
+            "checkpoint starts with new ones",
             Effect.NUMBERS,
         )
     for name, value in (
@@ -290,8 +301,8 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
         if value:
             yield lost(
                 name,
-                f"{format} has no place for it; a run from it begins with its initial value",
+                f"{format} cannot hold the {name}; a run that loads this checkpoint begins with the initial {name}",
                 Effect.NUMBERS,
             )
     if hub.client:
-        yield lost("client", f"{', '.join(hub.client)}: {format} has no place for it", Effect.NONE)
+        yield lost("client", f"{format} cannot hold these values of the script: {', '.join(hub.client)}", Effect.NONE)

@@ -1,5 +1,5 @@
-"""Groups of parameters that an optimizer treats differently, and the file from which scripts build
-them.
+"""Parameter groups, which an optimizer treats differently, and the file from which a script makes
+the same groups.
 """
 
 from __future__ import annotations
@@ -19,18 +19,24 @@ if TYPE_CHECKING:
     from bridge.plan import Optimizer
 
 Row = Mapping[str, Any]
-"""A group in the form that torch's optimizers expect, with names in place of tensors."""
+"""A group in the form that torch's optimizers expect, but with names of parameters in place of the
+parameters.
+"""
 
 FILE = "parameter_groups.json"
 TREATED = ("weight_decay", "betas", "eps", "momentum")
-"""Settings of a group that change numbers, apart from learning rates, which follow the schedule."""
+"""Settings by which groups are treated differently, apart from the learning rate, which follows
+the schedule.
+"""
 MOST = 2**28
 NEAR = 1e-9
-"""Relative difference up to which two learning rates count as equal."""
+"""Largest relative difference at which two learning rates count as equal."""
 
 
 def treated(group: Group, name: str) -> Any:
-    """Return the effective value of a group's setting: if Megatron's `wd_mult` is 0, weight decay is 0."""
+    """Return the value of a group's setting that takes effect: the weight decay is 0 if Megatron's
+    `wd_mult` is 0.
+    """
     return 0.0 if name == DECAY and group.settings.get("wd_mult") == 0 else group.settings.get(name)
 
 
@@ -38,16 +44,17 @@ DECAY = "weight_decay"
 
 
 def base(group: Group) -> float | None:
-    """Return the learning rate from which the schedule starts: `initial_lr`, which torch's schedulers set, else `lr`."""
+    """Return the learning rate of a group before the schedule changes it: `initial_lr`, which
+    torch's schedulers set, or else `lr`.
+    """
     found = group.settings.get("initial_lr", group.settings.get("lr"))
     return float(found) if isinstance(found, int | float) else None
 
 
 def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
-    """Return the learning rate of each group, divided by the config's rate.
-
-    A group has ratio 1 if its rate equals the config's rate, or the rate of the schedule at this
-    step. If no group does, the group with most elements gets ratio 1.
+    """Return the learning rate of each group divided by a base rate, which has the ratio 1. The
+    base is the rate of a group that equals the config's rate, or the scheduled rate at this step.
+    If there is no such group, it is the rate of the group with most elements.
     """
     rates, steps = [base(group) for group in hub.groups], hub.where.steps or 0
     planned = [optimizer.lr]
@@ -84,18 +91,18 @@ def _one_rate(groups: Sequence[Group]) -> bool:
 
 
 def apart(groups: Sequence[Group]) -> bool:
-    """Return whether the groups differ in learning rate, or in any setting of `TREATED`."""
+    """Return whether groups differ in the learning rate or in a setting of `TREATED`."""
     ways = {repr([treated(group, name) for name in TREATED]) for group in groups if group.names}
     return len(ways) > 1 or not _one_rate(groups)
 
 
 SPARED = "matrices"
-"""Weight decay scope of a plan in which parameters with one dimension do not decay."""
+"""The weight decay scope of a plan that says: parameters with one dimension do not decay."""
 
 
 def spares(hub: Hub) -> bool:
-    """Return whether a config can express the groups: they differ only in weight decay, and exactly
-    the parameters with one dimension have none.
+    """Return whether a config can express the groups. It can if they differ only in weight decay,
+    and if exactly the parameters with at most one dimension do not decay.
     """
     decays = {treated(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
@@ -105,10 +112,9 @@ def spares(hub: Hub) -> bool:
 
 
 def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
-    """Return whether a run with the weight decay scope `scope` needs the file of groups.
-
-    With `by_place`, optimizer states are loaded by position, so that the order of the parameters
-    matters too.
+    """Return whether a script needs the file of groups to make the same groups as the checkpoint.
+    `scope` is the weight decay scope that the script applies without the file. With `by_place`,
+    optimizer states are loaded by position, so that the order of parameters matters too.
     """
     if not hub.groups:
         return False
@@ -126,10 +132,9 @@ def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
 
 
 def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
-    """Return the rows of the file.
-
-    Under a schedule, a group's learning rate is the group's ratio times the optimizer's rate;
-    without a schedule, it is the group's own rate.
+    """Return the groups to write into the file. If the plan has a schedule, the learning rate of a
+    group is the optimizer's rate times the group's ratio; otherwise it is the rate that the group
+    has.
     """
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     found = []
@@ -145,7 +150,7 @@ def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
 
 
 def text_of(found: Sequence[Row]) -> str:
-    """Return the content of the file with these groups."""
+    """Return the content of a file with these groups, as JSON."""
     return json.dumps(found, indent=1) + "\n"
 
 
@@ -155,11 +160,11 @@ def read(path: Path) -> tuple[Row, ...]:
         found = json.loads(read_text(path, path.parent, MOST))
     except (ValueError, RecursionError) as error:
         raise SourceError(
-            f"{path}: no JSON ({error}); expected the file that `stagebridge move` writes"
+            f"{path}: expected JSON as `stagebridge move` writes it ({error})"
         ) from None
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise SourceError(
-            f"{path}: found {shown(found, 40)}, expected a list of groups, each with params and its settings"
+            f"{path}: found {shown(found, 40)}, expected a list of groups, each with `params` and settings"
         )
     SourceError.raise_if(
         f"{path}: group {number}: {problem}"
@@ -177,7 +182,7 @@ def _odd(row: Mapping[str, Any]) -> Iterator[str]:
         if name == "params":
             continue
         if name not in ("lr", *TREATED):
-            yield f"{shown(name)}: unknown setting of a group; known are lr, {', '.join(TREATED)}"
+            yield f"{shown(name)}: found an unknown setting of a group, expected one of lr, {', '.join(TREATED)}"
         elif not _numbers(value, 2 if name == "betas" else 0):
             yield f"{name}: found {shown(value, 40)}, expected {'two numbers' if name == 'betas' else 'a number'}"
 
@@ -195,21 +200,25 @@ def _numbers(value: Any, count: int) -> bool:
 
 
 def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
-    """Raise `SourceError` unless each of the `trained` parameters is in exactly one group."""
+    """Raise `SourceError` unless the groups have exactly the `trained` parameters, each of them
+    once. `where` is the place in the message.
+    """
     counts, own = Counter(name for row in found for name in row["params"]), set(trained)
     problems = {
-        "is not a trained parameter of the model": sorted(counts.keys() - own),
-        "is in no group": sorted(own - counts.keys()),
-        "is in several groups": sorted(name for name, count in counts.items() if count > 1),
+        "{} is not a trained parameter of the model": sorted(counts.keys() - own),
+        "{} is in no group": sorted(own - counts.keys()),
+        "{} is in several groups": sorted(name for name, count in counts.items() if count > 1),
     }
-    told = (f"{shown(names[0])} {what}" for what, names in problems.items() if names)
+    wrong = (what.format(shown(names[0])) for what, names in problems.items() if names)
     SourceError.raise_if(
-        f"{where}: {line}; put every trained parameter of the model into one group" for line in told
+        f"{where}: {problem}; put every trained parameter of the model into one group" for problem in wrong
     )
 
 
 def built(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the groups in the form that torch's optimizers expect, with the `named` tensors in place of names."""
+    """Return the groups as torch's optimizers expect them, with the parameters that `named` has by
+    name. Raises `SourceError` if the groups do not fit the trained parameters.
+    """
     trained = {name: weight for name, weight in named.items() if weight.requires_grad}
     fitting(found, trained, where)
     known = [{**row, "params": [trained[name] for name in row["params"]]} for row in found]

@@ -1,4 +1,4 @@
-"""The hub: the content of a checkpoint of any format, with parameters by their global names."""
+"""The hub: the content of a checkpoint of any format. Parameters have their global names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from bridge.state.pickled import Record
 
 Plain = Any
-"""A value that JSON has, or a tuple, a set, or a mapping with keys that are not text.
-
+"""A plain value: what JSON can hold, and also tuples, sets, and mappings whose keys are not text.
 `bridge.state.tagged` converts all of these to JSON.
 """
 DEEPEST, MOST_VALUES = 20, 200_000
@@ -25,10 +24,9 @@ DEEPEST, MOST_VALUES = 20, 200_000
 
 @dataclass(frozen=True)
 class Parameter:
-    """One whole parameter. The model computes with `weight`; the optimizer updates `master`, or
-    `weight` if there is no master.
-
-    `moments` has the optimizer's tensors by torch's names; `step` is the number of updates in them.
+    """A whole parameter. The model computes with `weight`; the optimizer updates `master`, or
+    `weight` if there is no master. `moments` are the optimizer's tensors, under torch's names, and
+    `step` is the number of updates that they have seen.
     """
 
     weight: Lazy
@@ -39,13 +37,15 @@ class Parameter:
 
     @property
     def best(self) -> Lazy:
-        """The most precise copy of the parameter: the master, else the weight."""
+        """The most precise copy of the parameter: the master if there is one, else the weight."""
         return self.master or self.weight
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that an optimizer treats alike, in the optimizer's order, and their settings."""
+    """The names of parameters that an optimizer treats alike, in the optimizer's order, and the
+    settings of this group.
+    """
 
     names: tuple[str, ...]
     settings: Mapping[str, Plain]
@@ -53,10 +53,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Scale:
-    """A loss scale, and the values that decide its next change; None for a value that the format does not have.
-
-    As in DeepSpeed, the scale is multiplied by `factor` at the first good step after `good` has
-    reached `window`.
+    """A loss scale, and the values that decide how it changes (None: the format does not have the
+    value). The scale is multiplied by `factor` at the first good step after the count `good` has
+    reached `window`, as in DeepSpeed.
     """
 
     value: float
@@ -71,9 +70,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Where:
-    """The progress of a run: updates, skipped steps, samples, and figures of the last step.
-
-    None: unknown.
+    """How far a run has come: the numbers of updates, skipped steps and samples, figures of the
+    last step, and the seed. None stands for an unknown value.
     """
 
     steps: int | None = None
@@ -87,7 +85,9 @@ class Where:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a checkpoint: format, release that wrote it, layout, and files."""
+    """Where a checkpoint comes from: its format, the release of the stack that wrote it, the
+    layout of ranks, and its files.
+    """
 
     format: str
     release: str = ""
@@ -96,17 +96,18 @@ class Origin:
 
     @property
     def world(self) -> int | None:
-        """Number of ranks that saved the checkpoint: data ranks times tensor ranks times pipeline ranks; None: unknown."""
+        """Number of ranks that saved the checkpoint (the product of its data, tensor and pipeline
+        ranks); None if it is unknown.
+        """
         shared = self.layout.get("tensor", 1) * self.layout.get("pipeline", 1)
         return self.layout["ranks"] * shared if "ranks" in self.layout else None
 
 
 @dataclass(frozen=True)
 class Model:
-    """Facts about a model that names and shapes do not show: the number of key groups of attention
-    heads, the vocabulary size, and the family.
-
-    `refused` has a sentence for each feature of the model that maps of names cannot express.
+    """Facts about a model that names and shapes do not show: the number of groups of attention
+    heads that share keys, the vocabulary size, and the family. `refused` has a sentence for each
+    property of the model for which parameters cannot be renamed.
     """
 
     kv_heads: int | None = None
@@ -117,11 +118,10 @@ class Model:
 
 @dataclass(frozen=True)
 class Hub:
-    """The content of a checkpoint. With `ordered`, parameters are in the model's own order.
-
-    `ties` maps a further name of a parameter to its name in `parameters`. `settings` are the
-    optimizer's settings for all parameters, if the source has no `groups`. `findings` name the
-    parts of the source that are not kept, with the effect on a resumed run.
+    """The content of a checkpoint. If `ordered` is true, parameters are in the order of the model.
+    `ties` has the further names of tied parameters, each with the name in `parameters`. If the
+    source has no `groups`, `settings` are those of the optimizer for all parameters. `findings`
+    say what of the source is not kept, and what this means for a resumed run.
     """
 
     origin: Origin
@@ -141,8 +141,8 @@ class Hub:
     findings: tuple[Finding, ...] = ()
 
     def tensors(self) -> Iterator[tuple[str, str, Lazy]]:
-        """Yield name, kind (`weight`, `master`, a moment, `buffer`, `random`) and lazy tensor of
-        every tensor.
+        """Yield every tensor of the checkpoint: its name, its kind (`weight`, `master`, the name
+        of a moment, `buffer`, `random`) and the lazy tensor.
         """
         for name, held in self.parameters.items():
             yield name, "weight", held.weight
@@ -153,12 +153,12 @@ class Hub:
         yield from ((name, "random", held) for name, held in self.random.items())
 
     def elements(self, group: Group) -> int:
-        """Number of elements of the parameters in a group."""
+        """Return the number of elements of all parameters in a group."""
         return sum(self.parameters[name].weight.count for name in group.names)
 
     @property
     def trained(self) -> dict[str, Parameter]:
-        """Parameters that the optimizer updates."""
+        """The parameters that the optimizer updates, by name."""
         return {name: held for name, held in self.parameters.items() if held.trained}
 
     @property
@@ -169,18 +169,20 @@ class Hub:
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Names of the moments that parameters have."""
+        """The names of all moments that some parameter has."""
         return tuple(
             dict.fromkeys(kind for held in self.parameters.values() for kind in held.moments)
         )
 
 
 BESIDE = "stagebridge"
-"""Key for values that a format cannot store elsewhere. Stacks ignore this key."""
+"""Key under which values are stored for which a format has no key. Stacks ignore it."""
 
 
 def beside_of(hub: Hub) -> dict[str, Plain]:
-    """Return everything in a checkpoint except tensors, groups and findings, as plain values."""
+    """Return the values of a checkpoint to store under `BESIDE`: all except tensors, groups and
+    findings, as plain values.
+    """
     parts = {"where": hub.where, "scale": hub.scale, "model": hub.model}
     found = {
         name: {key: value for key, value in vars(part).items() if value is not None}
@@ -192,9 +194,8 @@ def beside_of(hub: Hub) -> dict[str, Plain]:
 
 
 def with_beside(hub: Hub, held: Any) -> Hub:
-    """Return the checkpoint with values that `beside_of` returned.
-
-    Values that the checkpoint has already stay. Raises `TypeError` for a value of another type.
+    """Return the checkpoint with the values `held`, which `beside_of` returned, added where it has
+    none. Raises `TypeError` for a value of another type.
     """
     kept = held if isinstance(held, Mapping) else {}
     where = {
@@ -218,42 +219,38 @@ def with_beside(hub: Hub, held: Any) -> Hub:
 
 
 def weights_of(source: Lazy, dtype: str | None) -> Lazy:
-    """Return the tensor in the number format `dtype`; None: unchanged. Integers keep their format."""
+    """Return a tensor converted to the number format `dtype`; None leaves it as it is. Integers
+    are never converted.
+    """
     return (
         source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
     )
 
 
 def lost(path: str, message: str, effect: Effect) -> Finding:
-    """Return a finding about a part of the source that is not kept."""
+    """Return a finding which says that something in the source is not kept."""
     return Finding(path, message, effect, given=True)
 
 
 def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
-    """Yield a finding for each kind of optimizer state whose shape differs from the shape of its
-    weight, as with Adafactor's rows and columns.
-
-    `states` are pairs of parameter name and kind. The hub cannot hold such states.
+    """Yield a finding for each kind of optimizer state that the hub cannot hold, because its shape
+    differs from the weight's, as with Adafactor's rows and columns. `states` are pairs of a
+    parameter's name and a kind.
     """
     names: dict[str, list[str]] = {}
     for name, kind in states:
         names.setdefault(kind, []).append(name)
     for kind, found in names.items():
-        said = (
-            f"{kind} of {len(found)} parameters, such as {found[0]}, does not have the shape of "
-            "its weight and is not kept"
+        message = (
+            f"{kind} of {len(found)} parameters, such as {found[0]}, has another shape than the weight, and "
+            f"is not kept; the optimizer may fail to load without {kind}"
         )
-        yield lost(
-            f"moments.{kind}",
-            f"{said}; the optimizer's own loading may stop without it",
-            Effect.NUMBERS,
-        )
+        yield lost(f"moments.{kind}", message, Effect.NUMBERS)
 
 
 def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], list[Finding]]:
-    """Return the settings of a group, and a finding for each value that is not kept.
-
-    A tensor of one element becomes a number.
+    """Return the settings of a group as plain values, and a finding for each value that is not
+    kept. A tensor of one element becomes a number.
     """
     numbers = {
         key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value
@@ -264,17 +261,18 @@ def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], l
 
 
 def listed(value: Plain) -> Plain:
-    """Return `value` with lists in place of tuples, so that settings of different stacks can be compared."""
+    """Return `value` with every tuple replaced by a list, so that settings of different stacks can
+    be compared.
+    """
     if isinstance(value, Mapping):
         return {key: listed(inner) for key, inner in value.items()}
     return [listed(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
-    """Return the plain parts of `value`, and a finding for each part that is not plain.
-
-    Paths in findings begin with `where`. Raises `SourceError` if `value` is nested too deeply or
-    has too many values.
+    """Return `value` with None for everything that is no plain value, and a finding for each value
+    that was replaced. `where` is the path at which the paths in findings begin. Raises
+    `SourceError` if `value` is nested too deeply or has too many values.
     """
     left: list[Finding] = []
     # A pickle may refer to one list many times: a small file could unfold into values without end.
@@ -285,7 +283,7 @@ def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
 def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Finding]) -> Plain:
     budget[0] -= 1
     if depth > DEEPEST or budget[0] < 0:
-        raise SourceError(f"{where}: too many values, or nested too deeply; the file is damaged")
+        raise SourceError(f"{where}: found too many values, or values nested too deeply; the file is damaged")
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
@@ -307,7 +305,7 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
     left.append(
         lost(
             where,
-            f"a {_kind(value)}, which only its own program can read, is not kept",
+            f"a value of type {_kind(value)}, which only the program that saved it can read, is not kept",
             Effect.NUMBERS,
         )
     )

@@ -1,4 +1,6 @@
-"""Lazy tensors: shape, number format, and the location of the elements, which are read only on demand."""
+"""Lazy tensors: tensors of which only the shape, the number format and the place of the elements
+are known. The elements are read on demand.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,18 @@ TORCH: Mapping[str, str] = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""Names of number formats: the name in safetensors, and the name in torch."""
+"""Number formats: the name of each in safetensors, with the name in torch."""
 SAFE = {name: code for code, name in TORCH.items()}
 WIDTH = {
     code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8
     for code in TORCH
 }
-"""Size of an element in bytes, by number format."""
+"""Number of bytes of an element, by number format."""
 FLOATING = ("F64", "F32", "F16", "BF16")
 
 
 def torch_type(code: str) -> torch.dtype:
-    """Return torch's dtype object for a number format."""
+    """Return torch's dtype for a number format of safetensors."""
     import torch
 
     found: torch.dtype = getattr(torch, TORCH[code])
@@ -63,7 +65,9 @@ class Lazy(ABC):
 
     @abstractmethod
     def flat(self, start: int, stop: int) -> Tensor:
-        """Return the elements from `start` to `stop` in row-major order. Raises `SourceError`."""
+        """Return the elements from index `start` up to `stop`, in row-major order. Raises
+        `SourceError` if they cannot be read.
+        """
 
     @property
     def count(self) -> int:
@@ -80,9 +84,8 @@ class Lazy(ABC):
         return self.flat(0, self.count).view(self.shape)
 
     def box(self, place: Box) -> Tensor:
-        """Return the elements in a box, with the shape of the box.
-
-        All rows of the first dimension that the box touches are read whole.
+        """Return the elements in a box, as a tensor with the shape of the box. Along the first
+        dimension, only the rows that the box touches are read, but these as a whole.
         """
         if not self.shape:
             return self.whole()
@@ -98,7 +101,7 @@ class Lazy(ABC):
 
 @dataclass(frozen=True)
 class Span(Lazy):
-    """A tensor of consecutive elements in a file, from byte `begin` on."""
+    """A tensor whose elements lie one after the other in a file, from byte `begin` on."""
 
     path: Path
     begin: int
@@ -106,7 +109,7 @@ class Span(Lazy):
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Read the elements directly into the memory of the returned tensor."""
+        """Return elements, read from the file directly into the memory of the returned tensor."""
         import torch
 
         width = WIDTH[self.dtype]
@@ -118,7 +121,9 @@ class Span(Lazy):
 
 
 def read_into(path: Path, begin: int, content: bytearray) -> None:
-    """Fill `content` with the bytes of a file from `begin` on. Raises `SourceError`."""
+    """Fill `content` with bytes of a file, read from byte `begin` on. Raises `SourceError` if the
+    file cannot be read or is too short.
+    """
     view, done = memoryview(content), 0
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -129,7 +134,7 @@ def read_into(path: Path, begin: int, content: bytearray) -> None:
                 got = os.preadv(descriptor, [view[done:]], begin + done)
                 if not got:
                     raise SourceError(
-                        f"{path}: it ends at byte {begin + done}, though it was longer before; it "
+                        f"{path}: the file ends at byte {begin + done}, though it was longer before; it "
                         "changed while it was read"
                     )
                 done += got
@@ -141,7 +146,9 @@ def read_into(path: Path, begin: int, content: bytearray) -> None:
 
 @dataclass(frozen=True)
 class Strided(Lazy):
-    """A view with given strides of the elements of `base`, such as a tensor that was saved as a transpose."""
+    """A tensor whose elements are spread over `base` with given strides, such as a tensor that was
+    saved as a transpose.
+    """
 
     base: Lazy
     offset: int
@@ -154,7 +161,9 @@ class Strided(Lazy):
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Read all elements between the first and the last one of the view, and then put them in order."""
+        """Return elements. All elements of `base` between the view's first and last one are read,
+        and then put in order.
+        """
         reach = (
             1
             + sum(
@@ -169,7 +178,9 @@ class Strided(Lazy):
 
 @dataclass(frozen=True, eq=False)
 class Turned(Lazy):
-    """A transposed matrix. It is read whole, and stays in memory until another transpose is read."""
+    """The transpose of a matrix. It is read as a whole, and stays in memory until another
+    transpose is read.
+    """
 
     base: Lazy
 
@@ -185,7 +196,7 @@ class Turned(Lazy):
         return self.base.dtype
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Return elements of the transpose. The transpose is computed unless it is still in memory."""
+        """Return elements of the transpose, which is computed unless it is still in memory."""
         if not _TURNED or _TURNED[0] is not self:
             _TURNED.clear()
             whole = self.base.whole()
@@ -198,15 +209,14 @@ class Turned(Lazy):
 
 
 _TURNED: list[Any] = []
-"""The most recently transposed matrix and its elements.
-
-They are stored because strips of a matrix are read one after the other.
+"""The last matrix that was transposed, and the elements of the transpose: a transpose is read
+strip by strip, and must not be computed for each strip.
 """
 
 
 @dataclass(frozen=True)
 class Run:
-    """The elements from `start` to `stop` of a tensor."""
+    """A run: the elements of a tensor from index `start` up to `stop`, in row-major order."""
 
     source: Lazy
     start: int
@@ -218,14 +228,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Joined(Lazy):
-    """A tensor made of runs that follow each other in row-major order."""
+    """A tensor that consists of runs of other tensors, one after the other in row-major order."""
 
     runs: Sequence[Run]
     shape: Shape
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Return elements, read from the runs that contain them."""
+        """Return elements, which are read from the runs that hold them."""
         import torch
 
         found, at = [], 0
@@ -241,7 +251,7 @@ class Joined(Lazy):
 
 @dataclass(frozen=True)
 class Placed:
-    """A box of a tensor, with the lazy tensor that has its elements."""
+    """A box of a tensor, with the lazy tensor that holds the elements of the box."""
 
     place: Box
     source: Lazy
@@ -249,14 +259,14 @@ class Placed:
 
 @dataclass(frozen=True)
 class Boxed(Lazy):
-    """A tensor that consists of boxes, which together hold each element once."""
+    """A tensor that consists of boxes. Each of its elements is in exactly one box."""
 
     parts: Sequence[Placed]
     shape: Shape
     dtype: str
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Return elements, read from the boxes that contain them."""
+        """Return elements, which are read from the boxes that hold them."""
         import torch
 
         if len(self.parts) == 1:
@@ -294,7 +304,7 @@ class Boxed(Lazy):
 
 @dataclass(frozen=True)
 class Cast(Lazy):
-    """A tensor converted to another number format."""
+    """A tensor whose elements are converted to another number format when they are read."""
 
     base: Lazy
     dtype: str
@@ -305,13 +315,13 @@ class Cast(Lazy):
         return self.base.shape
 
     def flat(self, start: int, stop: int) -> Tensor:
-        """Return elements, rounded to nearest."""
+        """Return elements in the new number format, rounded to nearest."""
         return self.base.flat(start, stop).to(torch_type(self.dtype))
 
 
 @dataclass(frozen=True)
 class Held(Lazy):
-    """A small tensor in memory."""
+    """A small tensor that is in memory already."""
 
     tensor: Tensor
 
@@ -336,11 +346,13 @@ def cast(source: Lazy, dtype: str) -> Lazy:
 
 
 STRIP = 2**22
-"""Number of bytes that are read, buffered or written at once."""
+"""Maximum number of bytes that are read, buffered or written at once."""
 
 
 def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
-    """Yield the elements of a tensor, or of a run, in strips of at most `STRIP` bytes."""
+    """Yield the elements of a tensor, or those from index `start` up to `stop`, in strips of at
+    most `STRIP` bytes.
+    """
     stop = source.count if stop is None else stop
     step = max(1, STRIP // WIDTH[source.dtype])
     for first in range(start, stop, step):
@@ -348,7 +360,7 @@ def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Te
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the CPU."""
+    """Return the bytes of a tensor that is contiguous and on the CPU, without copying them."""
     import torch
 
     flat = tensor.contiguous().view(-1)

@@ -1,4 +1,6 @@
-"""For each file to write, the tensors of the hub that it contains; and the source files of these tensors."""
+"""What files are made of: the tensors of a checkpoint that go into each file to write, and the
+source files of these tensors.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from bridge.state.lazy import Lazy, Run, Span
 
 @dataclass(frozen=True)
 class Made:
-    """A source tensor that a file to write contains wholly or partly: name, kind, shape, number format and source files."""
+    """A tensor of the source that goes into a file to write, wholly or in part: its name, kind,
+    shape, number format and source files.
+    """
 
     name: str
     kind: str
@@ -24,9 +28,8 @@ class Made:
 
 
 def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made, ...]]]:
-    """Yield each file with the tensors in it, in order.
-
-    Parts that come from no tensor are left out.
+    """Yield each file to write with the tensors of the source that go into it, in order. Bytes
+    that come from no tensor are left out.
     """
     # By identity: two parameters may hold equal lazy tensors, and each has its own name.
     known = {id(held): (name, kind) for name, kind, held in hub.tensors()}
@@ -48,7 +51,9 @@ def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made,
 
 
 def used(files: Sequence[File]) -> dict[Path, list[int]]:
-    """Return for each source file the ascending offsets of the tensors from which these files are made."""
+    """Return for each source file the offsets of the tensors that go into the files to write, in
+    ascending order.
+    """
     found: dict[Path, set[int]] = {}
     # Runs of one tensor stand in many files: each lazy value is walked once.
     seen: set[int] = set()
@@ -69,7 +74,9 @@ def _spans(value: Any, seen: set[int]) -> Iterator[Span]:
 
 
 def _within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
-    """Yield the hub's own tensors from which a lazy value is made."""
+    """Yield the tensors of the checkpoint of which a lazy value is made. `known` has their names
+    and kinds by Python's `id`.
+    """
     if isinstance(value, Lazy) and id(value) in known:
         yield value
         return

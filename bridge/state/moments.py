@@ -17,14 +17,16 @@ from bridge.state.hub import Hub, Parameter, lost
 
 FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
 SAMPLE = 2**16
-"""Number of elements that are checked, counted from the beginning of a parameter."""
+"""Number of elements of each parameter that are checked, from its beginning."""
 ROUNDING, TINY = 1.05, 1e-30
-"""Factor by which rounding in fp32 may increase m^2, and the value of m^2 below which v is too small for fp32."""
+"""Factor by which rounding in fp32 may increase m^2; and limit of m^2 below which nothing is
+checked, because v may be too small for fp32.
+"""
 
 
 def impossible(hub: Hub) -> Iterator[Finding]:
-    """Yield a finding for each parameter whose moments cannot come from one Adam run with the
-    checkpoint's betas.
+    """Yield a finding for each parameter whose two moments cannot come from one run of Adam with
+    the betas in the checkpoint.
     """
     known = {name: group.settings for group in hub.groups for name in group.names}
     for name, held in hub.trained.items():
@@ -32,18 +34,16 @@ def impossible(hub: Hub) -> Iterator[Finding]:
         if bound is not None and (times := _beyond(held, bound)) > 1:
             yield lost(
                 f"moments.{name}",
-                f"{FIRST} is up to {times**0.5:.3g} times the largest value that Adam allows with this "
-                f"{SECOND}: one of them is of "
-                "another parameter or run, or the betas changed; the loss may jump in a run that "
-                "continues from it",
+                f"{FIRST} is up to {times**0.5:.3g} times the largest value that Adam can reach with this "
+                f"{SECOND}: one of the two moments is of another parameter or run, or the betas changed; the "
+                "loss may jump in a run that resumes from this checkpoint",
                 Effect.NUMBERS,
             )
 
 
 def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
-    """Return K after the number of updates in the moments.
-
-    Return None if the moments are not Adam's in fp32, or if the betas are unknown.
+    """Return the bound K for the number of updates that a parameter's moments have seen. Return
+    None if they are not moments of Adam in fp32, or if the betas or the number are unknown.
     """
     kinds, betas = set(held.moments), settings.get("betas")
     if kinds - {LARGEST} != {FIRST, SECOND} or any(
@@ -64,7 +64,10 @@ def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> f
 
 
 def _beyond(held: Parameter, bound: float) -> float:
-    """Return the largest m^2 / (K * v) in the sample, reduced by what rounding explains; infinite if v is 0 where m is not."""
+    """Return the largest m^2 / (K * v) in the checked elements, after the share that rounding
+    explains is taken off; `bound` is K. It is infinite if an element of v is 0 and that of m is
+    not.
+    """
     import torch
 
     count = min(SAMPLE, held.weight.count)

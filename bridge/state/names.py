@@ -1,6 +1,5 @@
-"""Names of parameters in several families of models.
-
-Each name is mapped to rows of the native engine's parameters, here called neutral.
+"""Names of parameters in several families of models. Names of one family are translated to those
+of another through the native engine's names, which are called neutral here.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NEUTRAL = "neutral"
 
 @dataclass(frozen=True)
 class Block:
-    """The rows of a neutral parameter from index `first` up to index `last`."""
+    """A block: the rows of a neutral parameter from index `first` up to `last`."""
 
     name: str
     first: int
@@ -42,9 +41,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Theirs:
-    """A parameter of a family: its name and shape, and the blocks of neutral rows of which it consists, in order.
-
-    With `turned`, it is saved as a transpose. Rows after the last block are padding.
+    """A parameter as a family has it: its name and shape, and the blocks of neutral rows of which
+    it consists, in order. If `turned` is true, the family saves the transpose. Rows after the last
+    block are padding.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Theirs:
 
     @property
     def width(self) -> int:
-        """Return the number of elements of a row, after a transpose is undone."""
+        """The number of elements in a row of the blocks, after a transpose is undone."""
         if self.turned:
             return self.shape[0]
         # Of stacked experts, (experts, rows, columns), the blocks have experts * rows rows: what is
@@ -65,12 +64,14 @@ class Theirs:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a family's table: a parameter of the family, and the neutral parameters that are stacked in it.
+    """A row of a family's table: how the family calls a parameter, and the neutral parameters that
+    are stacked in it.
 
-    Names may contain `{layer}`, `{expert}` and `{kind}` (weight or bias). `heads`: queries, key and
-    value of each group of heads follow each other. `turned`: matrices are saved as transposes.
-    `stacked`: the first dimension counts experts. `padded`: padding rows of the vocabulary may
-    follow. `gated`: the row applies only to layers with a gate (True) or without one (False).
+    Names may contain `{layer}`, `{expert}` and `{kind}` (weight or bias). With `heads`, each group
+    of attention heads has its queries, its key and its value next to each other. With `turned`,
+    matrices are saved as transposes. With `stacked`, the first dimension counts experts. With
+    `padded`, padding rows of the vocabulary may follow. `gated` restricts the row to MLPs with a
+    gate (True) or without one (False).
     """
 
     theirs: str
@@ -83,18 +84,21 @@ class Row:
 
 
 def rows(pairs: Mapping[str, str], **options: bool) -> tuple[Row, ...]:
-    """Return rows that each map one parameter of a family to one neutral parameter."""
+    """Return rows that map one parameter each. `pairs` has a family's name of a parameter and the
+    neutral name.
+    """
     return tuple(Row(theirs, (ours,), **options) for theirs, ours in pairs.items())
 
 
 @dataclass(frozen=True)
 class Table:
-    """The table of a family.
+    """The table of a family of models: how it calls its parameters.
 
-    Its rows come in the model's order: before the layers, of one layer, and after the layers.
-    `ignored` matches tensors that the model computes when it is built. `tied` is for families that
-    save both names of a tied weight: the name of the output weight, and the name of the word
-    embedding that the output uses if its own weight is missing.
+    The rows are in the model's order: those before the layers, those of one layer, and those after
+    the layers. `ignored` matches tensors that are not read, because the model computes them when it
+    is built. `tied` is set if the family saves a tied weight under two names: the name of the
+    output weight, and the name of the word embedding, which is used if the output has no weight of
+    its own.
     """
 
     family: str
@@ -111,7 +115,7 @@ class Table:
 
 
 class Naming(ABC):
-    """The names that a stack gives to parameters of models."""
+    """A naming: how a stack calls the parameters of models, in one table for each family."""
 
     name: str
     title: str
@@ -119,25 +123,30 @@ class Naming(ABC):
 
     @abstractmethod
     def tables(self) -> Sequence[Table]:
-        """Return the tables of the stack's families, the most specific first."""
+        """Return the tables of all families, the most specific family first."""
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """Return the family of the model in a config, and a sentence for each reason why maps of names do not apply."""
+        """Return the family of the model that a config describes, and a sentence for each reason
+        why its parameters cannot be renamed.
+        """
         return None, ()
 
     def carried(self, hub: Hub) -> Model | None:
-        """Return the facts about a model of this stack that a checkpoint of another format carries; None if it carries none."""
+        """Return the facts about a model of this stack if a checkpoint of another format holds
+        them; else None.
+        """
         return None
 
     def family(self, shapes: Shapes) -> Table | None:
-        """Return the family that has all of these names; None if there is none."""
+        """Return the table of the family that has all of these names; None if no family has them
+        all.
+        """
         return next((table for table in self.tables() if _all_known(table, shapes)), None)
 
     @abstractmethod
     def written(self, shapes: Shapes, facts: Model) -> Table:
-        """Return the family under whose names these neutral parameters are written.
-
-        Raises `SourceError` if there is none.
+        """Return the table of the family whose names these neutral parameters get. Raises
+        `SourceError` if there is no such family.
         """
 
 
@@ -163,16 +172,17 @@ def _all_known(table: Table, shapes: Shapes) -> bool:
 
 
 class Neutral(Naming):
-    """The names in the native engine's models.
-
-    Every other naming is translated to and from these names.
+    """The names of parameters in the native engine's models, called neutral. Every other naming is
+    translated to and from these.
     """
 
     name = NEUTRAL
     title = "the native engine"
 
     def tables(self) -> Sequence[Table]:
-        """Return one table with all neutral names that the tables of other namings mention."""
+        """Return one table with all neutral names, which are collected from the tables of all
+        other namings.
+        """
         ours = {
             name: name
             for naming in _stacks().values()
@@ -197,9 +207,8 @@ class Neutral(Naming):
 
 
 def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """Return, for each parameter of a family, the neutral rows of which it consists.
-
-    Raises `SourceError` for a shape that does not fit.
+    """Return the parameters of a checkpoint of this family, each with the neutral rows of which it
+    consists. Raises `SourceError` if a shape does not fit.
     """
     sizes = _Sizes(naming, shapes, facts)
     found = []
@@ -225,15 +234,17 @@ def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[The
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Facts that follow from several shapes of a checkpoint: whether an MLP is gated, and the groups of attention heads."""
+    """The shapes of a checkpoint, and what follows from several of them: whether an MLP is gated,
+    and how queries, keys and values are stacked.
+    """
 
     naming: Naming
     shapes: Shapes
     facts: Model
 
     def gated(self, name: str) -> bool:
-        """Return whether the MLP with this first matrix is gated: the matrix has twice as many rows
-        as the second matrix has columns.
+        """Return whether an MLP is gated; `name` is its first matrix. It is gated if this matrix
+        has twice as many rows as the second matrix has columns.
         """
         second = self.shapes.get(
             re.sub(r"linear_fc1(.*)\.(weight|bias)(\d*)$", r"linear_fc2\1.weight\3", name), ()
@@ -241,7 +252,7 @@ class _Sizes:
         return bool(second) and self.shapes[name][0] == 2 * second[-1]
 
     def blocks(self, row: Row, match: re.Match[str], name: str, shape: Shape) -> Iterator[Block]:
-        """Yield the blocks of neutral rows in a tensor of a family, in order."""
+        """Yield the blocks of neutral rows of which a family's parameter consists, in order."""
         given = {key: value for key, value in match.groupdict().items() if value is not None}
         height = shape[1] if row.turned and len(shape) == 2 else shape[0]
         if row.heads:
@@ -259,30 +270,30 @@ class _Sizes:
             yield from _equal([_named(ours, given) for ours in row.ours], height, name)
 
     def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[Block]:
-        """Yield the rows of queries, key and value, group by group.
-
-        Raises `SourceError` if the shapes do not fit the groups.
+        """Yield the blocks of queries, key and value, one group of attention heads after the
+        other. Raises `SourceError` if the number of rows does not fit the number of groups.
         """
         out = self.shapes.get(re.sub(r"linear_qkv\.(weight|bias)$", "linear_proj.weight", name), ())
         if self.facts.kv_heads is None:
-            said = (
-                f"{name}: it holds queries, keys and values by groups of heads, and the number of "
-                "groups is unknown"
+            raise SourceError(
+                f"{name}: found queries, keys and values of several groups of heads, and the number of groups"
+                " is unknown; name the model's config with --config"
             )
-            raise SourceError(f"{said}; name the model's config with --config")
         # The output projection is as wide as all queries together are high. Keys and values share
         # what is left equally.
         queries, groups = out[-1] if out else 0, self.facts.kv_heads
         width, odd = divmod((height - queries) // 2, groups)
         if odd or not 0 < queries < height or (height - queries) % 2 or queries % (groups * width):
-            said = f"{name}: found {height} rows, which {groups} groups of heads cannot have with an output of {queries} columns"
-            raise SourceError(f"{said}; name the right config with --config")
+            raise SourceError(
+                f"{name}: found {height} rows, which do not fit {groups} groups of heads and an output of {queries}"
+                " columns; name the right config with --config"
+            )
         yield from interleaved(ours, queries // groups, width, groups)
 
 
 def interleaved(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[Block]:
-    """Yield the blocks of each group of heads: `queries` rows of queries, then `width` rows of the
-    key, then `width` rows of the value.
+    """Yield the blocks of a tensor that holds, for each group of attention heads, `queries` rows
+    of queries, `width` rows of the key and `width` rows of the value.
     """
     for group in range(groups):
         for name, size in zip(ours, (queries, width, width), strict=True):
@@ -294,11 +305,13 @@ def _named(template: str, given: Mapping[str, str]) -> str:
 
 
 def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
-    """Yield a block for each of several neutral parameters that are stacked with equal heights."""
+    """Yield a block for each of several neutral parameters that are stacked, all with the same
+    number of rows. Raises `SourceError` if the rows cannot be divided so.
+    """
     part, odd = divmod(height, len(ours))
     if odd:
         raise SourceError(
-            f"{name}: {height} rows, expected {len(ours)} equal parts; the checkpoint is damaged"
+            f"{name}: found {height} rows, expected {len(ours)} parts with equal numbers of rows; the checkpoint is damaged"
         )
     yield from (Block(our, 0, part) for our in ours)
 
@@ -307,9 +320,8 @@ def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
 
 
 def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
-    """Return the parameters of a family that are made of these neutral parameters, in the family's order.
-
-    Raises `SourceError` for a neutral parameter that the family does not have.
+    """Return the parameters that a family makes of these neutral parameters, in the family's
+    order. Raises `SourceError` for a neutral parameter that the family does not have.
     """
     layers = sorted(
         {int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))}
@@ -320,7 +332,7 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
     found += _section(table.last, {}, shapes, facts)
     used = {block.name for theirs in found for block in theirs.blocks}
     SourceError.raise_if(
-        f"{name}: a {table.family} has no such parameter; write it under other names with --names"
+        f"{name}: a {table.family} does not have this parameter; choose other names with --names"
         for name in shapes
         if name not in used
     )
@@ -330,9 +342,8 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
 def _section(
     section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model
 ) -> Iterator[Theirs]:
-    """Yield the parameters of a section in the model's order.
-
-    Consecutive rows about experts are written expert by expert.
+    """Yield the parameters of one section of a table, in the model's order. Rows about experts
+    that follow each other are repeated as a whole for each expert.
     """
     taken: set[str] = set()
     at = 0
@@ -353,7 +364,7 @@ def _section(
 
 
 def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -> list[str]:
-    """Return the numbers of the experts in a layer."""
+    """Return the numbers of the experts in a layer, as they stand in names, in ascending order."""
     pattern = _pattern(
         section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight")
     )
@@ -363,7 +374,9 @@ def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -
 
 
 def _made(row: Row, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
-    """Return a parameter of a family; None if one of the neutral parameters of which it consists is missing."""
+    """Return the parameter that a row makes of neutral parameters; None if one of these is
+    missing.
+    """
     if row.stacked:
         numbers = _experts([row], given, shapes)
         ours = [
@@ -386,14 +399,12 @@ def _theirs(
     if row.heads:
         groups = facts.kv_heads
         if groups is None or sizes[1][0] % groups or sizes[0][0] % groups:
-            found = (
-                "is unknown"
+            problem = (
+                "the number of groups of attention heads is unknown"
                 if groups is None
-                else f"is {groups}, which does not divide {sizes[1][0]} rows"
+                else f"{groups} groups of attention heads do not divide the {sizes[1][0]} rows of the keys"
             )
-            raise SourceError(
-                f"{name}: the number of groups of heads {found}; name the model's config with --config"
-            )
+            raise SourceError(f"{name}: {problem}; name the model's config with --config")
         blocks = interleaved(ours, sizes[0][0] // groups, sizes[1][0] // groups, groups)
     if row.stacked:
         experts = len(ours) // len(row.ours)
@@ -406,9 +417,8 @@ def _theirs(
 
 
 def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
-    """Return the shapes of the neutral parameters that a family's parameters contain.
-
-    Raises `SourceError` if rows are missing or repeated.
+    """Return the shapes of the neutral parameters of which a family's parameters consist. Raises
+    `SourceError` if some of their rows are missing or repeated.
     """
     reached: dict[str, int] = {}
     shapes: dict[str, Shape] = {}
@@ -427,7 +437,7 @@ def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
 
 
 def known() -> Mapping[str, Naming]:
-    """Every naming by name."""
+    """Return all namings by name."""
     return {**_stacks(), NEUTRAL: Neutral()}
 
 
@@ -436,34 +446,39 @@ def _stacks() -> dict[str, Naming]:
 
 
 def named(name: str) -> Naming:
-    """Return the naming with that name. Raises a `SourceError` that suggests the nearest name."""
+    """Return the naming `name`. If there is none, raise a `SourceError` that suggests a similar
+    name.
+    """
     found = known()
     if name not in found:
         raise SourceError(
-            f"--names: found {name}; known are {', '.join(found)}{nearest(name, found)}"
+            f"--names: found {name}, expected one of {', '.join(found)}{nearest(name, found)}"
         )
     return found[name]
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """A naming, and one of its families: the family that has every name in a checkpoint."""
+    """The naming of a checkpoint, and the table of the family that has all names in the
+    checkpoint.
+    """
 
     naming: Naming
     table: Table
 
 
 def _tried(hub: Hub) -> Recognised | None:
-    """Return the naming and family that have every name in a checkpoint; None if there is none."""
+    """Return the naming and the family that have all names in a checkpoint; None if there are
+    none.
+    """
     shapes = _shapes(hub)
     found = ((naming, naming.family(shapes)) for naming in known().values())
     return next((Recognised(naming, table) for naming, table in found if table is not None), None)
 
 
 def recognised(hub: Hub) -> Recognised:
-    """Return the naming and family that have every name in a checkpoint.
-
-    Raises a `SourceError` that lists names which no family has.
+    """Return the naming and the family that have all names in a checkpoint. If there are none,
+    raise a `SourceError` with a name that the nearest family does not have.
     """
     found, shapes = _tried(hub), _shapes(hub)
     if found is not None:
@@ -475,19 +490,16 @@ def recognised(hub: Hub) -> Recognised:
         key=lambda pair: sum(_all_known(pair[1], {name: shape}) for name, shape in shapes.items()),
     )
     odd = [name for name, shape in shapes.items() if not _all_known(closest[1], {name: shape})]
-    said = (
-        f"{shown(odd[0])} and {len(odd) - 1} more of {len(shapes)} names"
-        if len(odd) > 1
-        else shown(odd[0])
-    )
+    rest = len(odd) - 1
+    more = f" and {rest} more" if rest else ""
     raise SourceError(
-        f"{said}: no map of names is known for a model with these (the nearest is "
-        f"{closest[1].family}); keep its own names"
+        f"{shown(odd[0])}{more}: no known family of models has parameters of this name (the nearest family is "
+        f"{closest[1].family}); keep the checkpoint's own names"
     )
 
 
 def described(config: Config) -> Model:
-    """Return the facts about a model that its config states, beyond names and shapes."""
+    """Return what a config says about its model that names and shapes of parameters do not show."""
     model = lift(config).model
     found = [naming.described(config) for naming in config.dialect.namings]
     family = next((family for family, _ in found if family), None)
@@ -496,16 +508,17 @@ def described(config: Config) -> Model:
 
 
 def model_of(hub: Hub) -> Model:
-    """Return the facts about a model that its checkpoint states."""
+    """Return what a checkpoint says about its model that names and shapes of parameters do not
+    show.
+    """
     carried = (naming.carried(hub) for naming in known().values())
     return hub.model or next((model for model in carried if model is not None), Model())
 
 
 def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
-    """Return the checkpoint with parameters renamed to the `wanted` naming, or else to the `usual`
-    naming of a format if the present names belong to another stack.
-
-    Raises `SourceError` if no map of names is known.
+    """Return the checkpoint with its parameters renamed to the naming `wanted`. If `wanted` is
+    None, rename them to `usual`, the naming that the format's readers expect, but only if the
+    present names belong to another stack. Raises `SourceError` if they cannot be renamed.
     """
     if wanted is None and usual is None:
         return hub
@@ -524,10 +537,9 @@ def under(
     config: Callable[[], Config | None],
     told: bool = False,
 ) -> Hub:
-    """Return the result of `fitting` with the facts about the model that the checkpoint states,
-    else with the facts that `config` states.
-
-    The result carries these facts. With `told`, the user named the config, and its facts win.
+    """Return the checkpoint that `fitting` returns, with the facts about the model that were used.
+    They come from the checkpoint or, if the checkpoint lacks them or `told` is true, from the
+    config that `config` returns.
     """
     found = model_of(hub)
     said = config() if told or found.kv_heads is None else None
@@ -541,15 +553,13 @@ def _shapes(hub: Hub) -> dict[str, Shape]:
 
 
 def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
-    """Return the checkpoint with parameters under other names, and stacked and transposed
-    accordingly; masters and moments too.
-
-    Raises `SourceError` if no map of names is known, or if parameters would be joined that the
-    optimizer treats differently.
+    """Return the checkpoint with its parameters renamed to the naming `target`, and stacked and
+    transposed as that requires; so are masters and moments. Raises `SourceError` if the names are
+    unknown, or if parameters would be joined that the optimizer treats differently.
     """
     source = recognised(hub)
     SourceError.raise_if(
-        f"{line}; no map of names expresses this, so keep the checkpoint's own names"
+        f"{line}; its parameters cannot be renamed, so keep the checkpoint's own names"
         for line in facts.refused
     )
     shapes = _shapes(hub)
@@ -581,7 +591,7 @@ def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
 
 
 def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
-    """Cut a neutral parameter out of the family's parameter that contains it."""
+    """Return the neutral parameter `name`, cut out of the family's parameter that contains it."""
     held = hub.parameters[theirs.name]
 
     def taken(source: Lazy) -> Lazy:
@@ -603,27 +613,27 @@ def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
 
 
 def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
-    """Return the runs joined into one tensor. If a single run covers its source, return the source."""
+    """Return one tensor that consists of these runs. If there is one run and it covers its source,
+    return the source itself.
+    """
     if len(runs) == 1 and len(runs[0]) == runs[0].source.count and runs[0].source.shape == shape:
         return runs[0].source
     return Joined(tuple(runs), shape, dtype)
 
 
 def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
-    """Join neutral parameters into a parameter of a family.
-
-    Raises `SourceError` if they are not trained alike.
+    """Return a family's parameter, joined from neutral parameters. Raises `SourceError` if the
+    optimizer treats these differently.
     """
     held = {block.name: neutral[block.name] for block in theirs.blocks}
     first = next(iter(held.values()))
     for name, other in held.items():
         same = (set(other.moments), other.step, other.trained, other.weight.dtype)
         if same != (set(first.moments), first.step, first.trained, first.weight.dtype):
-            said = (
-                f"{theirs.name}: it is made of {', '.join(held)}; {name} is trained differently "
-                "from the first of these"
+            raise SourceError(
+                f"{theirs.name}: this parameter would be joined from {', '.join(held)}, but {name} is trained"
+                " differently from the first of them; keep the checkpoint's own names"
             )
-            raise SourceError(f"{said}; keep the checkpoint's own names")
     flat = (theirs.shape[1], theirs.shape[0]) if theirs.turned else theirs.shape
 
     def put(kind: Callable[[Parameter], Lazy]) -> Lazy:
@@ -657,21 +667,27 @@ def _ties(
     table: Table,
     parameters: Mapping[str, Parameter],
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of further name and existing name, for weights that a family saves under two names."""
+    """Yield pairs of tied names for the new checkpoint, if the family saves a tied weight under
+    two names: the further name, and the name in `parameters`.
+    """
     if table.tied and table.tied[0] not in parameters:
         yield table.tied
 
 
 def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[Group]:
-    """Yield the optimizer's groups with new parameter names, in the order of the renamed model."""
+    """Yield the optimizer's groups with the new names of parameters, in the order of the renamed
+    model. Raises `SourceError` if parameters of several groups would be joined.
+    """
     group_of = {name: number for number, group in enumerate(hub.groups) for name in group.names}
     rows: list[list[str]] = [[] for _ in hub.groups]
     for theirs in made:
         numbers = {group_of.get(places[block.name].name) for block in theirs.blocks}
         if len(numbers) > 1:
             parts = ", ".join(dict.fromkeys(places[block.name].name for block in theirs.blocks))
-            said = f"{theirs.name}: it is made of {parts}, which are in several groups of the optimizer"
-            raise SourceError(f"{said}; keep the checkpoint's own names")
+            raise SourceError(
+                f"{theirs.name}: this parameter would be joined from {parts}, which are in several groups of the"
+                " optimizer; keep the checkpoint's own names"
+            )
         number = numbers.pop()
         if number is not None:
             rows[number].append(theirs.name)
@@ -681,11 +697,11 @@ def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> I
 
 
 def _left(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
-    """Yield a finding for tensors that are left out because the model computes them."""
+    """Yield a finding if tensors are left out because the model computes them itself."""
     names = [*ignored, *hub.buffers]
     if names:
-        listed = f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}"
-        message = f"{listed}: buffers, which the model computes itself, are left out"
+        listed = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+        message = f"{listed}: these buffers are left out, because the model computes them itself"
         yield lost("buffers", message, Effect.NONE)
 
 
@@ -693,6 +709,8 @@ def _padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:
     for theirs in pieces:
         rows = theirs.shape[0] - sum(block.last - block.first for block in theirs.blocks)
         if not theirs.turned and len(theirs.shape) < 3 and rows:
-            said = f"{rows} rows of {theirs.name} are padding of the vocabulary and are left out"
-            message = f"{said}, though their logits take part in the loss"
+            message = (
+                f"{rows} rows of {theirs.name} are padding of the vocabulary and are left out, though the logits"
+                " of these rows take part in the loss"
+            )
             yield lost("vocabulary", message, Effect.NUMBERS)

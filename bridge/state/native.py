@@ -1,5 +1,5 @@
-"""Native checkpoints: state.json, SHA256SUMS, and for each rank a safetensors file with boxes of
-global tensors.
+"""The native engine's checkpoints: state.json, SHA256SUMS, and for each rank a safetensors file
+with boxes of the whole tensors.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from bridge.state.schema import FORMAT, STATE, State
 WEIGHTS, BUFFERS, GENERATORS = "weights", "buffers", "generators"
 RANDOM = "random"
 SEED = 1234
-"""The seed that the engine uses for new random states if the source has none."""
+"""The seed of the new random states that are written if the source has none."""
 
 
 def file_of(rank: int) -> str:
-    """Name of the file that a rank writes."""
+    """Return the name of the file that a rank writes."""
     return f"rank-{rank:05d}.safetensors"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose small files have been read: `state`, and the digest of each file."""
+    """A native checkpoint of which only the small files have been read: `state` from state.json,
+    and the digests from SHA256SUMS.
+    """
 
     folder: Path
     root: Path
@@ -58,30 +60,30 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path, root: Path) -> Checkpoint:
-        """Open the checkpoint in `folder`.
-
-        Raises `SourceError`, also for a link that leads out of `root`.
+        """Read the small files of the checkpoint in `folder`. Raises `SourceError` if they are
+        damaged or of another release, or if a link leads out of `root`.
         """
         state = schema.read(folder, root)
         if state.format != FORMAT:
-            said = f"{folder / STATE}: format {state.format}, expected {FORMAT}"
             raise SourceError(
-                f"{said}; resume it with the release that wrote it, and save it again with this one"
+                f"{folder / STATE}: found format {state.format}, expected {FORMAT}; load this checkpoint with the release"
+                " that wrote it"
             )
         found = digests.read(folder, root)
         expected = {STATE, *map(file_of, range(state.world))}
         if set(found) != expected:
             name = min(set(found) ^ expected)
-            what = "no line for" if name in expected else "found an unexpected line for"
+            what = "found no line for" if name in expected else "found a line for"
             raise SourceError(
-                f"{folder / digests.SUMS}: {what} {shown(name)}, of {state.world} ranks; the checkpoint is damaged"
+                f"{folder / digests.SUMS}: {what} {shown(name)} in a checkpoint of {state.world} ranks; the"
+                " checkpoint is damaged"
             )
         return cls(folder, root, state, found)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Check state.json, and every `shares`-th file of ranks beginning with file `share`.
-
-        Raises a `SourceError` that names each changed file.
+        """Check state.json and a share of the files against their digests: beginning with the file
+        of rank `share`, every `shares`-th file. Raises a `SourceError` that names each file that
+        has changed.
         """
         # Every rank of a run that loads takes its own share, so that together they read each file
         # once.
@@ -89,10 +91,8 @@ class Checkpoint:
         digests.verify(self.folder, self.root, names, self.digests)
 
     def tensors(self) -> dict[str, Sequence[parts.Stored]]:
-        """Return the parts of every tensor.
-
-        Raises `SourceError` unless the tensors are exactly the tensors in `state`, and each element
-        is stored once.
+        """Return the stored parts of every tensor by the tensor's name. Raises `SourceError`
+        unless the files have exactly the tensors that state.json lists, and each element once.
         """
         found: dict[str, list[parts.Stored]] = {name: [] for name in self.state.tensors}
         for rank in range(self.state.world):
@@ -100,7 +100,7 @@ class Checkpoint:
             for part in parts.stored(path, self.root):
                 if part.name not in found:
                     raise SourceError(
-                        f"{path}: {shown(part.name)} is not named in {STATE}; the checkpoint is damaged"
+                        f"{path}: found the tensor {shown(part.name)}, which {STATE} does not list; the checkpoint is damaged"
                     )
                 found[part.name].append(part)
         problems = (
@@ -115,21 +115,21 @@ class Checkpoint:
 
 
 class Native(Format):
-    """Checkpoints of the native engine."""
+    """The format of the native engine's checkpoints."""
 
     name = "native"
     title = "the native engine"
 
     def find(self, folder: Path) -> Path | None:
-        """Return `folder`, or the folder in it that `latest` names; None if there is no checkpoint."""
+        """Return `folder`, or the folder in it that the file `latest` names; None if that is no
+        checkpoint of this format.
+        """
         place = pointed(folder, LATEST)
         return place if place is not None and (place / STATE).is_file() else None
 
     def read(self, place: Path) -> Hub:
-        """Return the checkpoint.
-
-        Its tensors are named `weights/NAME`, `MOMENT/NAME`, `buffers/COPY/NAME` and
-        `generators/RANK`.
+        """Return the checkpoint. In the files, tensors are called `weights/NAME`, `MOMENT/NAME`,
+        `buffers/COPY/NAME` and `generators/RANK`.
         """
         checkpoint = Checkpoint.open(place, place)
         checkpoint.tensors()  # raises `SourceError` for parts that are missing or overlap
@@ -173,7 +173,9 @@ class Native(Format):
         return _adopted(hub)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """Return the files of a checkpoint of one rank, which the engine can load on any layout."""
+        """Return the files that one rank would write. The engine can load them with any layout of
+        ranks.
+        """
         tag = f"step{hub.where.steps or 0}"
         tensors = dict(_laid(hub))
         text = json.dumps(
@@ -192,12 +194,12 @@ class Native(Format):
 
 
 CLIENT = "client_state"
-"""Key for the script's own state, in the client state that drop-in engines save."""
+"""Key of the script's own state within the client state that drop-in engines save."""
 
 
 def _adopted(hub: Hub) -> Hub:
-    """Return the checkpoint with scheduler, groups and script state separated, which a drop-in
-    engine saves together as client state.
+    """Return the checkpoint with its schedule, groups and script state in their own fields.
+    Drop-in engines save all three together as client state.
     """
     said = [
         value
@@ -221,7 +223,9 @@ def _adopted(hub: Hub) -> Hub:
 
 
 def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
-    """Return the lazy tensors of a checkpoint by name. Their parts must be checked already."""
+    """Return the lazy tensors of a checkpoint by name. The caller must have checked the stored
+    parts.
+    """
     found: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
     for rank in range(checkpoint.state.world):
         path = checkpoint.folder / file_of(rank)
@@ -255,7 +259,7 @@ def _carried(state: State, name: str, default: Any) -> Any:
 
 
 def _figures(state: State) -> dict[str, Any]:
-    """Return the known figures on the progress of the run, by field name of `Where`."""
+    """Return the fields of `Where` that the source of the checkpoint had, by name."""
     # state.json has no empty figures: nan, and the list of names in `unsaid`, stand for those that
     # the source did not have.
     found = {**state.progress.model_dump(), "seed": state.seed}
@@ -267,9 +271,8 @@ def _figures(state: State) -> dict[str, Any]:
 
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """Return the states of the random generators by rank.
-
-    The result is empty if the source had no random states and the file has new ones.
+    """Return the states of the random generators by rank. The result is empty if the source of the
+    checkpoint had none, so that those in the file were made when it was written.
     """
     if RANDOM in _carried(state, "unsaid", []):
         return {}
@@ -307,17 +310,17 @@ def _scale(state: State) -> Scale | None:
 
 
 def _copies(state: State) -> Iterator[Finding]:
-    """Yield a finding if ranks have different buffers, of which only the first copy is read."""
+    """Yield a finding if ranks saved different buffers: only those of the first rank are read."""
     copies = {name.split("/")[1] for name in state.tensors if name.startswith(f"{BUFFERS}/")}
     if len(copies) > 1:
         message = (
-            f"{len(copies)} ranks have different buffers; those of the first rank are used for all"
+            f"{len(copies)} ranks have different buffers; the buffers of the first rank are used for all ranks"
         )
         yield lost(BUFFERS, message, Effect.NUMBERS)
 
 
 def _laid(hub: Hub) -> Iterator[tuple[str, Lazy]]:
-    """Yield every tensor with its name in a native checkpoint."""
+    """Yield every tensor with the name that it has in the files of a native checkpoint."""
     for name, held in hub.parameters.items():
         yield f"{WEIGHTS}/{name}", held.best
         yield from ((f"{kind}/{name}", moment) for kind, moment in held.moments.items())
@@ -363,9 +366,8 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _kept(hub: Hub) -> dict[str, Any]:
-    """Return the values that the engine ignores.
-
-    They are stored so that a move to another format can restore them.
+    """Return values that the native engine does not use. They are written so that a move to
+    another format can restore them.
     """
     formats = {
         name: held.weight.dtype
@@ -392,25 +394,27 @@ def _kept(hub: Hub) -> dict[str, Any]:
 
 
 def _unsaid(hub: Hub) -> Iterator[Finding]:
-    """Yield a finding for each value that the engine needs and the source does not have."""
+    """Yield a finding for each value that the native engine needs and that the source does not
+    have, or has with another number of steps.
+    """
     if "0" not in hub.random:
         message = (
-            "the source has no random states, so a run from it begins with new ones; here they "
-            f"begin at seed {SEED}"
+            "the source has no random states; new ones are written, which begin at seed "
+            f"{SEED}"
         )
         yield lost(RANDOM, message, Effect.NONE)
     if hub.trained and not hub.moments:
         yield lost(
-            "moments", "not in the source; load with load_optimizer_states=False", Effect.NUMBERS
+            "moments", "the source has no moments; load the checkpoint with load_optimizer_states=False", Effect.NUMBERS
         )
     if hub.where.steps is None:
-        yield lost("step", "not in the source; the run begins at step 0", Effect.NUMBERS)
+        yield lost("step", "the source has no number of steps; the run begins at step 0", Effect.NUMBERS)
     steps = {
         held.step for held in hub.parameters.values() if held.step is not None and held.moments
     }
     if len(steps) > 1 or (steps and steps != {float(hub.where.steps or 0)}):
-        said = (
-            f"moments have {', '.join(f'{step:g}' for step in sorted(steps))} updates, but the run has "
-            f"{hub.where.steps}"
+        message = (
+            f"the moments have seen {', '.join(f'{step:g}' for step in sorted(steps))} updates, but the run has made "
+            f"{hub.where.steps}; the engine uses the run's number for all moments"
         )
-        yield lost("step", f"{said}; the engine uses the run's number for all", Effect.NUMBERS)
+        yield lost("step", message, Effect.NUMBERS)

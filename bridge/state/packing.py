@@ -1,5 +1,5 @@
-"""Files as `torch.save` writes them: a pickle of plain values, and storages filled from lazy
-tensors.
+"""Files as `torch.save` writes them: a pickle of plain values, and the storages of tensors, which
+are filled from lazy tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridge.state.lazy import TORCH, Lazy, Run
 from bridge.state.pickled import Constant, Record
 
 ALIGNED = 64
-"""Alignment of storages in bytes, as in torch."""
+"""Each storage begins at a multiple of this number of bytes, as in torch."""
 KIND = {
     "F64": "Double",
     "F32": "Float",
@@ -34,15 +34,14 @@ KIND = {
 
 
 class Size(tuple[int, ...]):
-    """A shape that is pickled as `torch.Size`."""
+    """A shape that is written into a pickle as `torch.Size`."""
 
     __slots__ = ()
 
 
 class Pickle:
-    """Writes pickles of protocol 2, as torch.save does.
-
-    Each lazy tensor gets a storage in `storages`.
+    """Writes a value as a pickle of protocol 2, as torch.save does. The lazy tensors in it are
+    collected in `storages`.
     """
 
     # The operations are those of Python's pickletools: "(" marks, "t" makes a tuple of all above
@@ -54,7 +53,7 @@ class Pickle:
         self.out = bytearray(b"\x80\x02")
 
     def of(self, value: Any) -> bytes:
-        """Return the complete pickle of `value`."""
+        """Return the bytes of the pickle of `value`."""
         self.put(value)
         return bytes(self.out + b".")
 
@@ -64,10 +63,10 @@ class Pickle:
             if isinstance(value, kinds):
                 write(self, value)
                 return
-        raise TypeError(f"{type(value).__name__} has no place in a checkpoint")
+        raise TypeError(f"found a value of type {type(value).__name__}, which a checkpoint cannot hold")
 
     def name(self, full: str) -> None:
-        """Pickle a global by its full name, which is its module and its name."""
+        """Write the name of a class or function; `full` is its module and its name."""
         module, _, name = full.partition(" ")
         self.out += f"c{module}\n{name}\n".encode()
 
@@ -110,7 +109,9 @@ class Pickle:
         self.out += b"e"
 
     def collection(self, values: set[Any] | frozenset[Any]) -> None:
-        """Pickle a set in an order that does not depend on the process, so that equal values make equal files."""
+        """Write a set. The order of its elements is the same in every process, so that equal
+        values make equal files.
+        """
         self.name(f"builtins {type(values).__name__}")
         self.items((sorted(values, key=repr),))
         self.out += b"R"
@@ -127,7 +128,7 @@ class Pickle:
         self.pairs(values)
 
     def pairs(self, values: Mapping[Any, Any]) -> None:
-        """Pickle the keys and values of a dictionary."""
+        """Write the keys and values of a dictionary."""
         self.out += b"("
         for key, value in values.items():
             self.put(key)
@@ -135,7 +136,9 @@ class Pickle:
         self.out += b"u"
 
     def record(self, value: Record) -> None:
-        """Pickle an object: its class, called with the arguments if there are any, followed by its attributes."""
+        """Write an object: its class, a call of the class if there are arguments, and the object's
+        attributes.
+        """
         self.name(value.name)
         self.items(value.arguments)
         self.out += b"R" if value.arguments else b"\x81"
@@ -144,7 +147,7 @@ class Pickle:
             self.out += b"b"
 
     def tensor(self, value: Lazy) -> None:
-        """Pickle a tensor with a storage of its own."""
+        """Write a tensor, which gets a storage of its own."""
         self.name("torch._utils _rebuild_tensor_v2")
         self.out += b"("
         self.items_of_storage(value)
@@ -156,7 +159,7 @@ class Pickle:
         self.out += b"tR"
 
     def items_of_storage(self, value: Lazy) -> None:
-        """Pickle the reference to a tensor's storage."""
+        """Write the reference by which torch finds the storage of a tensor."""
         self.out += b"("
         self.text("storage")
         self.name(f"torch {KIND[value.dtype]}Storage")
@@ -199,19 +202,22 @@ WRITERS: tuple[tuple[Any, Callable[[Pickle, Any], None]], ...] = (
     (Record, Pickle.record),
     (Lazy, Pickle.tensor),
 )
-"""Types of values, with the functions that pickle them.
-
-Subtypes come before their base types: bool before int.
+"""Types of values, each with the function that writes such a value. A type comes before its base
+types: bool before int.
 """
 
 
 def saved(name: str, value: Any) -> File:
-    """Return the file that `torch.save(value, name)` would write if all tensors were contiguous and on the CPU."""
+    """Return the file that `torch.save(value, name)` would write if all tensors were contiguous
+    and on the CPU.
+    """
     return File(name, tuple(parts_of(name.rpartition("/")[2].rpartition(".")[0], value)))
 
 
 def parts_of(top: str, value: Any) -> Iterator[bytes | Run | Late]:
-    """Yield the parts of a file of `torch.save`. The names of its entries begin with `top`."""
+    """Yield the parts of a file as torch.save writes it. The names in the archive begin with the
+    folder `top`.
+    """
     pickle = Pickle()
     content = pickle.of(value)
     small = {
@@ -234,10 +240,11 @@ LARGE = 0xFFFFFFFF
 
 
 def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
-    """Yield the parts of an uncompressed zip file.
+    """Yield the parts of an uncompressed zip file that has these contents by name.
 
-    The checksum of a run follows the run and is in the directory at the end. So a run is read only
-    once, while it is written, although its checksum is not known when its header is written.
+    The checksum of a tensor's run is written behind the run and in the directory at the end of the
+    file. So a run is read only once, while it is written, although its checksum is not known when
+    the header before it is written.
     """
     at, places = 0, []
     for name, body in bodies.items():
@@ -258,19 +265,22 @@ def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
 
 
 def _behind(size: int, sums: Sequence[int]) -> bytes:
-    """Return the zip descriptor that follows a run, with the run's checksum and its size, packed and unpacked."""
+    """Return the zip descriptor that stands behind a run: the checksum of the run, and its size,
+    packed and unpacked.
+    """
     return struct.pack("<4sIQQ", b"PK\x07\x08", sums[0], size, size)
 
 
 def _flags(body: bytes | Run) -> int:
-    """Return the zip flags of an entry: names are in UTF-8 (bit 11), and the checksum of a run follows the run (bit 3)."""
+    """Return the flags of a file in a zip archive: its name is in UTF-8 (bit 11), and the checksum
+    of a run stands behind the run (bit 3).
+    """
     return 0x800 | (0x8 if isinstance(body, Run) else 0)
 
 
 def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
-    """Return the zip header before an entry's content, padded so that the content is aligned.
-
-    Sizes have 64 bits.
+    """Return the zip header before the content of a file, padded so that the content begins at a
+    multiple of `ALIGNED`. Sizes have 64 bits.
     """
     encoded = name.encode()
     sizes = struct.pack("<HHQQ", 1, 16, size, size)
@@ -296,9 +306,8 @@ def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
 def _listed(
     places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int
 ) -> bytes:
-    """Return the directory at the end of a zip file, which begins at byte `at`.
-
-    `sums` are the checksums of the runs, in order.
+    """Return the directory of a zip file, which stands at the end of the file from byte `at` on.
+    `sums` has the checksum of each run, by the number of the run.
     """
     out, runs = bytearray(), 0
     for name, body, size, begin in places:

@@ -1,5 +1,5 @@
-"""Parts: boxes of global tensors that together cover each tensor once, and the safetensors files
-with them.
+"""Parts: boxes that together cover a whole tensor once, as ranks hold them, and the safetensors
+files in which they are stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEY = re.compile(r"(.+)@((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII | re.DOTALL)
 
 @dataclass(frozen=True)
 class Part:
-    """A box of a global tensor that this rank holds, as a view."""
+    """A part that this rank holds: a box of the whole tensor, whose elements `tensor` views."""
 
     name: str
     shape: Shape
@@ -37,18 +37,20 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Return the name of the part in a file: the tensor's name, and the offsets of the box."""
+        """The name under which the part is stored in a file: the tensor's name, and the offsets of
+        the box.
+        """
         return f"{self.name}@{','.join(map(str, self.offsets))}"
 
     @property
     def box(self) -> Box:
-        """The box that the part covers in the global tensor."""
+        """The box of the whole tensor that the part covers."""
         return Box(self.offsets, tuple(self.tensor.shape))
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A box of a global tensor in a file."""
+    """A part that is stored in a file: a box of the whole tensor."""
 
     name: str
     box: Box
@@ -57,9 +59,8 @@ class Stored:
     key: str
 
     def read(self, within: Sequence[slice]) -> Tensor:
-        """Return the elements within these slices, one slice for each dimension.
-
-        Raises `SafetensorError`.
+        """Return the elements in these slices of the part, one slice for each dimension. Raises
+        `SafetensorError` if they cannot be read.
         """
         found: Tensor = (
             self.file.get_slice(self.key)[tuple(within)]
@@ -70,19 +71,21 @@ class Stored:
 
 
 def write(path: Path, parts: Iterable[Part]) -> None:
-    """Write `parts` into one file, and return when it is on the disk. Raises `BridgeError`."""
+    """Write `parts` into one file, and wait until it is on the disk. Raises `BridgeError` if it
+    cannot be written.
+    """
     try:
         save_file({part.key: part.tensor.detach().contiguous() for part in parts}, path)
         with path.open("rb") as file:
             os.fsync(file.fileno())
     except (SafetensorError, OSError) as error:
         raise BridgeError(
-            f"{path}: not written ({error}); make room, or choose a folder that all ranks share"
+            f"{path}: cannot be written ({error}); make room on the disk, or choose a folder that all ranks share"
         ) from None
 
 
 def stored(path: Path, root: Path) -> Iterator[Stored]:
-    """Yield the parts in a file. Raises `SourceError`."""
+    """Yield the parts that are stored in a file. Raises `SourceError` if the file is damaged."""
     try:
         file: Any = safe_open(regular(path, root), "pt")
         for key in file.keys():  # noqa: SIM118 - it is no dictionary
@@ -94,20 +97,23 @@ def stored(path: Path, root: Path) -> Iterator[Stored]:
 
 
 def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
-    """Parse the key of a part, NAME@OFFSETS, and return the tensor's name and its box. Raises
-    `SourceError` if the key is malformed or has the wrong number of offsets.
+    """Return the tensor's name and the box of a part, from the name NAME@OFFSETS under which the
+    part is stored. Raises `SourceError` if the name does not have this form or as many offsets as
+    there are `sizes`.
     """
     match = KEY.fullmatch(key)
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     if match is None or len(offsets) != len(sizes):
         raise SourceError(
-            f"{path}: found {shown(key)}, expected NAME@ and {len(sizes)} offsets; the checkpoint is damaged"
+            f"{path}: found a part called {shown(key)}, expected NAME@ and {len(sizes)} offsets; the checkpoint is damaged"
         )
     return match[1], Box(offsets, sizes)
 
 
 def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
-    """Return the reason why the parts do not cover a tensor of this `shape` exactly once; empty if they do."""
+    """Return the reason why these parts do not cover a tensor of this shape exactly once, or an
+    empty text if they do.
+    """
     boxes = [part.box for part in found]
     for box in boxes:
         fits = len(box.sizes) == len(shape) and all(
@@ -116,13 +122,13 @@ def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
         )
         if not fits:
             return (
-                f"{name}: a part of {box.sizes} at {box.offsets} lies outside of its shape {shape}"
+                f"{name}: a part of size {box.sizes} at {box.offsets} lies outside of the tensor's shape {shape}"
             )
     count, elements = sum(prod(box.sizes) for box in boxes), prod(shape)
     if count != elements:
-        return f"{name}: the parts have {count} elements, its shape {shape} has {elements}"
+        return f"{name}: the parts have {count} elements, but the tensor's shape {shape} has {elements}"
     if len({part.dtype for part in found}) > 1:
-        return f"{name}: its parts have several number formats"
+        return f"{name}: the parts of this tensor have several number formats"
     # As many elements as the shape, all within it: the parts cover it exactly if no two overlap.
     if not _disjoint([box for box in boxes if prod(box.sizes)], 2 * len(shape) + 2):
         return f"{name}: its parts overlap"
@@ -130,10 +136,11 @@ def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
 
 
 def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
-    """Return whether straight cuts, nested at most `depth` deep, separate all boxes from each other.
+    """Return whether straight cuts, nested at most `depth` deep, separate all boxes from each
+    other, so that no two overlap.
 
-    This holds for the boxes of all parallel layouts, and is faster than comparing each pair. Boxes
-    that form a pinwheel cannot be separated like this, and are refused.
+    The boxes of all parallel layouts can be separated like this, and it is faster than comparing
+    each pair. Boxes that form a pinwheel cannot, and the result is False for them.
     """
     if len(boxes) < 2:
         return True
@@ -145,7 +152,7 @@ def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
 
 
 def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
-    """Return groups of boxes that can be separated by cuts along `dim` without cutting through a box."""
+    """Divide boxes into groups by all cuts across the dimension `dim` that go through no box."""
     groups: list[list[Box]] = []
     end = 0
     for box in sorted(boxes, key=lambda box: box.offsets[dim]):
@@ -158,9 +165,8 @@ def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
 
 @torch.no_grad()
 def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
-    """Copy the saved elements into `parts`. Names and shapes must be checked already.
-
-    Raises `SourceError`.
+    """Copy the stored elements into `parts`. The caller must have checked names and shapes. Raises
+    `SourceError` if the files cannot be read.
     """
     for part in parts:
         for found in saved[part.name]:

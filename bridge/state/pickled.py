@@ -1,5 +1,5 @@
-"""Pickles read as data: only plain values are built, nothing is imported, and unlisted names are
-refused.
+"""Pickles, read as data: only plain values are built, no module is imported, and names that are
+not listed are refused.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from bridge.config import shown
 from bridge.errors import SourceError
 
 Builder = Callable[..., Any]
-"""Function that builds the value of a listed name from the arguments in the pickle."""
+"""Function that builds the value for a listed name, from the arguments that the pickle has for it.
+"""
 Known = Mapping[str, "Builder | Constant"]
-"""The names that a pickle may contain, as "MODULE NAME", each with the function that builds its value, or with the value."""
+"""The names that a pickle may contain, as "MODULE NAME": each with the function that builds its
+value, or with the value itself.
+"""
 MOST = 2**28
-"""Largest size of a pickle in bytes. Tensors are stored beside it."""
+"""Maximum number of bytes of a pickle. Tensors are not in it, but stored beside it."""
 ENCODINGS = ("latin1", "latin-1", "ascii", "utf-8", "utf8")
 
 
 @dataclass(frozen=True)
 class Global:
-    """A listed name in a pickle, before its value is built."""
+    """A listed name that a pickle contains, with the function that builds its value."""
 
     name: str
     build: Builder
@@ -31,9 +34,8 @@ class Global:
 
 @dataclass(eq=False)
 class Record:
-    """An object of a listed class as data: its constructor's arguments, and its attributes.
-
-    Nothing is called.
+    """An object in a pickle, kept as data: the name of its class, the arguments of the call that
+    would make it, and its attributes. Nothing is called.
     """
 
     name: str
@@ -42,13 +44,13 @@ class Record:
 
 
 class Constant(str):
-    """A listed name that stands for a value, such as a number format."""
+    """A listed name that stands for a value and is not called, such as a number format."""
 
     __slots__ = ()
 
 
 def recorded(*names: str) -> dict[str, Builder | Constant]:
-    """Return entries of a `Known` for classes whose objects become records."""
+    """Return entries of a `Known` for these classes. Their objects are kept as records."""
 
     def recorder(name: str) -> Builder:
         return lambda *arguments: Record(name, arguments)
@@ -77,29 +79,31 @@ PLAIN: Known = {
     "builtins complex": complex,
     "_codecs encode": _bytes,
 }
-"""Names for plain values of Python, with the functions that build them."""
+"""Names that pickles contain for plain values of Python, each with the function that builds the
+value.
+"""
 
 
 OLD = {"__builtin__": "builtins", "copy_reg": "copyreg"}
-"""Module names that pickles of protocol 2 contain, with the names of these modules in Python 3."""
+"""Names that modules had in Python 2 and have in pickles of protocol 2, with the names in Python
+3.
+"""
 
 
 class _Stopped(Exception):
-    """Raised at the end of the pickle."""
+    """Raised by the operation that ends a pickle."""
 
 
 class _Mark:
-    """Marks the beginning of a sequence on the stack."""
+    """Mark that a pickle puts on the stack before a sequence of values."""
 
 
 MARK = _Mark()
 
 
 class Machine:
-    """Reads one pickle.
-
-    `known` are the names that the pickle may contain; `persistent` builds the values of its
-    references.
+    """Reads one pickle. `known` has the names that it may contain; `persistent` builds the value
+    of a reference to something outside the pickle, such as a storage.
     """
 
     def __init__(self, data: bytes, known: Known, persistent: Builder | None = None) -> None:
@@ -109,30 +113,29 @@ class Machine:
         self.memo: dict[int, Any] = {}
 
     def run(self) -> Any:
-        """Return the value of the pickle.
-
-        Raises `Unlisted` for a name that is not listed, and any of `FLAWS` for a damaged pickle.
+        """Return the value of the pickle. Raises `Unlisted` if it contains another name, and one
+        of `FLAWS` if it is damaged.
         """
         try:
             while True:
                 code = self.take(1)[0]
                 if code not in OPERATIONS:
-                    raise ValueError(f"operation {code:#x} at byte {self.at - 1}")
+                    raise ValueError(f"found the unknown operation {code:#x} at byte {self.at - 1}")
                 OPERATIONS[code](self)
         except _Stopped:
             (value,) = self.stack
             return value
 
     def take(self, count: int) -> bytes:
-        """Read the next `count` bytes."""
+        """Return the next `count` bytes."""
         found = self.data[self.at : self.at + count]
         if len(found) != count:
-            raise ValueError(f"it ends at byte {len(self.data)}")
+            raise ValueError(f"the pickle ends too early, at byte {len(self.data)}")
         self.at += count
         return found
 
     def number(self, form: str) -> Any:
-        """Read the next number, which has the format `form` of `struct`."""
+        """Return the next number; `form` is its format as in the module `struct`."""
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
     def line(self) -> str:
@@ -143,16 +146,18 @@ class Machine:
         return text
 
     def marked(self) -> list[Any]:
-        """Remove the values above the last mark, and the mark, from the stack. Returns the values."""
+        """Return the values above the last mark on the stack. They and the mark are removed."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is MARK:
                 found = self.stack[place + 1 :]
                 del self.stack[place:]
                 return found
-        raise ValueError(f"no mark at byte {self.at}")
+        raise ValueError(f"found no mark on the stack at byte {self.at}")
 
     def look_up(self, module: str, name: str) -> Any:
-        """Return the builder or the value of a listed name. Raises `Unlisted`."""
+        """Return what a name stands for: its value, or a `Global` with its function. Raises
+        `Unlisted` for a name that is not listed.
+        """
         full = f"{OLD.get(module, module)} {name}"
         if full not in self.known:
             raise Unlisted(f"{module}.{name}")
@@ -160,14 +165,14 @@ class Machine:
         return build if isinstance(build, Constant) else Global(full, build)
 
     def call(self, target: Any, arguments: Any) -> Any:
-        """Return the value that the builder of a listed name makes of the arguments."""
+        """Return the value that a listed name's function builds from these arguments."""
         if not isinstance(target, Global) or not isinstance(arguments, tuple):
-            raise ValueError(f"a call at byte {self.at} that is not of a listed name")
+            raise ValueError(f"found a call at byte {self.at} of something other than a listed name")
         return target.build(*arguments)
 
 
 class Unlisted(Exception):
-    """Raised for a pickle with a name that is not listed."""
+    """Raised if a pickle contains a name that is not listed."""
 
 
 def _put(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
@@ -219,11 +224,13 @@ def _append(machine: Machine) -> None:
 
 
 def _into(machine: Machine, kind: type[Any]) -> Any:
-    """Return the collection on top of the stack. Raises `ValueError` if it has another type."""
+    """Return the value on top of the stack. Raises `ValueError` if it is not exactly of the type
+    `kind`.
+    """
     # The exact type: an operation must not reach a method of anything else that a pickle put there.
     found = machine.stack[-1]
     if type(found) is not kind:
-        raise ValueError(f"no {kind.__name__} at byte {machine.at}")
+        raise ValueError(f"found no {kind.__name__} on the stack at byte {machine.at}")
     return found
 
 
@@ -250,7 +257,7 @@ def _set_items(machine: Machine) -> None:
 def _stack_global(machine: Machine) -> None:
     name, module = machine.stack.pop(), machine.stack.pop()
     if not isinstance(name, str) or not isinstance(module, str):
-        raise ValueError(f"a name at byte {machine.at} that is no text")
+        raise ValueError(f"found a name at byte {machine.at} that is no text")
     machine.stack.append(machine.look_up(module, name))
 
 
@@ -267,25 +274,24 @@ def _reduce(machine: Machine) -> None:
 def _new_with_names(machine: Machine) -> None:
     named = machine.stack.pop()
     if named:
-        raise ValueError(f"arguments by name at byte {machine.at}")
+        raise ValueError(f"found arguments by name at byte {machine.at}, which are not read")
     _reduce(machine)
 
 
 def _build(machine: Machine) -> None:
-    """Set attributes of the object on top of the stack.
-
-    A record keeps them; a dictionary ignores them, such as a state dict's `_metadata`.
+    """Set the attributes of the object on top of the stack. A record keeps them. A dictionary
+    drops them: a state dict has its `_metadata` as an attribute.
     """
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Record):
         target.state = state if isinstance(state, dict) else {"": state}
     elif not (isinstance(target, dict) and isinstance(state, dict)):
-        raise ValueError(f"attributes are set on a {type(target).__name__}, which takes none, at byte {machine.at}")
+        raise ValueError(f"found attributes of a {type(target).__name__}, which has none, at byte {machine.at}")
 
 
 def _persistent(machine: Machine) -> None:
     if machine.persistent is None:
-        raise ValueError(f"a reference at byte {machine.at}")
+        raise ValueError(f"found a reference to a storage at byte {machine.at}, expected none")
     machine.stack.append(machine.persistent(machine.stack.pop()))
 
 
@@ -307,7 +313,7 @@ def _frame(machine: Machine) -> None:
 
 def _protocol(machine: Machine) -> None:
     if machine.take(1)[0] > 5:
-        raise ValueError("a protocol above 5")
+        raise ValueError("found a protocol above 5")
 
 
 OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
@@ -362,9 +368,8 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     0x80: _protocol,
     0x95: _frame,
 }
-"""Operations in pickles of protocols 2 to 5, by code.
-
-Operations that look up names by number, or call functions in unusual ways, are left out.
+"""The operations of pickles of protocols 2 to 5 that are read, by code. Left out are those that
+look up names by number, or call functions in unusual ways.
 """
 
 FLAWS = (
@@ -377,30 +382,25 @@ FLAWS = (
     MemoryError,
     RecursionError,
 )
-"""Errors that reading a damaged pickle raises."""
+"""The errors that may arise when a damaged pickle is read."""
 
 
 def value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
-    """Return the value of a pickle.
-
-    Raises `SourceError`, with a message that starts with `where`, for a damaged pickle or an
-    unlisted name.
+    """Return the value of the pickle `data`. Raises `SourceError` if it is damaged or contains a
+    name that is not listed; `where` is the place in the message.
     """
     if len(data) > MOST:
         raise SourceError(
-            f"{where}: a pickle of {len(data)} bytes, expected at most {MOST}; that is no checkpoint"
+            f"{where}: found a pickle of {len(data)} bytes, expected at most {MOST}; this is no checkpoint"
         )
     try:
         return Machine(data, known, persistent).run()
     except Unlisted as error:
-        said = (
-            f"{where}: it names {shown(str(error))}, which no checkpoint of this kind needs; no "
-            "code was executed"
-        )
         raise SourceError(
-            f"{said}; if you trust its author, save it again as plain tensors and numbers"
+            f"{where}: the pickle names {shown(str(error))}, which no checkpoint of this kind needs; no "
+            "code was executed; if you trust the author of the file, save it again as plain tensors and numbers"
         ) from None
     except FLAWS as error:
         raise SourceError(
-            f"{where}: not a pickle as torch writes it ({shown(str(error), 60)}); the file is damaged"
+            f"{where}: expected a pickle as torch writes it ({shown(str(error), 60)}); the file is damaged"
         ) from None

@@ -1,4 +1,6 @@
-"""Safetensors files as Hugging Face writes them: whole weights only, in one file or in several files with an index."""
+"""Safetensors files as Hugging Face writes them: only whole weights, in one file, or in several
+files with an index.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,14 @@ from bridge.state.hub import Hub, Origin, Parameter, weights_of
 from bridge.state.lazy import FLOATING, WIDTH, Lazy, Span
 
 MOST = 2**28
-"""Largest size in bytes of a header, or of an index."""
+"""Maximum number of bytes of a header, or of an index."""
 DAMAGED = "the file is damaged"
 ALIGNED = 8
 
 
 def header(path: Path, root: Path) -> dict[str, Span]:
-    """Return the tensors of a file by name.
-
-    Raises `SourceError` if tensors share bytes, leave gaps, or do not end with the file.
+    """Return the tensors of a file by name. Raises `SourceError` if tensors overlap, leave gaps,
+    or do not reach to the end of the file.
     """
     try:
         with regular(path, root).open("rb") as file:
@@ -36,7 +37,7 @@ def header(path: Path, root: Path) -> dict[str, Span]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(MOST, size - 8):
                 raise SourceError(
-                    f"{path}: a header of {length} bytes does not fit a file of {size}; {DAMAGED}"
+                    f"{path}: a header of {length} bytes does not fit into a file of {size} bytes; {DAMAGED}"
                 )
             text = file.read(length).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -53,11 +54,11 @@ def header(path: Path, root: Path) -> dict[str, Span]:
     for name, span in sorted(found.items(), key=lambda item: item[1].begin):
         if span.begin != end:
             raise SourceError(
-                f"{path}: {shown(name)} begins at byte {span.begin}, expected {end}; {DAMAGED}"
+                f"{path}: the tensor {shown(name)} begins at byte {span.begin}, expected byte {end}; {DAMAGED}"
             )
         end += span.size
     if end != size:
-        raise SourceError(f"{path}: found {size} bytes, but its tensors end at {end}; {DAMAGED}")
+        raise SourceError(f"{path}: found {size} bytes, but the tensors end at byte {end}; {DAMAGED}")
     return found
 
 
@@ -70,7 +71,7 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
         right = False
     if not right:
         raise SourceError(
-            f"{path}: {shown(name)} has {shown(row)}, expected dtype, shape and offsets of a "
+            f"{path}: found {shown(row)} for {shown(name)}, expected the dtype, shape and offsets of a "
             f"tensor; {DAMAGED}"
         )
     return Span(path, base + begin, shape, dtype)
@@ -79,7 +80,9 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
 def file_of(
     name: str, tensors: Mapping[str, Lazy], metadata: Mapping[str, str] | None = None
 ) -> File:
-    """Return a file with these tensors; tensors with wide elements come first."""
+    """Return a safetensors file with these tensors. Those with wide elements come first, so that
+    each begins at a multiple of its element's width.
+    """
     # So every tensor begins at a multiple of its element's width, and can be mapped into memory as
     # it is.
     order = sorted(tensors, key=lambda key: (-WIDTH[tensors[key].dtype], key))
@@ -102,7 +105,9 @@ def file_of(
 
 @dataclass(frozen=True)
 class Names:
-    """Names of files: of a single file, of one of several files (with number and count), and of their index."""
+    """The names of the files of a format: of a single file, of one of several files (with its
+    number and their count), and of their index.
+    """
 
     alone: str
     several: str
@@ -115,9 +120,8 @@ SAFE = Names(
 
 
 def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
-    """Return the tensors of each file, in order.
-
-    A file has at most `most` bytes, except for a file with one larger tensor.
+    """Divide tensors into files, in order. Returns the tensors of each file. A file has at most
+    `most` bytes, unless a single tensor is larger.
     """
     found: list[dict[str, Lazy]] = []
     size = 0
@@ -133,7 +137,7 @@ def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
 def index(
     names: Names, parts: Sequence[Mapping[str, Lazy]]
 ) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
-    """Yield the name of each file with its tensors."""
+    """Yield the name of each file with the tensors in it."""
     if len(parts) == 1:
         yield names.alone, parts[0]
         return
@@ -142,7 +146,7 @@ def index(
 
 
 def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
-    """Yield the index if there are several files."""
+    """Yield the file with the index, if there are several files."""
     if len(parts) > 1:
         total = sum(held.size for part in parts for held in part.values())
         where = {name: file for file, part in index(names, parts) for name in part}
@@ -156,7 +160,9 @@ def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[Fi
 
 
 def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
-    """Return the files that the index names, or the single file; None if there is neither."""
+    """Return the files that the index in a folder names, or the single file; None if there is
+    neither.
+    """
     if (folder / names.index).is_file():
         where = weight_map(folder, names)
         return tuple(folder / name for name in dict.fromkeys(where.values()))
@@ -164,12 +170,12 @@ def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
 
 
 def weight_map(folder: Path, names: Names) -> dict[str, str]:
-    """Return the file name for each tensor, as listed in the index."""
+    """Return the name of the file that has each tensor, from the index in a folder."""
     path = folder / names.index
     rows = parsed(read_text(path, folder, MOST), path).get("weight_map")
     if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
         raise SourceError(
-            f"{path}: found {shown(rows)} as weight_map, expected a file for each tensor; {DAMAGED}"
+            f"{path}: found {shown(rows)} as weight_map, expected the name of a file for each tensor; {DAMAGED}"
         )
     return {key: plain(name, path) for key, name in rows.items()}
 
@@ -177,36 +183,34 @@ def weight_map(folder: Path, names: Names) -> dict[str, str]:
 def checked(
     folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]
 ) -> dict[str, Lazy]:
-    """Return all tensors of these files.
-
-    Raises `SourceError` if a tensor is in two files, or in another file than the index says.
+    """Return the tensors of all files together. `found` has the tensors of each file. Raises
+    `SourceError` if a tensor is in two files, or in another file than the index says, or missing.
     """
     where = weight_map(folder, names) if (folder / names.index).is_file() else None
     tensors: dict[str, Lazy] = {}
     for path, held in found.items():
         for name, tensor in held.items():
             if name in tensors or (where is not None and where.get(name) != path.name):
-                said = (
-                    f"{where.get(name)} has it in {names.index}"
+                other = (
+                    f"{names.index} lists this tensor in {where.get(name)}"
                     if where is not None
-                    else "another file has it too"
+                    else "another file has this tensor too"
                 )
                 raise SourceError(
-                    f"{path}: {shown(name)} is in it, but {said}; the checkpoint is damaged"
+                    f"{path}: found the tensor {shown(name)}, but {other}; the checkpoint is damaged"
                 )
             tensors[name] = tensor
     for name in sorted(set(where or ()) - set(tensors)):
         raise SourceError(
-            f"{folder / (where or {})[name]}: {shown(name)} is missing, which {names.index} has; {DAMAGED}"
+            f"{folder / (where or {})[name]}: found no tensor {shown(name)}, which {names.index} lists for this file; {DAMAGED}"
         )
     return tensors
 
 
 def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
-    """Return one copy of each parameter, and the buffers.
-
-    Copies are in the format `dtype`, or by default in the format of the weight. The master is used
-    only if it has exactly this format; otherwise the weight, with which the run computes, is cast.
+    """Return the weights to write: one copy of each parameter, and the buffers. Copies have the
+    number format `dtype`, or by default that of the weight. The master is written if it has
+    exactly the format `dtype`; otherwise the weight, with which the model computes, is converted.
     """
     found = {}
     for name, held in hub.parameters.items():
@@ -216,9 +220,8 @@ def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
 
 
 def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], ordered: bool) -> Hub:
-    """Return a checkpoint that has only weights.
-
-    Floating-point tensors are parameters, all others are buffers.
+    """Return a checkpoint that consists of these tensors. Floating-point tensors are parameters,
+    all others are buffers. Two names of the same bytes are a tie.
     """
     # Equal lazy tensors are the same bytes of the same file: that is how torch.save keeps a tie.
     places: dict[Lazy, str] = {}
@@ -234,7 +237,7 @@ def hub_of(format: str, tensors: Mapping[str, Lazy], files: tuple[Path, ...], or
 
 
 class Safe(Format):
-    """Weights as transformers saves them."""
+    """The format in which transformers saves weights."""
 
     name = "safetensors"
     title = "Hugging Face safetensors"
@@ -242,19 +245,22 @@ class Safe(Format):
     unseen = "a changed byte of a tensor is not detected"
 
     def find(self, folder: Path) -> Path | None:
-        """Return the folder if it has files with the usual names; else None."""
+        """Return the folder if it has files with this format's names; else None."""
         return (
             folder if (folder / SAFE.index).is_file() or (folder / SAFE.alone).is_file() else None
         )
 
     def read(self, place: Path) -> Hub:
-        """Return all weights, from the single file or from the files in the index."""
+        """Return a checkpoint with all weights, from the single file or from the files that the
+        index names.
+        """
         paths = listed(place, SAFE) or ()
         tensors = checked(place, SAFE, {path: header(path, place) for path in paths})
         return hub_of(self.name, tensors, paths, ordered=False)
 
     def plan(self, hub: Hub, wanted: Wanted) -> Written:
-        """Return one file, or several files with an index."""
+        """Return the files that would hold the weights: one file, or several files with an index.
+        """
         parts = shards(weights(hub, wanted.dtype), wanted.shard)
         files = [file_of(name, part, {"format": "pt"}) for name, part in index(SAFE, parts)]
         found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))

@@ -1,5 +1,5 @@
-"""The schema of state.json, the description of a checkpoint, which is checked before any weight is
-read.
+"""The schema of state.json, which describes a native checkpoint. The file is checked before any
+weight is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
 
 class Progress(Strict):
-    """The progress of the run, and the figures of its last step."""
+    """How far the run has come, and the figures of its last step."""
 
     steps: Count
     skipped: Count
@@ -41,7 +41,7 @@ class Progress(Strict):
 
 
 class Scaler(Strict):
-    """The loss scale, and the values that decide its next change."""
+    """The loss scale, and the values that decide how it changes."""
 
     scale: Scale
     window: Size | None
@@ -52,10 +52,9 @@ class Scaler(Strict):
 
 
 class State(Strict):
-    """Everything in a checkpoint except the tensors.
-
-    `tensors` has the global shape of each tensor; `copies` are the numbers of data and tensor
-    ranks. `carried` are values of another format that the engine ignores, stored so that a move
+    """The content of state.json: everything in a checkpoint except the tensors. `tensors` has the
+    shape of each whole tensor; `copies` are the numbers of data and tensor ranks that save
+    buffers. `carried` has values of another format that the engine does not use, so that a move
     back can restore them.
     """
 
@@ -71,23 +70,21 @@ class State(Strict):
 
 
 def read(folder: Path, root: Path) -> State:
-    """Return the state of the checkpoint in `folder`.
-
-    Raises a `SourceError` with a line for each invalid value.
+    """Return the content of state.json in `folder`. Raises a `SourceError` with a line for each
+    invalid value.
     """
     path = folder / STATE
     return parse(read_text(path, root, MOST), path)
 
 
 def parse(text: str, path: Path) -> State:
-    """Return the state in `text`, the content of the file `path`.
-
-    Raises `SourceError` for the same reasons as `read`.
+    """Return the state that `text`, the content of the file `path`, describes. Raises a
+    `SourceError` with a line for each invalid value.
     """
     try:
         found = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: no JSON ({error}); the checkpoint is damaged") from None
+        raise SourceError(f"{path}: expected JSON ({error}); the checkpoint is damaged") from None
     if not isinstance(found, dict):
         raise SourceError(
             f"{path}: found {shown(found, 30)}, expected an object; the checkpoint is damaged"
@@ -95,7 +92,7 @@ def parse(text: str, path: Path) -> State:
     if found.get("format") not in (1, FORMAT):
         said = shown(found.get("format"))
         raise SourceError(
-            f"{path}: format {said}, expected {FORMAT}; load it with the release that wrote it"
+            f"{path}: format: found {said}, expected {FORMAT}; load it with the release that wrote it"
         )
     # Once more from the text: `strict` takes a JSON list as a tuple only if pydantic reads the JSON
     # itself.
@@ -117,5 +114,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _line(path: Path, problem: Any) -> str:
     place = ".".join(map(str, problem["loc"])) or "the whole"
     if problem["type"] == "missing":
-        return f"{path}: {place} is missing; the checkpoint is damaged"
+        return f"{path}: {place}: found no value, expected one; the checkpoint is damaged"
     return f"{path}: {place}: found {shown(problem['input'], 40)}; {problem['msg'].lower()}; the checkpoint is damaged"

@@ -1,6 +1,5 @@
-"""Work shared by forked processes, which fetch task numbers and report progress.
-
-The first error ends all processes.
+"""Sharing of work between forked processes. Each fetches numbers of tasks until none is left, and
+reports progress. The first error ends all processes.
 """
 
 from __future__ import annotations
@@ -15,35 +14,36 @@ from contextlib import suppress
 from bridge.errors import BridgeError, SourceError
 
 Told = Callable[[int, bool], None]
-"""Callback for progress: a number of bytes, and whether they were written now (true) or by an earlier try."""
+"""Function that is told of progress: a number of bytes, and whether they were written now (true)
+or by an earlier run of the command.
+"""
 RECORD = "<q?"
 SIZE = struct.calcsize(RECORD)
 NUMBERS = 4
-"""Size in bytes of each number in the file of task numbers."""
+"""Number of bytes of a task's number in the file from which processes fetch the numbers."""
 LONGEST = 4096
-"""Largest size in bytes of an error that is passed on.
-
-A write of up to this size into a pipe is never split (POSIX: PIPE_BUF on Linux).
+"""Maximum number of bytes of an error message that a process passes on. The system never splits a
+write of this size into a pipe (POSIX: PIPE_BUF on Linux).
 """
 
 
 class UnwrittenError(SourceError):
-    """A disk or a process failed.
-
-    The source is sound, so the next try may continue from the finished files.
+    """Raised if a disk or a process failed, and not the source. The files that are finished can be
+    used when the command is repeated.
     """
 
 
 LOST = "\1"
-"""First character of a message about a disk error, when it is passed between processes."""
+"""First character of an error message between processes if the disk failed."""
 
 
 def shared(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
-    """Call `work(number, told)` in forked processes, once for each number below `count`. `told` is
-    called in this process.
+    """Call `work(number, told)` in forked processes, once for each number below `count`. What they
+    report is passed to `told` in this process.
 
-    Raises `SourceError` with the first failure, or `UnwrittenError` if the disk failed. If this
-    process is killed, the others end at their next report, as nobody reads the pipe.
+    Raises `SourceError` with the first error, or `UnwrittenError` if a disk or a process failed. If
+    this process is killed, the forked ones end at their next report, because nobody reads the pipe
+    any more.
     """
     numbers = _numbered(count)
     words, said = os.pipe()
@@ -69,13 +69,12 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
             *problem.removeprefix(LOST).split("\0")
         )
     if any(codes):
-        raise UnwrittenError("a process that wrote files was ended")
+        raise UnwrittenError("a process that wrote files was killed")
 
 
 def _numbered(count: int) -> int:
-    """Return the descriptor of a nameless file with the task numbers.
-
-    Forked processes share the file position, so each read yields the next number.
+    """Return the descriptor of a file without a name that holds the numbers of all tasks. Forked
+    processes share the position in the file, so that each read returns the next number.
     """
     with tempfile.TemporaryFile() as file:
         file.write(b"".join(number.to_bytes(NUMBERS, "little") for number in range(count)))
@@ -84,7 +83,8 @@ def _numbered(count: int) -> int:
 
 
 def _listen(words: int, told: Told) -> None:
-    """Pass on the reports of the other processes until all of them have ended."""
+    """Pass the reports of the forked processes to `told`, until all of these processes have ended.
+    """
     rest = b""
     while content := os.read(words, SIZE * 512):
         rest += content
@@ -108,7 +108,7 @@ def _started(
     others: tuple[int, int],
     work: Callable[[int, Told], object],
 ) -> int:
-    """Fork a process that works until no task number is left. Returns its process id."""
+    """Fork a process that runs tasks until none is left. Returns the id of the process."""
     child = os.fork()
     if child:
         return child

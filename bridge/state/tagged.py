@@ -1,5 +1,5 @@
-"""Exact conversion of plain values to JSON and back: a mark denotes tuples, sets, and non-string
-keys.
+"""Exact conversion of plain values to JSON and back. Marks stand for what JSON does not have:
+tuples, sets, and keys that are no text.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from typing import Any
 
 MARK = "stagebridge "
 TUPLE, SET, FROZEN, PAIRS = (f"{MARK}{kind}" for kind in ("tuple", "set", "frozenset", "pairs"))
-"""Keys that mark a tuple, a set or a list of pairs.
-
-Such a key is the only key of its object, and its value is a list.
+"""Keys of JSON objects that stand for a tuple, for sets, or for a mapping as a list of pairs. Such
+an object has no other key, and its value is a list.
 """
 
 
 def encoded(value: Any) -> Any:
-    """Return `value` with tuples, sets and keys of other types written as JSON lists and objects.
-    Anything else, such as a tensor, stays unchanged.
+    """Return `value` in a form that JSON can hold: tuples, sets and mappings with keys that are no
+    text become marked objects. Anything else, such as a tensor, is left as it is.
     """
     if isinstance(value, tuple):
         return {TUPLE: [encoded(inner) for inner in value]}
@@ -39,9 +38,8 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Return the value from which `encoded` made `value`.
-
-    Raises `TypeError` or `ValueError` for a value that `encoded` never returns.
+    """Return the value that `encoded` has converted. Raises `TypeError` or `ValueError` if
+    `encoded` cannot have returned this.
     """
     if isinstance(value, list):
         return [decoded(inner) for inner in value]

@@ -1,6 +1,6 @@
-"""Writes checkpoints with several processes, into a temporary folder next to the target that is renamed at the end.
-
-Finished files outlive a kill, and the same command continues from them.
+"""Writing of checkpoints with several processes. The files go into a temporary folder next to the
+target, which is renamed at the end. If the command is killed, finished files stay, and the same
+command continues after them.
 """
 
 from __future__ import annotations
@@ -27,31 +27,37 @@ from bridge.state.lazy import STRIP, WIDTH, Run, raw, strips
 from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
-"""Names or suffixes of files in the temporary folder: the digest of the task, the list of finished
-files, an unfinished file, and the number of bytes of it that are certainly on the disk.
+"""Names in the temporary folder: a file with the digest of the task, a file that lists the
+finished files, the suffix of an unfinished file, and the suffix of a note on how many of its bytes
+are certainly on the disk.
 """
 SPARE = 2**20
-"""Number of bytes to keep free for names and digests."""
+"""Number of bytes that must stay free on the disk, for names and digests."""
 STAGE = 2**29
-"""Number of bytes after which a file is flushed to the disk. A kill loses no more than this."""
+"""Number of bytes after which a file is flushed to the disk, so that a killed command loses no
+more than these.
+"""
 PATIENCE = 10.0
-"""Seconds to wait for the processes of a killed command to end."""
+"""Number of seconds to wait until the processes of a killed command have ended."""
 Moved = Callable[[int, bool], None]
-"""Callback for progress: a number of bytes, and whether they were written now (true) or by an earlier try."""
+"""Function that is told of progress: a number of bytes, and whether they were written now (true)
+or by an earlier run of the command.
+"""
 
 
 def write(
     written: Written, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1
 ) -> None:
-    """Write the files into the new folder `target`. Raises `SourceError`.
+    """Write the files into the new folder `target`. Raises `SourceError` if that fails.
 
-    After a full disk or a kill, the written files stay in a folder next to `target`, and the same
-    call continues from them. If the source is refused, no files stay.
+    If the disk is full or the command is killed, the files written so far stay in a folder next to
+    `target`, and the same call continues after them. If the source turns out to be damaged, no file
+    stays.
     """
     if os.path.lexists(target):
-        raise SourceError(f"{target}: exists already; name a new folder, or remove this one")
+        raise SourceError(f"{target}: this path exists already; name a new folder, or remove it")
     if not target.parent.is_dir():
-        raise SourceError(f"{target}: there is no directory {target.parent}; create it first")
+        raise SourceError(f"{target}: found no folder {target.parent}; create this folder first")
     staging = target.parent / f".{target.name}.partial"
     try:
         with _alone(staging):
@@ -72,7 +78,9 @@ def write(
 
 
 def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: int) -> None:
-    """Write all files into the folder `staging`, which is removed if the source is refused."""
+    """Write all files into the folder `staging`. If the source turns out to be damaged, the folder
+    is removed.
+    """
     done = _resumed(staging, mark)
     left = [file for file in written.files if file.name not in done]
     resumed = bool(done) or any(_kept(staging, file).size for file in left)
@@ -94,18 +102,17 @@ def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: in
 
 
 def _advice(staging: Path) -> str:
-    """Return advice for the user after a failure."""
+    """Return what the user can do after a failure, as the end of a message."""
     kept = (
         f"{staging} keeps the finished part: make room and repeat the command to continue, or "
-        "remove it"
+        "remove this folder"
     )
-    return kept if staging.is_dir() else "make room, or name another folder"
+    return kept if staging.is_dir() else "make room on the disk, or name another folder"
 
 
 def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
-    """Write these files, with several processes if there are several files.
-
-    Returns their digests by name.
+    """Write these files, in several processes if there are several files. Returns the digests of
+    all finished files by name.
     """
     if min(processes, len(files)) < 2:
         return {file.name: _finished(staging, file, moved) for file in files}
@@ -120,7 +127,7 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
     )
     found = _journal(staging)
     SourceError.raise_if(
-        f"{staging / file.name}: its process ended before it wrote the file"
+        f"{staging / file.name}: the process that writes this file ended too early"
         for file in files
         if file.name not in found
     )
@@ -129,9 +136,8 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
 
 @contextmanager
 def _alone(staging: Path) -> Iterator[None]:
-    """Return a context in which this process holds the folder's lock.
-
-    Raises `SourceError` if another process holds it.
+    """Hold the lock of the folder `staging` during a `with` statement. Raises `SourceError` if
+    another process holds it.
     """
     staging.mkdir(exist_ok=True)
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -140,7 +146,7 @@ def _alone(staging: Path) -> Iterator[None]:
         while not _locked(descriptor):
             if time.monotonic() > until:
                 raise SourceError(
-                    f"{staging}: another process writes there; wait for it, or name another folder"
+                    f"{staging}: another process writes into this folder; wait until it ends, or name another folder"
                 )
             time.sleep(0.05)
         yield
@@ -157,9 +163,8 @@ def _locked(descriptor: int) -> bool:
 
 
 def _mark(written: Written, sources: Iterable[Path]) -> str:
-    """Return a digest of the sources and of the parts of each file.
-
-    Finished files can be reused only if this digest is unchanged.
+    """Return a digest of the task: the source files and the parts of each file to write. Finished
+    files are reused only if this digest is the same.
     """
     found = hashlib.sha256(__version__.encode())
     for path in sources:
@@ -178,9 +183,8 @@ def _mark(written: Written, sources: Iterable[Path]) -> str:
 
 
 def _resumed(staging: Path, mark: str) -> dict[str, str]:
-    """Return the digests of the files that an earlier try finished.
-
-    Files of another checkpoint are removed.
+    """Return the digests of the files that an earlier run of the command finished, by name. Files
+    of another task are removed.
     """
     path = staging / MARK
     if path.is_file() and path.read_text() == mark:
@@ -192,7 +196,7 @@ def _resumed(staging: Path, mark: str) -> dict[str, str]:
 
 
 def _journal(staging: Path) -> dict[str, str]:
-    """Return the digests of the finished files, by name."""
+    """Return the digests of the finished files by name, from the list in the temporary folder."""
     # The last line may be half written. Lines that are not a digest and the name of a file are
     # passed over, and the file is written again.
     lines = (staging / DONE).read_text().splitlines() if (staging / DONE).is_file() else []
@@ -205,18 +209,20 @@ def _journal(staging: Path) -> dict[str, str]:
 
 
 def _room(staging: Path, left: Iterable[File]) -> None:
-    """Raise `SourceError` unless the disk has room for the rest of the files."""
+    """Raise `SourceError` unless the disk has space for all that is left to write."""
     needed = sum(file.size - _kept(staging, file).size for file in left) + SPARE
     free = shutil.disk_usage(staging).free
     if free < needed:
         raise SourceError(
-            f"{staging.parent}: {free:,} bytes are free, {needed:,} are needed; make room, or name another folder"
+            f"{staging.parent}: {free:,} bytes are free, but {needed:,} are needed; make room on the disk, or name another folder"
         )
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The part of an unfinished file that is certainly on the disk: its number of bytes, and its digest."""
+    """What is certainly on the disk of an unfinished file: a number of bytes from its beginning,
+    and their digest.
+    """
 
     size: int = 0
     digest: str = ""
@@ -233,7 +239,7 @@ def _kept(staging: Path, file: File) -> Kept:
 
 
 def _finished(staging: Path, file: File, moved: Moved) -> str:
-    """Write one file to the disk, note that it is finished, and return its digest."""
+    """Write one file, add it to the list of finished files, and return its digest."""
     path = staging / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = _kept(staging, file)
@@ -254,9 +260,8 @@ def _finished(staging: Path, file: File, moved: Moved) -> str:
 
 
 def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
-    """Write the rest of an unfinished file.
-
-    Returns its digest, or "" if the `kept` bytes have another digest.
+    """Write the rest of a file of which the `kept` bytes are on the disk. Returns the digest of
+    the file, or an empty text if these bytes have changed.
     """
     beside, digest = path.with_name(path.name + PART), hashlib.sha256()
     with beside.open("r+b" if kept.size else "wb") as stream:
@@ -278,9 +283,8 @@ def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
 
 
 def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
-    """Flush the bytes written so far to the disk, and then note their number.
-
-    Returns that number.
+    """Flush the bytes written so far to the disk, and then write the note with their number and
+    digest. Returns their number.
     """
     stream.flush()
     os.fsync(stream.fileno())
@@ -293,10 +297,8 @@ def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
 def pieces(
     file: File, before: IO[bytes] | None = None, kept: int = 0
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a file, at most one strip at a time.
-
-    The first `kept` bytes are read from the stream `before`, because an earlier try has already
-    written them.
+    """Yield the bytes of a file to write, in pieces of at most one strip. An earlier run of the
+    command has written the first `kept` bytes, which are read from the stream `before`.
     """
     sums: dict[int, int] = {}
     at = 0
@@ -325,7 +327,7 @@ def _part(
 def _late(part: Late, sums: dict[int, int]) -> bytes:
     found = part.make([sums[id(run)] for run in part.runs])
     if len(found) != size_of(part):
-        raise SourceError(f"found {len(found)} bytes of checksums, expected {size_of(part)}")
+        raise SourceError(f"expected {size_of(part)} bytes for the part with checksums, found {len(found)}")
     return found
 
 
@@ -348,7 +350,9 @@ def _run(
 
 
 def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
-    """Write SHA256SUMS with the digests, and flush every name to the disk."""
+    """Write SHA256SUMS with the digests of all files, remove the notes, and wait until every name
+    is on the disk.
+    """
     top = written.sums.rpartition("/")[0]
     prefix = f"{top}/" if top else ""
     found = {

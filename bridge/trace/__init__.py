@@ -34,7 +34,9 @@ LOGS = (
 )
 """Names of the fields of `Debug` that turn on logs."""
 THOROUGH = 20
-"""Interval, in steps, of thorough comparisons of ranks if the user did not ask for checks."""
+"""Number of steps from one thorough comparison of ranks to the next, if the user asked for no
+checks.
+"""
 
 
 def attach(
@@ -53,21 +55,23 @@ def attach(
     keep: Keep | None = None,
     done: int = 0,
 ) -> Tracer:
-    """Log what `debug` selects of `target` into the folder `run` (default: trace), compare ranks.
+    """Log the tensors of `target` that `debug` selects into the folder `run` (default: trace), and
+    compare ranks that must hold the same tensors.
 
-    `target` is a module under whatever wraps it, one stage or schedule of torch's pipelining, the
-    engine of a stack in `compat`, or a `Source`. A module is trained by `optimizer` (torch's, one
-    that wraps it, or several that step together), each step after `accumulation` backward passes.
-    Without `accumulation`, each step has as many passes as the loop runs. Without `debug`, ranks
-    are compared and nothing is logged; a difference is reported, and the training continues.
+    `target` is a module with or without wrappers, one stage or schedule of torch's pipelining, the
+    engine of a stack in `compat`, or a `Source`. A module needs `optimizer`: one of torch's, a
+    wrapper around one, or several that step together. `accumulation` is the number of backward
+    passes in each step; without it, the passes of each step are counted. Without `debug`, ranks are
+    compared and nothing is logged; a difference is reported, and the training continues.
 
-    `filter` narrows the logs, `keep` thins them (`bridge.trace.keeping.Keep`), `full` keeps whole
-    tensors instead of samples, `policy` sets how often ranks are compared, and the reaction to a
-    mismatch. Invariants (`bridge.trace.invariants`) are checked in every step that is watched.
-    Their findings are in the result's `findings.found`, are logged, and are written into `run`.
+    `filter` selects tensors for the logs, `keep` limits the logs (`bridge.trace.keeping.Keep`),
+    `full` logs whole tensors instead of samples, and with `strict` an error of writing stops the
+    training. `policy` sets how often ranks are compared, and the reaction to a mismatch. Invariants
+    (`bridge.trace.invariants`) are checked in every step unless `invariants` is false. Their
+    findings are in `findings.found` of the returned tracer, are logged, and are written into `run`.
     `on_finding` is a command that is run for each finding, without a shell, with the finding as
-    JSON on its stdin. `done` is the number of steps in the run that this one resumes, if the
-    training knows it. No hook is installed if `debug` is given and selects nothing.
+    JSON on stdin. `done` is the number of steps before this run, if the run resumes another one. No
+    hook is installed if `debug` is given and selects nothing.
 
     Raises `BridgeError` with the reason if `target` cannot be attached.
     """
@@ -100,7 +104,9 @@ def attach(
 
 
 def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
-    """Yield the observer that checks invariants, if `source` has what the checks need."""
+    """Yield the observer that checks the invariants of a training, or nothing if `source` does not
+    give access to the tensors that the checks read.
+    """
     from bridge.trace.invariants import Invariants
     from bridge.trace.invariants.masters import Masters
     from bridge.trace.module import ModuleSource
@@ -167,7 +173,7 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
         )
     if optimizer is None:
         raise BridgeError(
-            "attach: a module needs its optimizer, as a call of step() ends a step; pass it, or the engine's own Source"
+            "attach: found a module and no optimizer, expected one whose step() ends each step; pass optimizer=, or a Source"
         )
     return (
         PipelineSource(target, stages, optimizer)
@@ -177,9 +183,9 @@ def source_of(target: Any, optimizer: Any = None, accumulation: int | None = Non
 
 
 def _stack_of(target: Any) -> Any:
-    """Return the module `runtime.tracing` of the stack that defines the class of `target` (or of
-    the first of several objects). The stack's folder has the name of the package that defines the
-    class.
+    """Return the module `runtime.tracing` of the stack whose package defines the class of `target`
+    or one of its base classes, or None if there is no such stack. For a list of objects, the first
+    one counts. The stack's folder has the name of the package.
     """
     first = target[0] if isinstance(target, list | tuple) and target else target
     # A class that a user derives from an engine's comes from another package; its bases tell.

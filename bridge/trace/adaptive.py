@@ -1,9 +1,9 @@
-"""Adaptive updates: the effect of rounding in gradients on weights that Adam updates, computed from
-both runs' logs.
+"""Adaptive updates: how far rounding in gradients may move the weights that Adam updates, computed
+from the logs of two runs.
 
-Adam divides each element of a gradient by the element's usual size. Rounding is small compared with
-the largest elements, but it may decide the direction in which the smallest elements move. Both runs
-log their gradients, so the updates of both runs can be computed, and with them this effect.
+Adam divides each element of a gradient by the usual size of this element. Rounding is small
+compared with the largest elements, but it may decide the direction in which the smallest elements
+move. Both runs log their gradients, so the updates of both runs can be computed and compared.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Key = tuple[str, str]
 """Layer and parameter."""
 
 SURE = 2.0
-"""Factor by which the updates may differ more than computed: clipping and separate rates are not in
-the logs.
+"""Safety factor on the computed distance between updates: the logs do not show everything that
+changes an update, such as clipping.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The parameters of one array of samples (2, samples) with both runs, in which the samples of
-    one parameter follow those of another.
+    """The names of the parameters whose samples an array (2, samples) holds, one parameter after
+    the other; each run has one row. `segments` are the ranges of the parameters in the array.
     """
 
     keys: tuple[Key, ...]
@@ -41,10 +41,11 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The parameters of a batch that are followed. `rows` are the indices of these parameters in
-    the batch, and `given` the indices of their samples in the batch. `numbers` are their indices
-    among all followed parameters, and `at` the indices of their samples among all followed samples,
-    in `segments`.
+    """The parameters that are both in a batch and in `Followed`, with their positions in both.
+    `rows` are the indices of these parameters in the batch, and `given` the indices of their
+    samples in the batch. `numbers` are the indices of the parameters in `Followed`, and `at` the
+    indices of their samples there. `segments` are the ranges of the parameters among these
+    samples.
     """
 
     rows: NDArray[np.int64]
@@ -56,14 +57,15 @@ class Known:
 
 @dataclass
 class Followed:
-    """The samples (2, samples) of parameters in both runs, one parameter after the other.
+    """The parameters whose updates are computed, with their samples (2, samples): one row for each
+    run, one parameter after the other.
 
     `weights` are the weights as last logged. `first` and `second` are Adam's moments, computed from
-    the gradients. `explained` (samples) is the distance of each weight between the runs that
-    rounding of gradients may have caused. The other fields have one entry for each parameter:
-    `steps` is the number of steps; `noise` is the distance of this step's gradients as a share of
-    their `size` (NaN until it is known); `matters` is their size relative to other gradients, at
-    most 1.
+    the gradients. `explained` (samples) is the distance between the two runs' weights that rounding
+    of gradients may have caused. The other fields have one entry for each parameter: `steps` is the
+    number of steps; `size` is the size of the gradient in this step; `noise` is the distance
+    between the two runs' gradients, divided by `size` (NaN until it is known); `matters` is `size`
+    divided by the usual size of gradients, at most 1.
     """
 
     segments: Segments = field(default_factory=lambda: Segments.of(()))
@@ -79,8 +81,8 @@ class Followed:
     _known: dict[int, tuple[Batch, Known]] = field(default_factory=dict)
 
     def begin(self, batch: Batch, weights: Floats) -> None:
-        """Follow the parameters of a batch from the first update on. Parameters that were followed
-        before start again.
+        """Add the parameters of a batch before their first update. A parameter that was added
+        before starts again without moments.
         """
         start, before = self.segments.size, len(self.segments.lengths)
         self.segments = Segments.of(
@@ -103,8 +105,8 @@ class Followed:
         self._known.clear()
 
     def known(self, batch: Batch) -> Known:
-        """Return the followed parameters in `batch` for which both runs logged the same number of
-        sampled elements.
+        """Return the parameters of `batch` that were added, and whose number of samples is still
+        the same.
         """
         if id(batch) not in self._known:
             # The batch is kept with its answer, so that no other one gets its id.
@@ -132,9 +134,10 @@ class Followed:
 
 @dataclass
 class Updates:
-    """Follows the updates of two runs whose optimizers have these settings. `drift` is the distance
-    between the runs' weights before the current step that rounding may have caused, as a share of
-    their size. It is None from the first step on whose samples the logs lack.
+    """Computes the updates of two runs whose optimizers have these settings. `drift` is the
+    distance between the runs' weights before the current step that rounding may have caused,
+    divided by the size of the weights. `drift` is None as soon as the logs lack samples that it
+    depends on.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -146,8 +149,8 @@ class Updates:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Updates:
-        """Return an instance for the settings of a run: the settings of a plan, or of the first
-        group of a torch optimizer.
+        """Return an instance with the settings of a run. They are settings of a plan, or of the
+        first parameter group of a torch optimizer.
         """
 
         def setting(name: str, default: Any) -> Any:
@@ -175,7 +178,7 @@ class Updates:
             )
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
             raise SourceError(
-                f"run.json: expected numbers as settings of the optimizer ({error}); the file is damaged"
+                f"run.json: expected numbers as the optimizer's betas, eps and weight decay ({error}); the file is damaged"
             ) from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:
@@ -183,9 +186,9 @@ class Updates:
         self._followed.begin(batch, weights)
 
     def gradients(self, batch: Batch, gradients: Floats, noise: Floats, scale: float) -> None:
-        """Record the samples (2, samples) of a step's gradients. `noise` is, for each parameter,
-        the distance of its gradients as a share of their size; `scale` is the usual size of
-        gradients.
+        """Record the samples (2, samples) of a step's gradients. `noise` has, for each parameter,
+        the distance between the two runs' gradients divided by the size of the gradient; `scale`
+        is the usual size of gradients.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -204,9 +207,10 @@ class Updates:
         """Record the samples (2, samples) of weights after an update; `scales` are the usual sizes
         of such weights.
 
-        Returns three values: the distance that rounding may have caused for each sample, the
-        parameters for which this distance is known, and the parameters that could not be followed.
-        After the latter, `drift` is unknown.
+        Returns three values: for each sample, the distance between the runs that rounding may have
+        caused; the parameters for which this distance is known; and the parameters whose update
+        cannot be computed, because the logs lack samples or gradients of them. If there are
+        parameters of the last kind, `drift` becomes None.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -236,15 +240,15 @@ class Updates:
         return explained, found, lost
 
     def end(self) -> None:
-        """End the step. Steps move weights apart in independent directions, so the squares of
-        drifts are added.
+        """Add the drift of this step to `drift`. Steps move weights apart in independent
+        directions, so the squares are added.
         """
         self.drift = None if self.drift is None else math.hypot(self.drift, self._step)
         self._step = 0.0
 
     def _spread(self, known: Known, values: Floats, change: Floats) -> Floats:
-        """Return the distance between the runs that rounding of this step's gradients may cause,
-        for each sample.
+        """Return for each sample the distance between the two runs' weights that rounding of this
+        step's gradients may cause.
         """
         steps, segments = self._steps(known, values - change), known.segments
         with np.errstate(all="ignore"):
@@ -258,8 +262,8 @@ class Updates:
         return spread
 
     def _steps(self, known: Known, weights: Floats) -> Floats:
-        """Return the updates that the optimizer subtracts from the weights, divided by its learning
-        rate.
+        """Return the values that the optimizer subtracts from the weights in this step, divided by
+        its learning rate.
         """
         all_of, at = self._followed, known.at
         # Moments begin with zeros; Adam divides them by 1 - beta^count to make up for it.
@@ -273,13 +277,13 @@ class Updates:
         return steps
 
     def _beyond_samples(self, numbers: NDArray[np.int64]) -> Floats:
-        """Return the possible distance of the updates of all elements, sampled or not, as a share
-        of their size.
+        """Return for each parameter how far the two runs' updates may differ over all elements,
+        sampled or not, divided by the size of the update.
 
-        A first update is nearly the sign of the gradient. Among elements spread around 0, a share
-        of about `noise` is smaller than the rounding error, and may move in either direction unless
-        `eps` is larger still. Later updates differ less, because few elements are small in all
-        steps.
+        A first update is nearly the sign of the gradient. Of elements that are spread around 0, a
+        share of about `noise` is smaller than the rounding error. These elements may move in either
+        direction, unless `eps` is larger still. Later updates differ less, because few elements are
+        small in all steps: for them the result is 0.
         """
         all_of = self._followed
         noise, size = all_of.noise[numbers], all_of.size[numbers]

@@ -1,5 +1,5 @@
-"""Batches in files: a batch of a training loop as a safetensors file, with which any engine can be
-fed.
+"""Batch files: a batch of a training loop in a safetensors file, so that other engines can be run
+on the same batch.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ MARK, VALUES = "stagebridge", "values"
 VERSION = "batch 1"
 PLAIN = (bool, int, float, str)
 _WRITTEN: set[str] = set()
-"""Paths of the files that this process has written: a call in a loop keeps only the first batch."""
+"""Paths of the files that this process has written, so that only the first call in a loop writes a
+batch.
+"""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Return the tensors of a batch by name, and its plain values. Elements of tuples are named by
+    """A batch: its tensors by name, and its plain values by name. Elements of tuples are named by
     their index; nested names are joined by dots.
     """
 
@@ -62,7 +64,7 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
             tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
             # safetensors refuses tensors that share memory: each gets its own.
             tensors[name] = tensor.cpu().contiguous().clone()
-    BridgeError.raise_if([] if tensors else [f"{path}: found no tensor in the batch, {advice}"])
+    BridgeError.raise_if([] if tensors else [f"{path}: found a batch without tensors, {advice}"])
     plain = {name: value for name, value in found.items() if _is_plain(value)}
     write_all({Path(path): save(tensors, {MARK: VERSION, VALUES: json.dumps(plain)})})
     _WRITTEN.add(place)
@@ -70,7 +72,7 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the values within nested dicts, tuples, lists and dataclasses, with their dotted names.
+    """Yield every value inside nested dicts, tuples, lists and dataclasses, with its dotted name.
     """
     if isinstance(value, Mapping):
         parts = value.items()
@@ -109,7 +111,8 @@ def _is_kept(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a {type(value).__name__} of {value.dtype}, {value.layout}".replace("torch.", "")
+        kind = type(value).__name__
+        return f"a {kind} of dtype {value.dtype} and layout {value.layout}".replace("torch.", "")
     return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
 
 
@@ -129,6 +132,6 @@ def read(path: Path) -> Kept:
         ) from None
     if about.get(MARK, VERSION) != VERSION or not isinstance(values, dict):
         raise SourceError(
-            f"{path}: found {about.get(MARK)}, expected {VERSION}; write it again with this release"
+            f"{path}: found format {about.get(MARK)}, expected {VERSION}; write the file again with this release"
         )
     return Kept(tensors, values)

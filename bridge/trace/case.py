@@ -1,5 +1,5 @@
-"""Cases: the step in which two runs part, with the step's tensors in both logs, as the input of the
-search for a cause.
+"""Cases: the first step in which two runs differ, with its tensors in both logs, as the input of
+the search for a cause.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """The step in which two runs part, with the lines, tensors and settings that may show the
-    cause.
+    """The first step in which two runs differ, with the compared tensors and settings that may
+    show the cause. `first` is the result for the first tensor that differs.
     """
 
     comparison: Comparison
@@ -33,13 +33,15 @@ class Case:
 
     @cached_property
     def lines(self) -> tuple[Line, ...]:
-        """The result of the comparison for each tensor of the step."""
+        """The result of the comparison for each tensor of this step."""
         return tuple(
             line for line in self.comparison.lines if line.name.step == self.first.name.step
         )
 
     def of(self, phase: str, kind: str | None = None) -> list[Line]:
-        """Return the lines of a phase; if `kind` is given, only the lines of this kind."""
+        """Return the results for the tensors of a phase; if `kind` is given, only for tensors of
+        this kind.
+        """
         return [
             line
             for line in self.lines
@@ -47,8 +49,8 @@ class Case:
         ]
 
     def agree(self, phase: str, kind: str, words: str) -> str | None:
-        """Return a sentence that all tensors of a phase and kind agree. Return None if one of them
-        differs, or if both runs logged no such tensor.
+        """Return a sentence which says that all tensors of a phase and kind agree; `words` names
+        these tensors. Return None if one of them differs, or if no such tensor could be compared.
         """
         measured = [line for line in self.of(phase, kind) if line.verdict in ("equal", "rounding")]
         if not measured or any(line.is_fault for line in self.of(phase, kind)):
@@ -56,8 +58,8 @@ class Case:
         return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
 
     def unwatched(self, phase: str, kind: str) -> set[str]:
-        """Return the names of layers that have no tensor of that phase and kind to compare, because
-        a log is partial.
+        """Return the names of the layers of which no tensor of this phase and kind was compared,
+        because one of the logs lacks it.
         """
         runs = self.comparison.first, self.comparison.second
         part = any(
@@ -77,9 +79,9 @@ class Case:
         return {layer: at for at, layer in enumerate(self.comparison.first.layers)}
 
     def weights(self, layer: str) -> tuple[int, list[Line]]:
-        """Return the last earlier step after which both runs logged weights, and the lines about
-        the weights of a layer. For a layer without its own weights, such as a tied head, return the
-        lines about all weights.
+        """Return the last earlier step after which both runs logged weights, and the results for
+        the weights of a layer in that step. For a layer without weights, such as a tied head,
+        these are the results for all weights.
         """
         step = self.first.name.step
         found: dict[int, list[Line]] = {}
@@ -98,8 +100,8 @@ class Case:
 
     @cached_property
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Return the step's tensors in both runs, by name. If only one rank of A differs, the
-        tensors of A come from this rank.
+        """Return this step's tensors in both runs, by name. If only one rank of A differs, the
+        tensors of A are the copies of this rank.
         """
         step = self.first.name.step
         return _entries(self.comparison.first, step, self.rank), _entries(
@@ -108,7 +110,9 @@ class Case:
 
     @property
     def rank(self) -> int | None:
-        """The rank of A whose copy differs; None if it is more than one rank or none."""
+        """The rank of A whose copy of the first tensor differs; None unless it is exactly one
+        rank.
+        """
         return self.first.ranks[0] if len(self.first.ranks) == 1 else None
 
     @cached_property
@@ -135,8 +139,9 @@ class Case:
         return pair_of(self.entries[0].get(key_of(name)), self.entries[1].get(key_of(name)))
 
     def changes(self, name: Name) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return how the update changed a weight's sampled elements in run A and in run B, and the
-        elements of run B before the update. Return None if the step before was not logged.
+        """Return three tensors for the sampled elements of a weight: the change by the update in
+        run A, the change in run B, and the values in run B before the update. Return None if the
+        values before the update were not logged.
         """
         after, old = self.pair(name), self._last.get(_bare(key_of(name)))
         if after is None or old is None or old[0].shape != after[0].shape:
@@ -161,8 +166,9 @@ class Case:
         return [setting for setting in self.comparison.settings if not setting.layout]
 
     def factors(self, lines: Sequence[Line], change: bool = False) -> tuple[float, int] | None:
-        """Return the common factor between the values of A and B in these tensors, and the number
-        of tensors. Return None if there is no such factor.
+        """Return the factor by which the values of A differ from those of B in all of these
+        tensors, and the number of tensors. With `change`, compare the changes by the update
+        instead of the values. Return None if there is no common factor.
         """
         found = []
         for line in lines:
@@ -183,7 +189,8 @@ class Case:
 
 
 def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
-    """Return a step's tensors by name. A tensor of which `rank` has a different copy is this copy.
+    """Return a step's tensors by name. If `rank` logged a different copy of a tensor, the result
+    has this copy.
     """
     found = {}
     for entry in run.entries(step):

@@ -1,10 +1,10 @@
-"""Causes: why two runs part, as far as settings and logs prove it; otherwise the tensor where they
-part, and what to log next.
+"""Causes: why two runs differ, as far as settings and logs prove it; otherwise the first tensor
+that differs, and what to log next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod, sqrt
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The tensor at which two runs part, the claimed cause (empty: none), its evidence, and the
-    next thing to do.
+    """Why two runs differ: the first tensor that differs (`where`), the cause (`claim`, empty if
+    the logs do not show it), the evidence, and the next thing to do.
     """
 
     where: Name
@@ -43,7 +43,9 @@ Rule = Callable[[Case], Found | None]
 
 
 def diagnosed(comparison: Comparison) -> Diagnosis:
-    """The diagnosis of why two runs part, by the first rule that finds its evidence."""
+    """Return the diagnosis of why two runs differ. It is made by the first rule in `RULES` that
+    finds its evidence.
+    """
     first = comparison.divergence
     assert first is not None, "expected runs that part"
     case = Case(comparison, first)
@@ -78,13 +80,17 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "update-unexplained",
     ),
 }
-"""Ids of findings on a single run that explain a difference in a phase, the most certain first."""
+"""Ids of findings that explain a difference between two runs if only one of the runs has them, by
+the phase of the first difference, the most certain first.
+"""
 LATE = ("moments-not-resumed", "schedule-not-resumed")
-"""Ids of findings about the start of a run that are known only after some steps."""
+"""Ids of findings that concern the start of a run but are reported only some steps later."""
 
 
 def _alone(case: Case) -> Found | None:
-    """Rule: only one of the runs has a finding in this step that explains the difference."""
+    """Rule: one of the runs has a finding in this step that explains the difference, and the other
+    run does not.
+    """
     both = [{one.id: one for one in reversed(findings(run.folder))} for run in _runs(case)]
     for id in PROOFS.get(case.first.name.phase, ()):
         for side, label in enumerate("AB"):
@@ -93,7 +99,8 @@ def _alone(case: Case) -> Found | None:
                 continue
             if one.step == case.first.name.step or (id in LATE and case.first.name.step == 1):
                 where = f"{one.where}: " if one.where else ""
-                return f"in {label}, {one.meaning}", [f"{label} by itself found {id} in step {one.step}: {where}{one.evidence}"]
+                evidence = f"run {label} has the finding {id} in step {one.step}: {where}{one.evidence}"
+                return f"in {label}, {one.meaning}", [evidence]
     return None
 
 
@@ -153,8 +160,9 @@ def _start(case: Case) -> Found | None:
 
 
 def _copy_of(case: Case, line: Line) -> str:
-    """Return a sentence that a weight of one run is a copy of a weight that both runs have. Return
-    an empty text if it is no copy.
+    """Return a sentence that says which other weight has the same values as a weight that only one
+    run has, so that the weights are probably tied in the other run. Return an empty text if there
+    is no such weight.
     """
     side = 0 if line.verdict == "only in A" else 1
     entries, other = (
@@ -179,8 +187,8 @@ def _copy_of(case: Case, line: Line) -> str:
             and entry.shape == own.shape
             and entry.summary == own.summary
         ):
-            told = f"it has the same values as {name.tensor} before the first step"
-            return f"{told}; the other run has {line.name.layer}, but not this weight"
+            equal = f"{_whole(line.name)} has the same values as {name.tensor} before the first step"
+            return f"{equal}; the other run has the layer {line.name.layer}, but not this weight"
     return ""
 
 
@@ -193,12 +201,16 @@ def _inputs(case: Case) -> Found | None:
 
 
 def _on(case: Case) -> str:
-    ranks = case.first.ranks
-    return f" on rank {', '.join(map(str, ranks))}" if ranks else ""
+    return f" on rank {_listed(case.first.ranks)}" if case.first.ranks else ""
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _passes(case: Case) -> Found | None:
-    """Rule: one rank logged the same microbatch several times in one of the runs."""
+    """Rule: in one of the runs, a rank ran more than one pass under the number of one microbatch.
+    """
     runs = {"A": case.comparison.first, "B": case.comparison.second}
     twice = {
         label: found for label, run in runs.items() if (found := _twice(run, case.first.name.step))
@@ -208,8 +220,7 @@ def _passes(case: Case) -> Found | None:
         return None
     label, told = next(iter(twice.items()))
     return (
-        f"{label} runs more passes in a step than the {runs[label].about.get('accumulation')} "
-        "that it was set to",
+        f"{label} runs more passes in a step than its setting accumulation={runs[label].about.get('accumulation')}",
         [told],
     )
 
@@ -224,14 +235,14 @@ def _twice(run: Run, step: int) -> str:
         ]
         if name.phase == "forward" and name.kind in ("input", "output") and again:
             return (
-                f"rank {again[0]} logged {name} more than once under the number of one microbatch"
+                f"rank {again[0]} logged {name} more than once in one microbatch"
             )
     return ""
 
 
 def _numbers(case: Case) -> Found | None:
-    """Rule: the runs have different numbers of passes in a step, and the number was not given in
-    either run.
+    """Rule: the runs ran different numbers of passes in this step, and no run has a setting for
+    this number.
     """
     runs = _runs(case)
     if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[1].about.get("mesh"):
@@ -241,19 +252,19 @@ def _numbers(case: Case) -> Found | None:
     odd = [rank for rank in ranks if every[0].get(rank, 0) != every[1].get(rank, 0)]
     if not odd or not all(every):
         return None
-    words = [_told_passes(found.get(odd[0], 0)) for found in every]
+    of_a, of_b = (_told_passes(found.get(odd[0], 0)) for found in every)
     alone = len(odd) < len(ranks)
-    where = f" on rank {', '.join(map(str, odd))}" if alone else ""
-    told = f"step {case.first.name.step} has {words[0]} in A{where}, {words[1]} in B"
-    return f"A steps after {words[0]} forward and backward{where}, B after {words[1]}", [told]
+    where = f" on rank {_listed(odd)}" if alone else ""
+    passes = f"step {case.first.name.step} has {of_a} in A{where}, and {of_b} in B"
+    return f"the optimizer steps after {of_a} in A{where}, and after {of_b} in B", [passes]
 
 
 def _told_passes(count: int) -> str:
-    return f"{count or 'no'} pass{'es' if count > 1 else ''}"
+    return f"{count} passes" if count > 1 else f"{count or 'no'} pass"
 
 
 def _passes_of(run: Run, step: int) -> dict[int, int]:
-    """Return the number of passes that each rank logged of a step, by rank."""
+    """Return the number of forward passes that each rank logged in a step, by rank."""
     found = {
         (part.rank, part.record.microbatch)
         for entry in run.entries(step)
@@ -267,7 +278,9 @@ def _passes_of(run: Run, step: int) -> dict[int, int]:
 
 
 def _evaluated(case: Case) -> Found | None:
-    """Rule: one of the runs ran no layer in training mode."""
+    """Rule: one of the runs logged no output of any layer in this step, so it ran no layer in
+    training mode.
+    """
     lines = [line for line in case.of("forward", "output") if line.verdict != "unseen"]
     verdicts = {line.verdict for line in lines}
     if len(verdicts) != 1 or not verdicts <= {"only in A", "only in B"}:
@@ -283,9 +296,9 @@ def _evaluated(case: Case) -> Found | None:
     )
     if last is None:
         return None
-    what = f"{label} runs no layer in training mode in step {case.first.name.step}"
-    return f"{what}: evaluation, a step too many, or another copy of the model", [
-        f"all {len(lines)} outputs of layers are {case.first.verdict}, and both runs logged some in step {last}"
+    untrained = f"{label} runs no layer in training mode in step {case.first.name.step}"
+    return f"{untrained}: it evaluates, makes a step too many, or trains another copy of the model", [
+        f"all {len(lines)} outputs of layers are {case.first.verdict}; in step {last} both runs logged outputs"
     ]
 
 
@@ -304,8 +317,8 @@ def _skipped(case: Case) -> Found | None:
     gone = sorted(others - here)
     if not gone:
         return None
-    told = f"rank {', '.join(map(str, gone))} logged other layers of the step, and nothing of {name.layer}"
-    return f"rank {', '.join(map(str, gone))} does not run {name.layer}", [told]
+    told = f"rank {_listed(gone)} logged other layers in this step, and no output of {name.layer}"
+    return f"rank {_listed(gone)} does not run {name.layer}", [told]
 
 
 def _layer(case: Case) -> Found | None:
@@ -329,7 +342,7 @@ def _layer(case: Case) -> Found | None:
         key=lambda layer: case.places[layer],
     )
     evidence = [
-        f"the layers that run before it agree to {max(line.distance for line in inputs):.1g} "
+        f"the layers before {name.layer} agree to {max(line.distance for line in inputs):.1g} "
         f"({len(inputs)} tensors)"
     ]
     step, weights = case.weights(name.layer)
@@ -337,35 +350,35 @@ def _layer(case: Case) -> Found | None:
     sure = step == name.step - 1 and all(line.verdict in ("equal", "rounding") for line in weights)
     if sure:
         when = f"after step {step}" if step else "before the first step"
-        whose = "its" if weights[0].name.layer == name.layer else "all"
-        evidence.append(f"{whose} weights agreed {when} ({len(weights)} tensors)")
+        whose = f"the weights of {name.layer}" if weights[0].name.layer == name.layer else "all weights"
+        evidence.append(f"{whose} agreed {when} ({len(weights)} tensors)")
     evidence += [case.first.cause] if case.first.cause else []
     if "another order" in case.first.cause:
         return "the runs take the same samples in another order", evidence
-    own = (
+    changed = (
         "weights that were changed after an update"
         if sure
-        else "its weights (the logs do not show whether they were equal)"
+        else "weights (the logs do not show whether they were equal)"
     )
     ways = (
-        f"because of its code or settings, its number format, its random numbers, {own}, or the "
-        "inputs that the model's own code passes to it"
+        f"because of the layer's code, settings, number format, random numbers, {changed}, or the "
+        "inputs that the model's own code passes to the layer"
     )
     if hidden:
         evidence.append(
-            f"the logs have no outputs to compare of {_names(hidden)}, which run before it"
+            f"the logs have no outputs of {_names(hidden)} to compare; these layers run before {name.layer}"
         )
         return (
-            f"{name.layer}, or one of {_names(hidden)} before it, is the first layer whose "
-            f"outputs differ{_on(case)}",
+            f"{name.layer} is the first layer whose outputs differ{_on(case)}, as far as they were logged; "
+            f"the cause may also lie in {_names(hidden)}",
             evidence,
         )
     return f"{name.layer} is the first layer whose outputs differ{_on(case)}: {ways}", evidence
 
 
 def _names(layers: Sequence[str]) -> str:
-    more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
-    return ", ".join(layers[:3]) + more
+    rest = len(layers) - 3
+    return ", ".join(layers[:3]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _loss(case: Case) -> Found | None:
@@ -383,14 +396,14 @@ def _loss(case: Case) -> Found | None:
     if found and abs(found[0] - 1) > CLOSE:
         same = [
             forward,
-            f"every gradient of an activation is {found[0]:.6g} times B's ({found[1]} tensors)",
+            f"every gradient of an activation in A is {found[0]:.6g} times B's ({found[1]} tensors)",
         ]
-        what = f"the loss that backward starts from is {found[0]:.6g} times B's{which}{_on(case)}"
+        loss = f"the loss that A's backward pass starts from is {found[0]:.6g} times B's{which}{_on(case)}"
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
-            return f"{what}, but the gradients agree before the update: a loss scale", [*same, after]
-        return f"{what}{_counted(case, found[0])}", same
+            return f"{loss}, but the gradients agree before the update: a loss scale", [*same, after]
+        return f"{loss}{_counted(case, found[0])}", same
     hidden = [
         layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)
     ]
@@ -401,30 +414,31 @@ def _loss(case: Case) -> Found | None:
     if hidden and not any(
         line is not case.first and _later(case, line.name.layer) for line in lines
     ):
-        told = f"the logs have no gradients to compare of {_names(hidden)}, which run after it"
+        unlogged = f"the logs have no gradients of {_names(hidden)} to compare; these layers run after {layer}"
         return (
             f"the loss, its targets, or the backward pass of {layer} or of a later layer differs",
-            [forward, told],
+            [forward, unlogged],
         )
     if case.first is lines[0]:
         return f"the loss, its targets, or the backward pass of {layer} differs{which}", [
             forward,
-            "gradients differ from the last layer on",
+            "gradients differ already in the last layer, where backward starts",
         ]
-    return f"the backward pass of the layers up to {layer} computes different values", [
+    others = f" or of {_names(sorted(hidden))}" if hidden else ""
+    return f"the backward pass of {layer}{others} computes different values", [
         forward,
-        f"gradients agree from the last layer to the one after {layer}",
+        f"gradients agree in all layers after {layer}",
     ]
 
 
 def _later(case: Case, layer: str) -> bool:
-    """Return whether a layer runs after the layer at which the runs part."""
+    """Return whether a layer runs after the layer of the first tensor that differs."""
     return case.places.get(layer, -1) > case.places.get(case.first.name.layer, -1)
 
 
 def _weighed(case: Case, line: Line) -> Found | None:
-    """Rule: the first gradients of an activation in A are those of B times a factor, and the factor
-    differs between microbatches.
+    """Rule: the gradient of the activation where backward starts is a multiple of B's in each
+    microbatch, with factors that differ between microbatches.
     """
     pair = case.pair(line.name)
     if pair is None:
@@ -442,15 +456,17 @@ def _weighed(case: Case, line: Line) -> Found | None:
     # One factor has another cause; more than there are microbatches are not their weights.
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
-    told = ", ".join(f"{factor:.4g}" for factor in factors)
-    what = "A and B weigh microbatches differently: one may take a mean over tokens, the other over microbatches"
+    found = ", ".join(f"{factor:.4g}" for factor in factors)
+    what = "A and B weigh microbatches differently: one run may take a mean over tokens, the other run over microbatches"
     return what, [
-        f"the gradient of {line.name.layer}'s input is B's times {told}, from sample to sample"
+        f"A's gradient of the input of {line.name.layer} is B's, multiplied in successive samples by {found}"
     ]
 
 
 def _microbatches(run: Run) -> int:
-    """Return the number of microbatches of a step, over all ranks with different samples."""
+    """Return the number of microbatches in a step, summed over all ranks that process different
+    samples.
+    """
     sizes = run.about.get("mesh", {})
     ranks = prod(size for axis, size in sizes.items() if axis not in ("tensor", "pipeline"))
     return int(ranks * (run.about.get("accumulation") or 1))
@@ -467,12 +483,10 @@ def _counted(case: Case, factor: float) -> str:
             if min(abs(factor - size) / size, abs(factor * size - 1)) <= CLOSE
         ]
         found = found or [f"{what} in {label}" for what in fits if counts[what] > 1]
-    one = "" if factor > 1 else "one over "
-    told = (
-        f", {one}the number of {' or of '.join(found)}, as if a mean over them was missing or done "
-        "twice"
-    )
-    return told if found else ""
+    inverse = "" if factor > 1 else "one over "
+    counts_of = " or of ".join(found)
+    counted = f"; this factor is {inverse}the number of {counts_of}, as if a mean was missing or done twice"
+    return counted if found else ""
 
 
 def _gradients(case: Case) -> Found | None:
@@ -485,58 +499,56 @@ def _gradients(case: Case) -> Found | None:
     only = {line.verdict for line in faults}
     if len(only) == 1 and only <= {"only in A", "only in B"} and not case.first.ranks:
         label = case.first.verdict[-1]
-        what = f"{_some([line.name for line in faults])} are trained in {label} alone"
+        trained = f"{_some([line.name for line in faults])} are trained in {label} alone"
         evidence.append(f"{len(faults)} of {len(lines)} gradients are {case.first.verdict}")
-        return f"{what}: frozen in the other run, or not in its model", evidence
+        return f"{trained}: the other run has frozen them, or its model lacks them", evidence
     pairs = {line.name: case.pair(line.name) for line in faults}
     zeros = [name for name, pair in pairs.items() if pair and not pair[0].any()]
     if zeros and len(zeros) == len(faults):
         every = [case.pair(line.name) for line in lines]
         all_of = all(pair is None or not pair[0].any() for pair in every)
-        what = "no gradient is left when the step begins" if all_of else f"{_some(zeros)} get no gradient"
-        return what, [*evidence, f"in A {len(zeros)} of {len(lines)} gradients are all zeros, in B they are not"]
+        what = "no gradient is left in A when the optimizer steps" if all_of else f"{_some(zeros)} get no gradient"
+        return what, [*evidence, f"{len(zeros)} of {len(lines)} gradients are all zeros in A, but not in B"]
     # Before factors: gradients of two steps that are alike add up to nearly a multiple.
     stale = _stale(case, faults)
     if stale:
-        return "gradients of the step before were not cleared", [*evidence, stale]
+        return "the gradients of the step before were not cleared in A", [*evidence, stale]
     found = case.factors(lines)
     if found and abs(found[0] - 1) > CLOSE:
         clipped = _clipped(case)
         if clipped:
             return clipped[0], [*evidence, *clipped[1]]
-        return f"all gradients are {found[0]:.6g} times B's{_on(case)}{_counted(case, found[0])}", [
+        return f"all gradients of A are {found[0]:.6g} times B's{_on(case)}{_counted(case, found[0])}", [
             *evidence,
-            f"every gradient is {found[0]:.6g} times B's ({found[1]} tensors)",
+            f"every gradient of A is {found[0]:.6g} times B's ({found[1]} tensors)",
         ]
     lost = [name for name, pair in pairs.items() if pair and _zeroed(*pair)]
     if lost and len(lost) == len(faults):
-        what = f"some elements of the gradients of {_some(lost)} are zero in A alone: dropped, or never computed"
+        what = f"some elements of the gradients of {_some(lost)} are zero in A alone: they were dropped, or never computed"
         return what, [*evidence, "all other sampled elements agree"]
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
         several = any(size > 1 for run in _runs(case) for size in run.about.get("mesh", {}).values())
-        ways = (
-            "computed, combined over ranks, or changed"
-            if several
-            else "computed, added up, or changed"
-        )
+        summed = "combined over ranks" if several else "added up"
         what = (
-            f"the gradients of {_some([line.name for line in faults])} alone are {ways} "
-            f"differently from B{_on(case)}"
+            f"only the gradients of {_some([line.name for line in faults])} are computed, {summed}, or "
+            f"changed differently from B{_on(case)}"
         )
         own = case.factors(faults)
-        same = [f"they are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
+        same = [f"the gradients that differ are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
         return what, [*evidence, f"{agreeing} of {len(lines)} gradients agree", *same]
     return None
 
 
 NEAR = 8
-"""Maximum number of steps before and after the step in which the runs part that are examined."""
+"""Maximum number of steps, nearest to the first step that differs, in which the norms of gradients
+are compared.
+"""
 
 
 def _clipped(case: Case) -> Found | None:
-    """Rule: the norm of all gradients is constant in one run; in the other run it varies or is
-    another constant.
+    """Rule: the norm of all gradients is the same in every step of one run; in the other run it
+    varies, or has another constant value.
     """
     runs = case.comparison.first, case.comparison.second
     both = sorted(
@@ -558,18 +570,16 @@ def _clipped(case: Case) -> Found | None:
         # Other samples have gradients of another norm: one that stays the same was set by clipping.
         same = max(found) - min(found) <= 1e-3 * max(found)
         bounds.append(median(found) if same and _varied(run, steps) else 0.0)
-    told = [
-        f"{label}: {', '.join(f'{norm:.4g}' for norm in found)}"
-        for label, found in zip("AB", norms, strict=True)
-    ]
+    of_a, of_b = (", ".join(f"{norm:.4g}" for norm in found) for found in norms)
     evidence = [
-        f"the norm of all gradients in steps {steps[0]} to {steps[-1]}, of samples that differ, {'; '.join(told)}"
+        f"in steps {steps[0]} to {steps[-1]}, with other samples in each step, the norm of all gradients is"
+        f" {of_a} in A; {of_b} in B"
     ]
     if bounds[0] and bounds[1]:
         if abs(bounds[0] - bounds[1]) <= CLOSE * bounds[1]:
             return None  # that is no difference
         return (
-            f"gradients are clipped or normalised to a norm of {bounds[0]:.4g} in A, of {bounds[1]:.4g} in B",
+            f"gradients are clipped or normalised to a norm of {bounds[0]:.4g} in A, and of {bounds[1]:.4g} in B",
             evidence,
         )
     for label, bound in zip("AB", bounds, strict=True):
@@ -582,8 +592,8 @@ def _clipped(case: Case) -> Found | None:
 
 
 def _varied(run: Run, steps: Sequence[int]) -> bool:
-    """Return whether each of these steps has other samples than the step before, as far as samples
-    were logged.
+    """Return whether each of these steps has other samples than the step before. Return False if a
+    step has no logged samples.
     """
     found = [
         [
@@ -597,8 +607,8 @@ def _varied(run: Run, steps: Sequence[int]) -> bool:
 
 
 def _coarse(case: Case) -> Found | None:
-    """Rule: the gradients of one run have only the precision of a 16-bit format, and the gradients
-    of the other run have more.
+    """Rule: the gradients of one run have only the precision of a 16-bit format, while those of
+    the other run are more precise.
     """
     faults = [line for line in case.of("reduce", "gradient") if line.is_fault]
     pairs = [pair for pair in map(case.pair, (line.name for line in faults)) if pair]
@@ -616,11 +626,11 @@ def _coarse(case: Case) -> Found | None:
             if len(short) > 1 and all(short) and all(near):
                 what = (
                     f"{label}'s gradients have only the precision of {kind}: they were computed, "
-                    "reduced or summed in it"
+                    "reduced or summed in this format"
                 )
                 return what, [
-                    f"no sample of {len(short)} gradients has more digits than {kind} holds; in "
-                    "the other run samples do"
+                    f"all samples of {len(short)} gradients are exact in {kind}; in the other run some "
+                    "are not"
                 ]
     return None
 
@@ -645,14 +655,14 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
         rest = float((pair[0] - pair[1] - old[0]).norm()) / max(float(old[0].norm()), TINY)
         worst, number = max(worst, rest), number + 1
     return (
-        f"A minus B equals A's gradient of the step before, up to {worst:.1g} ({number} tensors)"
+        f"A's gradients minus B's equal A's gradients of the step before, up to {worst:.1g} ({number} tensors)"
         if number and worst <= CLOSE
         else ""
     )
 
 
 def _zeroed(values: Tensor, others: Tensor) -> bool:
-    """Return whether A has zeros where B has values, and equals B elsewhere."""
+    """Return whether A has zeros where B has other values, and equals B in all other elements."""
     zero = (values == 0) & (others != 0)
     return bool(zero.any()) and torch.allclose(
         values[~zero], others[~zero], rtol=1e-4, atol=float(others.abs().max()) * 1e-6
@@ -685,7 +695,7 @@ def _update(case: Case) -> Found | None:
     still = [name for name, change in changes.items() if change and not change[0].any() and change[1].any()]
     if still and len(still) == len(faults):
         what = "nothing is updated" if len(still) == len(lines) else f"{_some(still)} are not updated"
-        return what, [*evidence, f"in A {len(still)} of {len(lines)} weights stay as they were, in B they change"]
+        return what, [*evidence, f"{len(still)} of {len(lines)} weights do not change in A, but change in B"]
     # Gradients that differ make updates differ: nothing more is claimed.
     if not told:
         return None
@@ -697,28 +707,28 @@ def _update(case: Case) -> Found | None:
     settings = [setting for setting in named if any(word in setting.path for word in UPDATING)]
     found = case.factors(lines, change=True)
     if found and abs(found[0] - 1) > CLOSE:
-        same = [f"every update is {found[0]:.6g} times B's ({found[1]} tensors)"]
+        same = [f"every update of A is {found[0]:.6g} times B's ({found[1]} tensors)"]
         for setting in settings:
             one, other = setting.first, setting.second
             rates = setting.path.endswith(("lr", "learning rate"))
             numbers = isinstance(one, int | float) and isinstance(other, int | float)
             if rates and numbers and abs(one / max(other, TINY) - found[0]) <= CLOSE * found[0]:
-                return f"the learning rate differs: {one}, {other}", [*evidence, *same, str(setting)]
+                return f"the learning rate differs: {one} in A, {other} in B", [*evidence, *same, str(setting)]
         known = case.agree("reduce", "state", "learning rates")
-        ways = "clipping in the optimizer" if known else "learning rate or clipping"
-        what = f"updates are {found[0]:.6g} times B's{_on(case)}: {ways}, or more than one step"
+        ways = "clipping in the optimizer" if known else "learning rate, clipping"
+        what = f"the updates of A are {found[0]:.6g} times B's{_on(case)}: a cause may be {ways}, or more than one step"
         return what, [*evidence, *same, *filter(None, [known])]
     if settings and 2 * len(faults) > len(lines):
-        what = "; ".join(map(str, settings[:3]))
-        return f"the optimizers' settings differ: {what}", [*evidence, f"{len(faults)} of {len(lines)} updates differ"]
+        named_settings = "; ".join(map(str, settings[:3]))
+        return f"the optimizers' settings differ: {named_settings}", [*evidence, f"{len(faults)} of {len(lines)} updates differ"]
     if case.first.ranks:
-        what = f"the update of rank {', '.join(map(str, case.first.ranks))} differs"
-        return f"{what}: its optimizer, or something else that changes its weights", evidence
+        update = f"the update of rank {_listed(case.first.ranks)} differs"
+        return f"{update}: because of the optimizer there, or of something else that changes weights", evidence
     if len(faults) < len(lines):
-        what = f"{_some([line.name for line in faults])} alone change differently from B"
+        changed = f"only {_some([line.name for line in faults])} change differently from B"
         shares = _shares(case, faults)
-        same = [f"their updates differ by {median(shares):.3g} of the weights"] if shares else []
-        return f"{what}: by separate settings, or by something other than the optimizer", [
+        same = [f"the updates that differ do so by {median(shares):.3g} of the weights"] if shares else []
+        return f"{changed}: because of separate settings, or of something other than the optimizer", [
             *evidence,
             f"{len(lines) - len(faults)} of {len(lines)} weights agree",
             *same,
@@ -728,10 +738,10 @@ def _update(case: Case) -> Found | None:
 
 def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     """Return the weight decays of both runs as text, with the evidence, if they explain the
-    different updates.
+    different updates; otherwise None.
 
-    They explain the updates if these differ by one share of every weight, and this share is a
-    learning rate times the difference of the decays.
+    They explain the updates if the two runs' updates of each weight differ by the same share of the
+    weight, and if this share is a learning rate times the difference of the two decays.
     """
     shares, decays = (
         _shares(case, faults),
@@ -767,8 +777,8 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     names = (" and ".join(map(str, sorted(found, reverse=True))) or "none" for found in decays)
     words = dict(zip("AB", names, strict=True))
     return f"{words['A']} in A, {words['B']} in B", [
-        f"updates differ by {share:.3g} of the weights ({len(shares)} tensors)",
-        f"a learning rate of {rate:g} and decays of {one:g} and {other:g} give {-rate * (one - other):.3g}",
+        f"the runs' updates differ by {share:.3g} of the weights ({len(shares)} tensors)",
+        f"a learning rate of {rate:g} with decays of {one:g} and {other:g} makes a difference of {-rate * (one - other):.3g}",
     ]
 
 
@@ -777,15 +787,18 @@ def _runs(case: Case) -> tuple[Run, Run]:
 
 
 def _numbers_of(run: Run, *names: str) -> set[float]:
-    """The values of a setting in all parameter groups of a run."""
+    """Return the values that a setting has in the parameter groups of a run. `names` are the
+    endings of the names that the setting may have.
+    """
     settings = values_of(run.about.get("settings", {}))
     found = (value for path, value in settings.items() if path.endswith(names))
     return {float(value) for value in found if isinstance(value, int | float)}
 
 
 def _shares(case: Case, faults: Sequence[Line]) -> list[float]:
-    """Return the shares of each weight by which its updates differ, or an empty result if the
-    updates differ in another way.
+    """Return, for each weight, the number by which the weight has to be multiplied to give the
+    difference between the two runs' updates. Return an empty list if there is no such number for
+    one of the weights.
     """
     shares = []
     for line in faults:
@@ -809,17 +822,18 @@ def _state(case: Case) -> Found | None:
             return f"the optimizer's {line.name.tensor} is set in {line.verdict[-1]} alone", [
                 f"{line.name}: {line.verdict}"
             ]
-        told = f"{line.name.tensor} was changed before step {line.name.step}, {line.verdict}"
-        return f"the optimizer's {line.name.tensor} changes in one of the runs{_on(case)}", [told]
-    told = f": {pair[0].tolist()} in A, {pair[1].tolist()} in B" if pair else ""
+        changed = f"{line.name.tensor} was changed before step {line.name.step} {line.verdict}"
+        return f"the optimizer's {line.name.tensor} changes in one of the runs{_on(case)}", [changed]
+    values = f" is {pair[0].tolist()} in A and {pair[1].tolist()} in B" if pair else ""
     return f"the optimizers run step {line.name.step} with a different {line.name.tensor}", [
-        f"{line.name}{told}"
+        f"{line.name}{values}"
     ]
 
 
 def _some(names: Sequence[Name]) -> str:
-    told = ", ".join(_whole(name) for name in names[:3])
-    return f"{told} and {len(names) - 3} more" if len(names) > 3 else told
+    shown = ", ".join(_whole(name) for name in names[:3])
+    rest = len(names) - 3
+    return f"{shown} and {rest} more" if rest > 0 else shown
 
 
 def _whole(name: Name) -> str:
@@ -833,4 +847,6 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "reduce": (_state, _numbers, _coarse, _gradients),
     "update": (_update,),
 }
-"""Rules that may explain a first difference, by phase, in the order in which they are tried."""
+"""The rules that look for the cause, by the phase of the first difference, in the order in which
+they are tried.
+"""

@@ -1,5 +1,5 @@
-"""Columns: the numbers of a step as arrays. Facts that similar steps have in common are read and
-checked once.
+"""Columns: the statistics and samples of a step as arrays. Everything that similar steps have in
+common is read and checked only once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from bridge.trace.segments import Floats, Places
 from bridge.trace.summary import sampled
 
 FIGURES = ("count", "nans", "infs", "total", "squares", "low", "high")
-"""Names of the figures of a summary, in order."""
+"""Names of the seven statistics in a summary, in the order of the arrays' columns."""
 _figures = itemgetter(*FIGURES)
 _NONE = (0.0, 0.0, 0.0, 0.0, 0.0, np.inf, -np.inf)
 PATTERNS = 8
-"""Number of patterns that are remembered, since the logged tensors may depend on the step."""
+"""Number of patterns that a reader remembers: steps of a run may differ in the tensors that are
+logged.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The file with one rank's tensors of a step: all bytes of the file, and the bytes of its
+    """An open file with one rank's tensors of a step: all bytes of the file, and the bytes of its
     header.
     """
 
@@ -44,9 +46,8 @@ class Stored:
 
     @classmethod
     def open(cls, path: Path, digest: str | None) -> Stored:
-        """Open the file at `path`.
-
-        Raises `SourceError` if its content differs from what was written.
+        """Open the file at `path`. Raises `SourceError` if the file cannot be read, or if its
+        digest is not `digest`.
         """
         try:
             with regular(path, path.parent.parent).open("rb") as file:
@@ -56,7 +57,7 @@ class Stored:
             raise SourceError(f"{path}: {error}; the file is damaged") from None
         if digest is not None and hashlib.sha256(content).hexdigest() != digest:
             raise SourceError(
-                f"{path}: its digest differs from the one in {STEPS}; the file is damaged"
+                f"{path}: the digest of the file differs from the digest in {STEPS}; the file is damaged"
             )
         # A safetensors file begins with 8 bytes that hold the length of its header.
         length = 8 + int.from_bytes(content[:8], "little")
@@ -65,8 +66,9 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The elements of one rank's tensors in one number format, and the index in the target array
-    for each element.
+    """Elements to read from the file of one rank, all of one number format. `elements` are the
+    indices in the file, which starts at byte `base`; `to` are the indices in the array that is
+    filled; `rows` are the indices of the records that the elements belong to.
     """
 
     rank: int
@@ -77,7 +79,7 @@ class Reading:
     rows: Places
 
     def take(self, file: Stored) -> Floats:
-        """(elements,) fp64: the values of these elements in a file."""
+        """Return the values of these elements in a file as fp64, of shape (elements,)."""
         width = WIDTH[self.dtype]
         # numpy has no bf16: integers of that width are picked, and torch views them as they are.
         raw = np.frombuffer(
@@ -90,13 +92,18 @@ class Reading:
 
 
 class Readings:
-    """Collects the elements to read, tensor by tensor, so that each file is read only once."""
+    """Collects the elements to read, tensor by tensor, and joins those of one file and number
+    format.
+    """
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, int], list[tuple[Places, Places, Places]]] = {}
 
     def add(self, rank: int, span: Span, elements: Places, to: Places, row: int) -> None:
-        """Add elements of a tensor in a file of `rank`, whose record has the number `row`."""
+        """Add the `elements` of a tensor that is stored at `span` in the file of `rank`. Their
+        values go to the indices `to` of the array that is filled; `row` is the index of the
+        tensor's record.
+        """
         width = WIDTH[span.dtype]
         # Tensors that begin at the same remainder (`base`) share one view of the file.
         key, first = (rank, span.dtype, span.begin % width), span.begin // width
@@ -105,7 +112,7 @@ class Readings:
         )
 
     def all(self) -> tuple[Reading, ...]:
-        """All readings, one for each file and number format."""
+        """Return the readings: one for each file, number format and alignment."""
         return tuple(
             Reading(*key, *(np.concatenate([one[at] for one in found]) for at in range(3)))
             for key, found in self._found.items()
@@ -114,26 +121,32 @@ class Readings:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """The facts that similar steps of one run have in common: everything except the values of the
-    tensors.
+    """Everything that similar steps of one run have in common: all of a step except its statistics
+    and the values of its samples.
     """
 
     shapes: tuple[list[Any] | None, ...]
     heads: tuple[bytes | None, ...]
     spans: tuple[Mapping[str, Span], ...]
     entries: tuple[Entry, ...]
-    """Tensors of these steps, with names as of step 0."""
+    """The tensors of these steps. Their names have the step 0."""
     rows: Mapping[int, int]
-    """The index of each part's record among the records of all ranks, by the `id` of the part."""
+    """The index of a part's record among the records of all ranks. The key is Python's `id` of the
+    part.
+    """
     numbers: tuple[Reading, ...]
     expected: tuple[Floats, ...]
-    """The indices of the samples in each part, among all samples of the whole tensor."""
+    """For each reading in `numbers`: the indices of a rank's samples among all samples of the
+    whole tensor.
+    """
 
     @classmethod
     def of(
         cls, run: Run, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]
     ) -> Pattern:
-        """The pattern of a step, all of whose records are checked. Raises `SourceError`."""
+        """Return the pattern of a step. All records of the step are checked. Raises `SourceError`
+        if one of them is damaged.
+        """
         parts = tuple(run.parts(step))
         whole = run.put_together(parts)
         for entry in whole:
@@ -162,7 +175,7 @@ class Pattern:
         return cls(tuple(shapes), heads, spans, kept, places, readings, expected)
 
     def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
-        """Return whether a step has this pattern."""
+        """Return whether a step with these records and files has this pattern."""
         # None: records from which `_split` could not take the figures.
         if None in shapes or list(self.shapes) != list(shapes):
             return False
@@ -183,9 +196,9 @@ def _there(file: Stored | None) -> Stored:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The numbers of one step for the records of all ranks. `raw` are the figures of each summary.
-    `figures` are the same figures in the unit of all layouts, and `factors` are the factors for the
-    conversion.
+    """The statistics of one step, one row for each record of any rank. `raw` are the statistics as
+    logged. `factors` convert them into the unit that all layouts share, and `figures` are the
+    converted statistics.
     """
 
     pattern: Pattern
@@ -194,8 +207,7 @@ class Columns:
     factors: Floats
     files: tuple[Stored | None, ...]
     losses: tuple[float | None, ...]
-    """Return the loss from which backward started on each rank, or None if this loss was not seen.
-    """
+    """For each rank, the loss from which backward started; None if it is not in the log."""
 
     @classmethod
     def of(
@@ -205,7 +217,9 @@ class Columns:
         files: Sequence[Stored | None],
         losses: Sequence[float | None],
     ) -> Columns:
-        """Make columns from the figures and factors (records, 8)."""
+        """Return the columns for `numbers`, an array (records, 8) with seven statistics and one
+        factor for each record.
+        """
         raw, factors = numbers[:, :7], numbers[:, 7]
         with np.errstate(all="ignore"):
             # A negative factor swaps the smallest and the largest.
@@ -225,14 +239,14 @@ class Columns:
 
 
 class Reader:
-    """Reads the steps of a run one after the other."""
+    """Reads the steps of a run as columns, and remembers the last patterns."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._patterns: list[Pattern] = []
 
     def columns(self, step: int) -> Columns:
-        """The columns of a step. Raises `SourceError`."""
+        """Return the columns of a step. Raises `SourceError` if the log of the step is damaged."""
         shapes: list[list[Any] | None] = []
         numbers: list[tuple[float, ...]] = []
         files: list[Stored | None] = []
@@ -259,7 +273,9 @@ class Reader:
     def _loose(
         self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]
     ) -> Columns:
-        """The columns of a step whose records are valid but not in the form that a log writes."""
+        """Return the columns of a step whose records have another form than those that a log
+        writes. Records of this form are read one by one.
+        """
         parts = tuple(self.run.parts(step))
         pattern = Pattern.of(self.run, step, [None] * len(files), files)
         rows = []
@@ -273,9 +289,9 @@ class Reader:
 
 
 def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
-    """Remove the figures and the factor from each record. Returns them, and whether tensors are
-    stored in a file next to the records. The figures are None if a record does not have the form
-    that a log writes.
+    """Remove the statistics and the factor from each record, so that what is left is equal in
+    similar steps. Returns the removed numbers, and whether some tensors are stored in a file. The
+    numbers are None if a record has another form than those that a log writes.
     """
     found, stored = [], False
     try:
@@ -308,7 +324,8 @@ def _stored(records: list[Any]) -> bool:
 
 
 def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
-    """Return the array (records, 8) of these numbers, or None if some of them are no valid figures.
+    """Return the numbers as an array (records, 8), or None if some of them cannot be statistics:
+    NaN, or a count that is no whole number.
     """
     try:
         found = np.array(numbers, np.float64).reshape(-1, 8)
@@ -321,11 +338,11 @@ def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
 
 
 class Gathering:
-    """Combine the records of a step into the tensors `entries`: statistics are merged, and samples
-    are put in order.
+    """Combines the records of a step into the tensors `entries`: merges the statistics of each
+    tensor, and puts its samples in order.
 
-    For each tensor the result has a flag for statistics (`told`), the number of samples (-1: none),
-    and the index of the first sample.
+    For each tensor, `told` says whether it has statistics, `lengths` has the number of its samples
+    (-1: none), and `begins` the index of its first sample among all samples.
     """
 
     def __init__(self, entries: Sequence[Entry], pattern: Pattern) -> None:
@@ -350,8 +367,8 @@ class Gathering:
         self._readings = readings.all()
 
     def _read(self, entry: Entry, begin: int, length: int, readings: Readings) -> None:
-        """Record where a tensor's samples are: among the logged samples, or inside tensors that
-        were logged as a whole.
+        """Record where to read the samples of a tensor: from the logged samples, or from the whole
+        tensor if it was logged.
         """
         full = any(part.record.full for part in entry.parts)
         several = [
@@ -382,7 +399,9 @@ class Gathering:
             readings.add(part.rank, span, each, begin + to, row)
 
     def _numbered(self, part: Part, row: int) -> Places:
-        """Return the indices of the samples that a part has, as read from its file."""
+        """Return the indices of a part's samples among all samples of the tensor, as they were
+        read from the rank's file.
+        """
         for reading, wanted in zip(self.pattern.numbers, self.pattern.expected, strict=True):
             here = reading.rows == row
             if reading.rank == part.rank and here.any():

@@ -1,5 +1,5 @@
-"""Comparing: two runs are compared step by step. The bounds include the distance that rounding in
-earlier steps caused between the weights.
+"""Comparing: the comparison of two runs, step by step. Rounding in earlier steps moves the weights
+of the two runs apart; the bounds of later steps allow for this.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from bridge.trace.segments import Floats, Places, Segments
 from bridge.trace.verdicts import FAULTS, Line
 
 SLACK = 8.0
-"""Approximate number of successive roundings in one layer."""
+"""Number of successive roundings that the bounds assume for one layer."""
 
 GAIN = 8.0
-"""Maximum ratio between the distance of values and the distance of the weights that they are
-computed from.
+"""Maximum factor by which values may be farther apart than the weights from which they are
+computed.
 """
 
 UNKNOWN = 100.0
-"""Factor by which values may exceed rounding after an adaptive update if the logs have no samples
-of this update.
+"""Factor by which the bounds are widened after an adaptive update of which the logs have no
+samples.
 """
 
 RUNNING = ("forward", "backward")
-"""Names of the phases in which layers run."""
+"""Names of the phases in which layers run, so that their tensors are seen only if hooks can see
+the layer.
+"""
 
 
 class Half:
-    """The pairs of tensors of one part of a step, before the update or in the update, with the
-    facts that are constant.
+    """The pairs of tensors in one half of a step (before the update, or after it), with everything
+    about them that is equal in similar steps.
     """
 
     def __init__(self, pairs: Pairs, pairing: Pairing, run: Run, late: bool) -> None:
@@ -71,7 +73,9 @@ class Half:
         }
 
     def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
-        """The pairs with samples whose names are `wanted`."""
+        """Return the indices of the pairs that have samples and whose names `wanted` accepts, and
+        these pairs as a batch.
+        """
         rows = np.array(
             [at for at, name in enumerate(self.names) if self.pairs.sampled[at] and wanted(name)],
             np.int64,
@@ -81,17 +85,17 @@ class Half:
 
     @cached_property
     def weights(self) -> tuple[Places, Batch]:
-        """The pairs of weights, in any phase."""
+        """The pairs of weights that have samples, in any phase."""
         return self.batch(lambda name: name.kind == "weight")
 
     @cached_property
     def begins(self) -> tuple[Places, Batch]:
-        """The pairs of tensors that exist before the first step."""
+        """The pairs that have samples and were logged before the first step."""
         return self.batch(lambda name: name.phase == "init")
 
     @cached_property
     def gradients(self) -> tuple[Places, Batch]:
-        """Reduced gradients."""
+        """The pairs of reduced gradients that have samples."""
         return self.batch(lambda name: section(name) == ("reduce", "gradient"))
 
     @cached_property
@@ -100,12 +104,14 @@ class Half:
         return self.batch(lambda name: True)
 
     def taken(self, values: tuple[Floats, Floats], rows: Places) -> Floats:
-        """The values (2, samples) of these pairs."""
+        """Return the samples (2, samples) of the pairs `rows` in both runs."""
         elements = self.pairs.segments.elements(rows)
         return np.stack([values[0][elements], values[1][elements]])
 
     def differing(self, columns: Columns) -> list[Copy]:
-        """Return the copies in a step that differ from the copy that the first rank logged."""
+        """Return the copies in a step whose statistics differ from those of the copy that the
+        first rank logged.
+        """
         if not self.copies:
             return []
         numbers = np.concatenate([columns.raw, columns.factors[:, None]], axis=1)
@@ -113,8 +119,8 @@ class Half:
         return [self.copies[at] for at in apart.nonzero()[0].tolist()]
 
     def ranks(self, at: int, first: Columns, second: Columns) -> tuple[int, ...]:
-        """Return the ranks of A whose part differs from the corresponding part in B. The result is
-        empty if all parts differ.
+        """Return the ranks of A that logged a part of this tensor which differs from the same part
+        in B. The result is empty if all parts differ.
         """
         rows = self._apart.get(at, [])
         odd = [
@@ -126,8 +132,9 @@ class Half:
 
 
 def _parts(one: Entry, other: Entry, pairing: Pairing) -> list[tuple[int, int, int]]:
-    """For tensors that consist of several parts in both runs: the rank that logged each part of A,
-    and the record numbers in both runs.
+    """Return three numbers for each part of a tensor that both runs logged in the same parts: the
+    rank that logged the part in A, and the indices of the part's records in A and in B. Return an
+    empty list if the tensor has one part, or other parts in B.
     """
     theirs = {part.record.placement: part for part in other.parts}
     pairs = [(part, theirs.get(part.record.placement)) for part in one.parts]
@@ -147,7 +154,9 @@ def _close(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class Comparer:
-    """Compares steps, in order."""
+    """Compares the steps of two runs. Steps have to be given in order, because bounds depend on
+    earlier steps.
+    """
 
     def __init__(self, first: Run, second: Run) -> None:
         self.runs = first, second
@@ -161,12 +170,14 @@ class Comparer:
         self._before: dict[tuple[str, str], Floats] = {}
         self._hidden = {layer for run in self.runs for layer in run.about.get("hidden", ())}
         self.formats: dict[str, tuple[Name, str, str]] = {}
-        """Yield the first tensor of each kind whose number format differs between the runs, with
-        both formats.
+        """By kind of tensor: the first tensor whose number format differs between the runs, with
+        the format in A and in B.
         """
 
     def step(self, step: int) -> list[Line]:
-        """Compare every tensor of a step. Returns the lines in order of execution."""
+        """Compare every tensor of a step. Returns one result for each tensor, in order of
+        execution.
+        """
         both = self._readers[0].columns(step), self._readers[1].columns(step)
         pairing, early, late = self._paired(both)
         if pairing.ours or pairing.theirs:
@@ -263,12 +274,13 @@ class Comparer:
     def _bounds(
         self, half: Half, values: tuple[Floats, Floats], scales: Floats, step: int
     ) -> tuple[Floats | None, Floats]:
-        """Return the distance of samples that rounding of gradients explains, and the bound of each
-        pair's distance.
+        """Return two things: for each sample, the distance between the runs that rounding of
+        gradients explains (None without an adaptive optimizer), and for each pair the bound of its
+        distance.
 
-        The bound is in units in the last place of the coarsest format that was used. The bound
-        grows with the square root of the number of layers and steps before, and with the drift of
-        earlier adaptive updates.
+        The bound is proportional to the machine epsilon of the coarsest number format that was
+        used. It grows with the square root of the number of layers and steps before, and with the
+        drift that earlier adaptive updates caused.
         """
         # Rounding adds up as a random walk does: with the root of the number of roundings.
         depths, updates = np.sqrt(half.depths * max(1, step)), self.updates
@@ -304,8 +316,9 @@ class Comparer:
         scales: Floats,
         ranks: dict[int, tuple[int, ...]],
     ) -> dict[int, Floats]:
-        """Add to `ranks` the ranks of A that logged a copy that differs from B. Returns, by pair,
-        the values of such a copy, if the first rank's copy equals B.
+        """Compare the copies that further ranks of A logged with B. Stores in `ranks`, by pair,
+        the ranks of A whose copy differs from B. Returns, by pair, the values of a copy that
+        differs although the first rank's copy equals B.
         """
         odd = half.differing(columns)
         if not odd:
@@ -344,8 +357,8 @@ class Comparer:
         values: tuple[Floats, Floats],
         copied: Mapping[int, Floats],
     ) -> None:
-        """Describe the differences in updates of weights, because the weights themselves hardly
-        differ.
+        """Describe a difference of weights by the difference of their updates, because the weights
+        themselves hardly differ.
         """
         rows, batch = half.weights
         if not len(rows):
@@ -378,8 +391,8 @@ class Comparer:
         return Line(name, "only in A", ranks=self._some(entry)) if ours else Line(name, "only in B")
 
     def _some(self, entry: Entry) -> tuple[int, ...]:
-        """Return the ranks that logged a tensor. The result is empty if all ranks logged it that
-        were set to log it.
+        """Return the ranks of A that logged a tensor, if other ranks of A lack it; otherwise an
+        empty result. The result is also empty if A was set to log only some ranks or one copy.
         """
         # Who logged a tensor then does not tell who has it.
         if self.runs[0].keep.get("ranks") or self.runs[0].keep.get("once"):
@@ -388,9 +401,9 @@ class Comparer:
         return tuple(sorted(some)) if len(some) < self.runs[0].about["ranks"] else ()
 
     def _unseen(self, name: Name) -> bool:
-        """Return whether only one run could log a tensor, or was set to log it. A compiler may hide
-        the tensor's layer, a filter may leave the tensor out, or the other run may have logged
-        nothing of this kind so far.
+        """Return whether one run has a reason not to log this tensor: a compiler may hide the
+        layer, a filter may leave the tensor out, the tensor may be an input, or one run may have
+        logged no tensor of this kind so far.
         """
         both = self._seen[0] & self._seen[1]
         chosen = all(run.filter.takes(name) for run in self.runs)
@@ -399,7 +412,7 @@ class Comparer:
 
 
 MOST = 64
-"""Number of pairs of patterns that are remembered."""
+"""Number of pairs of patterns, one of each run, whose pairing is remembered."""
 
 
 def _adaptive(run: Run) -> bool:
@@ -412,7 +425,9 @@ def _adaptive(run: Run) -> bool:
 
 
 def _ratios(first: Run, second: Run) -> dict[str, float]:
-    """Return the factors that a missing or repeated reduction causes, by name."""
+    """Return, by name, the numbers of ranks along each axis and the numbers of microbatches in
+    both runs: a gradient that is wrong by such a factor was reduced too often or not at all.
+    """
     found: dict[str, float] = {}
     for label, run in (("A", first), ("B", second)):
         sizes: Mapping[str, Any] = run.about.get("mesh", {})

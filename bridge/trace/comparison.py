@@ -20,15 +20,21 @@ from bridge.underway import counted
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result for every tensor of the steps that both runs have, in order of execution."""
+    """The comparison of two runs: `lines` has the result for every tensor of the compared steps,
+    in order of execution.
+    """
 
     first: Run
     second: Run
     lines: tuple[Line, ...]
     left: tuple[int, ...] = ()
-    """Steps that were not compared, because they follow the first step that differs."""
+    """Steps that were not compared, because the comparison stopped at an earlier step that
+    differs.
+    """
     formats: tuple[Setting, ...] = ()
-    """Differences in number format. Each of them names the first tensor of its kind."""
+    """Differences in number format, one for each kind of tensor. Each names the first tensor of
+    this kind that differs.
+    """
 
     @cached_property
     def settings(self) -> tuple[Setting, ...]:
@@ -37,26 +43,32 @@ class Comparison:
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
-        """The diagnosis of why the runs part; None if they do not."""
+        """The diagnosis of why the runs differ; None if they do not differ."""
         return diagnosed(self) if self.divergence else None
 
     @cached_property
     def faults(self) -> tuple[Line, ...]:
-        """The lines that rounding does not explain."""
+        """The results that rounding does not explain."""
         return tuple(line for line in self.lines if line.is_fault)
 
     @property
     def divergence(self) -> Line | None:
-        """The first line that rounding does not explain; None if there is none."""
+        """The result for the first tensor whose difference rounding does not explain; None if
+        there is none.
+        """
         return self.faults[0] if self.faults else None
 
     @property
     def worst(self) -> Line | None:
-        """The line that is nearest to its bound, among the lines within their bounds."""
+        """Of the results that rounding explains, the one whose distance is nearest to its bound;
+        None if there is none.
+        """
         return max((line for line in self.lines if not line.is_fault), key=share, default=None)
 
     def heat(self) -> Mapping[str, Mapping[int, float]]:
-        """The largest distance in each layer and step, as a share of its bound."""
+        """Return the largest distance in each layer and step, divided by the bound of this
+        distance.
+        """
         found: dict[str, dict[int, float]] = defaultdict(dict)
         for line in self.lines:
             layer = found[line.name.layer]
@@ -67,17 +79,17 @@ class Comparison:
 def compare(
     first: Run, second: Run, steps: Iterable[int] | None = None, every: bool = True
 ) -> Comparison:
-    """Compare the steps that are complete in both runs, in order. `steps` limits the comparison to
-    these steps. Without `every`, stop at the first step that differs.
+    """Compare the steps that all ranks of both runs logged, in order; if `steps` is given, only
+    these steps. Without `every`, stop after the first step that differs.
 
-    Raises `BridgeError` if there is no such step.
+    Raises `BridgeError` if there is no step to compare.
     """
     wanted = set(first.logged) & set(second.logged)
     wanted &= wanted if steps is None else set(steps)
     if not wanted:
         raise BridgeError(
-            f"{first.folder}, {second.folder}: no step is complete in both; found "
-            f"{_told(first.steps)} and {_told(second.steps)}"
+            f"{first.folder}, {second.folder}: found {_told(first.steps)} and {_told(second.steps)}, "
+            "expected a step that all ranks of both runs logged"
         )
     comparer = Comparer(first, second)
     lines: list[Line] = []
@@ -94,7 +106,7 @@ def compare(
 
 def _formats(comparer: Comparer) -> tuple[Setting, ...]:
     names = {
-        kind: f"number format, {kind} of {name.layer or 'the model'}"
+        kind: f"number format of {kind} tensors in {name.layer or 'the model'}"
         for kind, (name, *_) in comparer.formats.items()
     }
     return tuple(

@@ -1,9 +1,10 @@
-"""Desync checks: digests of tensors that ranks hold alike, queued in hooks and compared once a step
-before the update.
+"""Desync checks: several ranks hold copies of one tensor, and digests of the copies are compared
+once a step, before the update.
 
-Hooks call no collectives. At a point that every rank reaches, ranks first compare the number and
-the names of their digests, so that different lists lead to a report and not to a hang. Then they
-compare the digests, and agree on the verdict before tensors that differ are gathered.
+Hooks compute digests and call no collectives. At a point of the step that every rank reaches, ranks
+first compare the number and the names of their digests, so that different lists lead to a report
+and not to a hang. Then they compare the digests. Only if all ranks agree which digests differ, they
+gather the tensors themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from bridge.trace.source import Kind, Moment, Source
 from bridge.trace.tracer import OUTPUT, Sight
 
 FIRST = 2
-"""Number of steps at the start in which everything is compared."""
+"""Number of first steps in which everything is compared."""
 HEADER = "desync header"
 DIGESTS = "desync digests"
 VERDICT = "desync verdict"
@@ -41,7 +42,9 @@ CULPRIT = "desync values"
 
 PIPELINE = "pipeline"
 Replicas = tuple[tuple[str, ...], tuple[int, ...]]
-"""Axes along which ranks hold the same tensor, and the pipeline ranks that do (empty: all)."""
+"""The ranks that hold copies of one tensor: the axes along which they lie, and their indices along
+the pipeline axis (empty: all).
+"""
 
 Action = Literal["log", "raise", "dump"]
 ACTIONS: tuple[Action, ...] = ("log", "raise", "dump")
@@ -49,13 +52,15 @@ logger = logging.getLogger("bridge.trace")
 
 
 class DesyncError(BridgeError):
-    """Ranks that must hold the same tensors hold different ones, which `mismatches` lists."""
+    """Raised if ranks hold different tensors where they must hold copies of one. `mismatches`
+    lists the tensors.
+    """
 
     def __init__(self, mismatches: Sequence[Mismatch], dump: Path | None = None) -> None:
         kept = (
             ()
             if dump is None
-            else (f"desync: the tensors that differ are in {dump}, with one file for each rank",)
+            else (f"desync: the tensors that differ were written into {dump}, one file for each rank",)
         )
         super().__init__(*(str(mismatch) for mismatch in mismatches), *kept)
         self.mismatches, self.dump = tuple(mismatches), dump
@@ -63,14 +68,16 @@ class DesyncError(BridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The schedule and precision of comparisons between ranks, and the reaction to a difference.
+    """When and how precisely copies of tensors are compared between ranks, and the reaction to a
+    difference.
 
-    Ranks are compared in one step out of `every`. Values may differ by `ulps` units in the last
-    place (if this is above 0, activations are stored until the end of a step). At most `reports`
-    tensors are examined in a step. The reaction is `action`: "log" logs a difference, "raise"
-    raises `DesyncError`, and "dump" writes the tensors to `folder` and then raises. In one step out
-    of `thorough`, and in the first two steps, everything is compared, by digests that detect every
-    change. The other steps compare counters, and updated weights by quicker digests.
+    Ranks are compared in every step that is a multiple of `every`. Values may differ by `ulps`
+    units in the last place (if this is above 0, activations are stored until the end of a step). At
+    most `reports` tensors are examined in a step. The reaction is `action`: "log" logs a
+    difference, "raise" raises `DesyncError`, and "dump" writes the tensors to `folder` and then
+    raises. In steps that are multiples of `thorough`, and in the first two steps, all tensors are
+    compared, by digests that detect nearly every change. The other steps compare activations,
+    counters and updated weights, the last of these by quicker digests.
     """
 
     every: int = 1
@@ -83,8 +90,8 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A tensor that differs between `ranks`. If most ranks agree, `culprits` are the ranks in the
-    minority.
+    """A tensor that differs between `ranks`, or, if this is one rank, between two passes of this
+    rank. If more than half of the ranks agree, `culprits` are the others.
     """
 
     name: Name
@@ -97,19 +104,19 @@ class Mismatch:
 
     @property
     def who(self) -> str:
-        """The ranks that disagree, as text."""
+        """The ranks that disagree, as text for a message."""
         if len(self.ranks) == 1:
-            return f"rank {self.ranks[0]} differs from itself"
+            return f"two passes on rank {self.ranks[0]} differ"
         if not self.culprits:
             return f"ranks {_listed(self.ranks)} disagree"
-        stand = "stands" if len(self.culprits) == 1 else "stand"
-        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} {stand} alone"
+        differ = "differs" if len(self.culprits) == 1 else "differ"
+        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} {differ} from the others"
 
 
 @dataclass
 class Queued:
-    """A tensor to compare, and its digest. The tensor is None if it is not stored. The digest is
-    None if it is only computed at the comparison.
+    """A tensor to compare, with its digest. The tensor is None if its values are not stored. The
+    digest is None as long as it is not computed.
     """
 
     name: Name
@@ -120,8 +127,8 @@ class Queued:
 
 @dataclass
 class DesyncCheck:
-    """The observer that queues tensors which several ranks hold alike, and compares them before the
-    update.
+    """The observer that collects the tensors of which several ranks hold copies, and has the
+    copies compared before the update.
     """
 
     source: Source
@@ -129,8 +136,8 @@ class DesyncCheck:
     findings: Findings = field(default_factory=Findings)
     _microbatch: int | None = None
     _seeded: bool = True
-    """Whether the random generators of all ranks agreed at the start. In a script that sets no seed
-    they do not agree.
+    """Whether the random generators of all ranks had the same state at the start. If not, as in a
+    script that sets no seed, later steps do not compare them.
     """
 
     def wants(self, kind: str) -> bool:
@@ -183,7 +190,7 @@ class DesyncCheck:
             )
 
     def _add_config(self, step: int) -> None:
-        """Queue the settings, which must be equal on all ranks."""
+        """Queue the settings for the comparison: all ranks must have the same settings."""
         axes = tuple(self.desync.comm.mesh.sizes)
         for path, value in self.source.settings().items():
             # Settings have any type; a hash of their text is a tensor like the others.
@@ -205,10 +212,9 @@ def _apart_by_microbatch(sight: Sight) -> Name:
 
 @dataclass
 class Desync:
-    """The checks of one rank.
-
-    `holders` are the sets of pipeline ranks that hold some tensor alike. `found` has the reported
-    mismatches, step by step.
+    """The tensors that one rank has queued for comparison, and the comparison with other ranks.
+    Each set in `holders` are pipeline ranks that hold copies of one tensor. `found` has all
+    reported mismatches.
     """
 
     comm: Comm
@@ -251,7 +257,9 @@ class Desync:
         return step <= FIRST or step % self.policy.thorough == 0
 
     def add(self, name: Name, tensor: Tensor, placement: Placement) -> None:
-        """Queue the present digest of `tensor` for the ranks that hold it alike."""
+        """Queue `tensor` with the digest of its present values, for comparison with the ranks that
+        hold copies of it.
+        """
         queue = self._queue(placement)
         if queue is not None:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), digest(tensor)))
@@ -259,42 +267,44 @@ class Desync:
     def hold(
         self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()
     ) -> None:
-        """Queue `tensor`, which must not change before the comparison, for the ranks that hold it
-        alike.
+        """Queue `tensor` for comparison with the ranks that hold copies of it. The values must not
+        change before the comparison.
         """
         queue = self._queue(placement, holders)
         if queue is not None:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), None))
 
     def _queue(self, placement: Placement, holders: tuple[int, ...] = ()) -> list[Queued] | None:
-        """Return the queue of the ranks that hold a tensor alike, or None if no other rank holds
-        it.
+        """Return the queue for tensors that are copied along the axes of `placement`, or None if
+        no other rank holds a copy.
         """
         axes = tuple(axis for axis in self._sizes if axis in placement.replicas)
         some = PIPELINE in axes and len(holders) < self._sizes[PIPELINE]
         return self._queues[axes, holders if some else ()] if axes else None
 
     def computed(self, sight: Sight) -> None:
-        """Queue the output of a forward pass, for comparison with the output when backward computes
-        it again.
+        """Record the digest of an output. If backward computes the output again, `compare`
+        compares the two digests.
         """
         self._forwards.setdefault(_apart_by_microbatch(sight), []).append(digest(sight.tensor))
 
     def forget_activations(self) -> None:
-        """Release the tensors of earlier microbatches. The digests of these tensors are kept."""
+        """Release the queued activations, which belong to an earlier microbatch. Only their
+        digests are kept.
+        """
         for queue in self._queues.values():
             for queued in queue:
                 queued.tensor = None
 
     def compare(self, step: int) -> tuple[Mismatch, ...]:
-        """Compare everything queued; all ranks must take part.
+        """Compare all queued tensors, and return those that differ; all ranks must call this.
 
-        Raises `DesyncError` on every rank if there is a difference and the policy's action is not
-        "log".
+        Unless the action of the policy is "log", every rank raises `DesyncError` if any rank found
+        a difference.
         """
         found = self.differing(step)
         found += [
-            Mismatch(name, (self.comm.rank,), (), "recomputing it in backward gave different bits")
+            Mismatch(name, (self.comm.rank,), (), "the recomputation in backward gave other bits than the forward pass")
             for name, (first, *again) in self._forwards.items()
             if any(not torch.equal(first, other) for other in again)
         ]
@@ -310,13 +320,15 @@ class Desync:
         if there.any():
             dump = self._dumped(step) if self.policy.action == "dump" else None
             name = Name(step, "reduce", "", None, "elsewhere")
-            told = Mismatch(name, self.comm.world.ranks, (), "other ranks report a difference")
+            told = Mismatch(name, self.comm.world.ranks, (), "other ranks report tensors that differ")
             raise DesyncError(found or [told], dump)
         self._differing.clear()
         return tuple(found)
 
     def _dumped(self, step: int) -> Path:
-        """Write the tensors of this rank that differ, by name. Returns their folder."""
+        """Write this rank's copies of the tensors that differ into a file, by name. Returns the
+        folder of the file.
+        """
         folder = self.policy.folder / f"step-{step:08d}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -328,9 +340,8 @@ class Desync:
         return folder
 
     def differing(self, step: int) -> list[Mismatch]:
-        """Compare everything queued, and empty the queues.
-
-        All ranks must take part, and none raises an error.
+        """Compare all queued tensors, and return those that differ between ranks. The queues are
+        empty afterwards. All ranks must call this; differences are returned, not raised.
         """
         for (axes, _), queue in self._queues.items():
             # Stages run their layers in other orders, so that there the name decides too.
@@ -354,16 +365,16 @@ class Desync:
 
     @cached_property
     def _agreed(self) -> int:
-        """Return a hash of the policy, because ranks with different policies would make different
-        calls.
+        """A hash of the policy, which all ranks compare first: with different policies, ranks
+        would call different collectives.
         """
         return _hash([repr(self.policy)])
 
     def _compared(
         self, group: Group, queue: list[Queued], step: int, headers: Tensor
     ) -> Iterator[Mismatch]:
-        """Compare digests of whole runs of tensors. In runs that differ, compare digests of each
-        tensor.
+        """Compare one digest for each sequence of tensors that adjoin in memory. If it differs,
+        compare one digest for each tensor of the sequence. Yields the tensors that differ.
         """
         # Columns: lengths of runs, count, names, step, policy. The first alone may differ.
         alike = (headers == headers[0]).all(0)
@@ -382,8 +393,8 @@ class Desync:
                 yield mismatch
 
     def _differ(self, group: Group, digests: Sequence[Tensor]) -> tuple[list[int], Tensor]:
-        """The indices of the `digests` that differ between the ranks of a group, and all ranks'
-        digests.
+        """Return the indices of the `digests` that differ between the ranks of a group, and the
+        digests of all ranks.
         """
         if group.size == 1 or not digests:
             return [], torch.empty(0)
@@ -391,12 +402,14 @@ class Desync:
         return (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist(), every
 
     def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
-        """Return the tensors (ranks, ...) that every rank in the group passed."""
+        """Return the tensors that the ranks of the group passed to this call, as one tensor
+        (ranks, ...).
+        """
         return gathered(self.comm, name, tensor, group)
 
     def _lists(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Mismatch:
-        """Return the mismatch of ranks that queued different lists. The mismatch names the first
-        item that only some ranks have.
+        """Return the mismatch that reports different queues: some ranks queued other tensors than
+        others. It names the first tensor of the queues that is not the same on all ranks.
         """
         texts = _gathered_texts(self, group, "\n".join(queued.facts for queued in queue))
         lists = [text.splitlines() for text in texts]
@@ -405,22 +418,22 @@ class Desync:
             min(map(len, lists)),
         )
         items = [facts[place] if place < len(facts) else "nothing more" for facts in lists]
-        told = "; ".join(
+        differing_items = "; ".join(
             f"rank {rank} has {item}" for rank, item in zip(group.ranks, items, strict=True)
         )
-        policies = "" if len(set(headers[:, 4].tolist())) == 1 else "; their policies differ too"
+        policies = "" if len(set(headers[:, 4].tolist())) == 1 else "; the policies of the ranks differ too"
         counts = _listed(headers[:, 1].tolist())
         name = Name(step, "reduce", "", None, "list")
         return Mismatch(
             name,
             group.ranks,
             _minority(group, items),
-            f"{counts} tensors; item {place + 1}: {told}{policies}",
+            f"the ranks compare {counts} tensors, and tensor {place + 1} differs: {differing_items}{policies}",
         )
 
     def _examined(self, group: Group, queued: Queued, digests: Tensor) -> Mismatch | None:
-        """Gather the values of a tensor and describe their difference; None if it is within the
-        tolerance.
+        """Gather the copies of a tensor from the ranks of a group, and return their difference.
+        Return None if the copies differ only within the policy's tolerance.
         """
         nans = digests[:, 1].tolist()
         culprits = _minority(group, [tuple(row) for row in digests.tolist()])
@@ -444,7 +457,10 @@ class Desync:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The difference between two tensors."""
+    """The difference between two copies of a tensor: the number of elements that differ, the
+    number of all elements, the index of the first that differs, and the largest difference, also
+    in units in the last place.
+    """
 
     elements: int
     of: int
@@ -454,7 +470,7 @@ class Difference:
 
     def __str__(self) -> str:
         if not self.elements:
-            return "the tensors are equal now, because they were overwritten"
+            return "the tensors had different digests, but were overwritten since and are equal now"
         return (
             f"{self.elements} of {self.of} elements, first at {list(self.first)},"
             f" largest difference {self.largest:.3g} ({self.ulps} ulps)"
@@ -482,8 +498,8 @@ def _nan(tensor: Tensor) -> Tensor:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """Return the values as int64 in the same order, so that neighbouring values differ by 1.
-    Negative zero is 1 below zero.
+    """Return int64 numbers with the same order as the values, such that neighbouring values have
+    neighbouring numbers. Negative zero has the number -1, positive zero 0.
     """
     if not tensor.is_floating_point():
         return tensor.long()
@@ -495,8 +511,8 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
-    """Return the ranks that differ from more than half of the group, or no ranks if no such
-    majority agrees.
+    """Return the ranks whose value differs from the value that more than half of the group has.
+    Return no ranks if there is no such value.
     """
     value, count = Counter(values).most_common(1)[0]
     if count < 2 or count * 2 <= len(values):
@@ -517,7 +533,7 @@ def _gathered_texts(check: Desync, group: Group, text: str) -> list[str]:
 
 
 def _hash(texts: Iterable[str]) -> int:
-    """A hash of texts in their order, as a signed 64-bit integer."""
+    """Return a hash of texts as a signed 64-bit integer. The order of the texts counts."""
     found = blake2b(digest_size=8)
     for text in texts:
         # A separator: without it, texts that are cut elsewhere hash alike.
@@ -530,8 +546,8 @@ def _facts(name: Name, tensor: Tensor) -> str:
 
 
 def _runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
-    """Yield runs of tensors that follow each other in one buffer. A tensor without such a neighbour
-    is a run of its own.
+    """Yield the queue as sequences of tensors that adjoin in memory, each as long as possible, so
+    that one digest can cover a whole sequence.
     """
     run: list[Queued] = []
     for queued in queue:
@@ -557,8 +573,8 @@ def _adjoin(one: Queued, other: Queued) -> bool:
 
 
 def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the digest (2,) of a whole run, which includes the payloads of NaNs. Runs that differ
-    only in these payloads are equal by `_digest`.
+    """Return one digest (2,) of a sequence of tensors that adjoin in memory. It depends on the
+    payloads of NaNs, unlike `_digest`, which is compared afterwards and decides.
     """
     first = run[0]
     if first.digest is not None or first.tensor is None:
@@ -575,23 +591,23 @@ def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tens
 
 
 def _digest(queued: Queued) -> Tensor:
-    """Return the digest (2,) of one tensor. Payloads of NaNs do not change the digest."""
+    """Return the digest (2,) of one tensor. It does not depend on the payloads of NaNs."""
     if queued.digest is None:
-        assert queued.tensor is not None, "a tensor without a digest must be kept"
+        assert queued.tensor is not None, "expected the values of a tensor that has no digest"
         queued.digest = digest(queued.tensor)
     return queued.digest
 
 
 def _when(queued: Queued) -> tuple[int, int]:
-    """Return the sorting key of a phase and microbatch, which does not depend on the order in which
-    a schedule runs them.
+    """Return the sorting key of a tensor by phase and microbatch, so that the order does not
+    depend on the schedule.
     """
     return PHASES.index(queued.name.phase), queued.name.microbatch or 0
 
 
 def _when_and_what(queued: Queued) -> tuple[tuple[int, int], str]:
-    """Return the sorting key of a phase, microbatch and name, for ranks that visit their tensors in
-    different orders.
+    """Return the sorting key of a tensor by phase, microbatch and name, for ranks that run
+    different layers and so queue tensors in different orders.
     """
     return _when(queued), queued.facts
 

@@ -1,5 +1,5 @@
-"""Digests: two numbers for a tensor, which show whether a replica has the same bits in the same
-order.
+"""Digests: two numbers for each tensor. If two copies of a tensor have different digests, their
+bits differ.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ import torch
 from torch import Tensor
 
 COLUMNS = 128
-"""Number of words in a row. Words of a row are summed with weights that depend on their position;
-the sums of the rows are then summed in this way too.
+"""Number of 32-bit words in a row. The words of a row are summed with weights that depend on their
+position; the sums of the rows are then summed in the same way.
 """
 
 WEIGHTS = 1 << 15
-"""Exclusive limit of the weights of a row's words, so that sums of 128 words of 32 bits stay below
-2^53.
+"""Limit of the weights in a row, all of which are smaller: sums of 128 words of 32 bits then stay
+below 2^53, so that fp64 holds them exactly.
 """
 
 ROWS = 1 << 11
-"""Number of rows that a CPU widens at a time: 2 MiB, still in the cache when they are summed."""
+"""Number of rows that a CPU converts to fp64 at a time. They take 2 MiB, which are still in the
+cache when they are summed.
+"""
 MOST = 1 << 17
-"""Number of rows that other devices widen at a time, on which a launch costs more than memory."""
+"""Number of rows that other devices convert to fp64 at a time. It is larger than on a CPU, because
+each kernel launch costs time.
+"""
 
 
 @torch.no_grad()
 def digest(tensor: Tensor) -> Tensor:
-    """Return a hash of the bits of `tensor` and the number of its NaNs, (2,) int64, on the tensor's
-    device and without waiting for the device.
+    """Return a tensor (2,) int64: a hash of the bits of `tensor`, and the number of its NaNs.
 
-    All NaNs have one hash: their payloads differ between kernels and have no meaning. Shape and
-    dtype are not part of the hash; compare them separately. `bits` describes which changes the hash
-    detects.
+    It is on the tensor's device, and the call does not wait for the device. All NaNs count as
+    equal: their payloads differ between kernels and have no meaning. Shape and dtype do not change
+    the hash; compare them separately. `bits` describes which changes the hash detects.
     """
     values, nans = _canonical(tensor.detach())
     return torch.stack([bits(values), nans])
@@ -41,13 +44,13 @@ def digest(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bits(tensor: Tensor) -> Tensor:
-    """A hash of the bits of `tensor`, payloads of NaNs included, () int64, on its device and
-    without waiting for it.
+    """Return a hash of the bits of `tensor`, payloads of NaNs included, as a tensor () int64.
 
-    The 32-bit words of each row are summed exactly with different odd weights, and these sums
-    modulo 2^64 with other odd weights. One changed bit changes the hash with certainty, and so do
-    two swapped words of a row. Other changes go undetected with a probability below 2^-32, or of
-    about 2^-15 if only the same bit changes in three or more words of one row of 512 bytes.
+    It is on the tensor's device, and the call does not wait for the device. The 32-bit words of
+    each row are summed exactly with different odd weights, and the sums of the rows modulo 2^64
+    with other odd weights. One changed bit always changes the hash, and so do two swapped words of
+    a row. Other changes go undetected with a probability below 2^-32, or of about 2^-15 if only the
+    same bit changes in three or more words of one row of 512 bytes.
     """
     words = _words(tensor.detach())
     weights, most = _weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
@@ -60,11 +63,9 @@ def bits(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def hasty(tensor: Tensor) -> Tensor:
-    """Return another hash of the bits, () int64, with a third of the work on a CPU: the sum of
-    64-bit words times odd numbers, mod 2^64.
-
-    A change of one word always changes the hash. Changes of the highest bits (signs) of two words
-    may cancel each other.
+    """Return another hash of the bits, as a tensor () int64, with a third of the work on a CPU. It
+    is the sum modulo 2^64 of 64-bit words times odd numbers. A change of one word always changes
+    the hash. Changes of the highest bits (signs) of two words may cancel each other.
     """
     flat = tensor.detach().contiguous().view(-1)
     words, size = flat.numel() * flat.element_size() // WORD, flat.element_size()
@@ -85,7 +86,7 @@ WORD, HASTY = 8, 256
 
 
 def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """`tensor` with the same payload for all NaNs, and the number of NaNs."""
+    """Return `tensor` with the same payload for all NaNs, and the number of NaNs."""
     # A sum that is not NaN had none in it. Elsewhere than on a CPU, asking would wait.
     if not tensor.is_floating_point() or (tensor.device.type == "cpu" and not tensor.sum().isnan()):
         return tensor, torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -109,8 +110,8 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _wide(words: Tensor) -> Tensor:
-    """Return the words as (rows, COLUMNS) fp64. On a CPU, the next call overwrites the memory of
-    the result.
+    """Return the 32-bit words as fp64, of shape (rows, COLUMNS). On a CPU, the next call
+    overwrites the result.
     """
     size = words.numel()
     rows = -(-size // COLUMNS)
@@ -128,31 +129,37 @@ def _wide(words: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _scratch(thread: int) -> Tensor:
-    """Return memory for the rows that are widened at a time. Each thread has its own memory."""
+    """Return memory for rows in fp64, which is allocated once for each thread."""
     return torch.empty(ROWS, COLUMNS, dtype=torch.float64)
 
 
 def _at_least(count: int) -> int:
-    """Return `count` rounded up to a power of two of at least 1,024, so that only few tables of
-    multipliers exist.
+    """Return `count` rounded up to a power of two of at least 1,024, so that tables of multipliers
+    have few different sizes.
     """
     return 1 << max(10, (count - 1).bit_length())
 
 
 @lru_cache(maxsize=64)
 def _multipliers(count: int, device: torch.device) -> Tensor:
-    """The first `count` odd multipliers, which are the same on all devices."""
+    """Return the first `count` of the odd numbers by which rows or words are multiplied. They are
+    the same on all devices.
+    """
     return (_mixed(count, 1) | 1).to(device)
 
 
 @lru_cache(maxsize=8)
 def _weights(device: torch.device) -> Tensor:
-    """(COLUMNS,) fp64: different odd numbers below `WEIGHTS`."""
+    """Return the weights of a row's words, fp64 of shape (COLUMNS,): different odd numbers below
+    `WEIGHTS`.
+    """
     return (_mixed(WEIGHTS // 2, 2).argsort()[:COLUMNS] * 2 + 1).double().to(device)
 
 
 def _mixed(count: int, salt: int) -> Tensor:
-    """Distinct pseudo-random int64 numbers: splitmix64 of their indices."""
+    """Return the first `count` numbers of a pseudo-random sequence of int64 (splitmix64), in which
+    no number occurs twice.
+    """
     # The constants are those of splitmix64, as signed 64-bit numbers.
     word = (torch.arange(count, dtype=torch.int64) * 2 + salt) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
@@ -161,6 +168,6 @@ def _mixed(count: int, salt: int) -> Tensor:
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
-    """Return `word` shifted right, with zeros as the new high bits."""
+    """Return `word` shifted right by `bits`, with zeros as the new high bits."""
     # torch shifts signed numbers, with copies of the sign moving in.
     return (word >> bits) & ((1 << (64 - bits)) - 1)

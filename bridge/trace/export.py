@@ -43,7 +43,7 @@ def tensorboard(found: Series, folder: Path) -> int:
     Raises `BridgeError` without the package `tensorboard`.
     """
     if find_spec("tensorboard") is None:
-        raise BridgeError("trace export: tensorboard is not installed; pip install tensorboard")
+        raise BridgeError("trace export: the package tensorboard is not installed; pip install tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))
@@ -68,7 +68,7 @@ def wandb(found: Series, folder: Path) -> int:
     `wandb`.
     """
     if find_spec("wandb") is None:
-        raise BridgeError("trace export: wandb is not installed; pip install wandb")
+        raise BridgeError("trace export: the package wandb is not installed; pip install wandb")
     # Whatever the user's own settings say, nothing is sent.
     os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     import wandb as client
@@ -100,12 +100,12 @@ TARGETS: Mapping[str, Callable[[Series, Path], int]] = {"tensorboard": tensorboa
 
 
 def export(found: Series, target: str, out: Path) -> int:
-    """Export a run into the new folder `out`, which is created whole or not at all.
-
-    Returns the number of scalars. Raises `BridgeError`.
+    """Export a run to `target`, tensorboard or wandb, as the new folder `out`. Returns the number
+    of scalars. Raises `BridgeError` if `out` exists, cannot be written, or a package is missing;
+    then no folder is left.
     """
     if out.exists():
-        raise BridgeError(f"{out}: it exists already; name a new folder")
+        raise BridgeError(f"{out}: found a file or folder, expected none; name a new folder")
     # In the same folder: a rename does not cross file systems.
     beside = out.with_name(f".{out.name}.{os.getpid()}")
     try:

@@ -11,8 +11,8 @@ from bridge.trace.record import Name
 
 @dataclass(frozen=True)
 class Filter:
-    """A selection of tensors: layers whose name contains one of `layers`, kinds, and a range of
-    steps. Empty: all.
+    """Selects the tensors to log: those of layers whose name contains one of `layers`, of these
+    `kinds`, and of this range of `steps`. An empty field selects everything.
     """
 
     layers: tuple[str, ...] = ()
@@ -28,16 +28,16 @@ class Filter:
         )
 
     def notes(self) -> list[str]:
-        """Sentences about the parts of a run that a log with this filter lacks."""
+        """Return sentences that say which part of a run a log with this filter has."""
         steps = (
             f"steps {self.steps.start} to {self.steps.stop - 1}" if self.steps is not None else ""
         )
         layers = f"layers with {', '.join(self.layers)} in their names" if self.layers else ""
-        told = [*filter(None, [layers, ", ".join(self.kinds), steps])]
-        return [f"its log has only {', and of these '.join(told)}"] if told else []
+        selected = [*filter(None, [layers, ", ".join(self.kinds), steps])]
+        return [f"the log has only {', and of these '.join(selected)}"] if selected else []
 
     def about(self) -> dict[str, Any]:
-        """The filter as an entry for the head of a run; empty if everything is selected."""
+        """Return the filter as an entry for run.json; empty if everything is selected."""
         steps = None if self.steps is None else [self.steps.start, self.steps.stop, self.steps.step]
         return (
             {}
@@ -49,7 +49,7 @@ class Filter:
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> Filter:
-        """The filter in the head of a run."""
+        """Return the filter that is recorded in `about`, the content of run.json."""
         found = about.get("filter", {})
         steps = found.get("steps")
         return cls(

@@ -1,4 +1,4 @@
-"""Findings: violations of invariants in a single run, each with its meaning."""
+"""Findings: violations of invariants in a single run, each with a sentence that explains it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Literal
 
 Severity = Literal["fault", "remark"]
-"""A fault breaks an assumption of every training; a remark may be intended."""
+"""How grave a finding is: a fault is wrong in every training; a remark may be intended."""
 
 FILE = "findings.jsonl"
 PATIENCE = 60
-"""Largest time in seconds for a user's command on a finding, during which the training waits."""
+"""Maximum number of seconds for the user's command that is run for a finding. The training waits
+for the command.
+"""
 logger = logging.getLogger("bridge.trace")
 
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The meaning of a finding, and its severity."""
+    """The explanation of a kind of finding, and the severity of this kind."""
 
     text: str
     severity: Severity = "fault"
@@ -34,20 +36,20 @@ MEANINGS: Mapping[str, Meaning] = {
         "ranks that must hold equal tensors hold different ones, and the difference grows"
     ),
     "models-differ": Meaning(
-        "data ranks do not have the same parameters; nothing else can be compared between them"
+        "data ranks do not have the same parameters; nothing else can be compared between these ranks"
     ),
     "gradient-stale": Meaning(
         "gradients of the step before are left when backward begins: zero_grad is missing"
     ),
     "gradient-lost": Meaning(
-        "gradients that backward computed are gone when the step begins: zero_grad comes too "
-        "early, or they are unset"
+        "gradients that backward computed are gone when the step begins: zero_grad is "
+        "called too early, or the gradients are set to None"
     ),
     "gradient-missing": Meaning(
-        "a parameter that should train got no gradient, though its layer ran", "remark"
+        "a parameter that requires a gradient got none, though its layer ran", "remark"
     ),
     "gradient-not-reduced": Meaning(
-        "a rank steps with its own gradient instead of the mean over data ranks"
+        "a rank updates weights with the gradient that it computed itself instead of the mean over data ranks"
     ),
     "gradient-summed": Meaning(
         "gradients are summed over data ranks, not averaged, which is right only if the loss was "
@@ -58,32 +60,32 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "gradient-changed": Meaning(
         "the optimizer gets other gradients than backward computed: elements were changed or "
-        "dropped in between"
+        "dropped before the step"
     ),
     "step-without-backward": Meaning(
-        "the optimizer stepped again without a backward pass since its last step"
+        "the optimizer stepped twice without a backward pass between the two steps"
     ),
     "not-training": Meaning(
         "the model is in evaluation mode in a training step: dropout is off, and norms do not "
         "update their statistics"
     ),
     "not-in-optimizer": Meaning(
-        "a parameter gets gradients but is in no group of the optimizer: it is never updated"
+        "a parameter that gets gradients is in no group of the optimizer, so that it is never updated"
     ),
     "in-two-groups": Meaning(
-        "a parameter is in more than one group: it is updated more than once a step"
+        "a parameter is in more than one group of the optimizer, so that a step updates it more than once"
     ),
     "not-of-the-model": Meaning(
-        "the optimizer holds parameters that the model does not have: it was built for another copy"
+        "the optimizer holds parameters that the model does not have: it was made for another copy of the model"
     ),
     "not-updated": Meaning(
         "a parameter has a gradient and a learning rate, but the step did not change it"
     ),
     "update-too-large": Meaning(
-        "updates are larger than this optimizer can make them at its learning rate"
+        "updates are larger than the optimizer's rule allows at this learning rate"
     ),
     "update-unexplained": Meaning(
-        "an update does not follow from the gradient by the optimizer's rule, state and settings"
+        "an update is not the one that the optimizer's rule gives for this gradient, state and settings"
     ),
     "weights-changed": Meaning(
         "something other than the optimizer changed weights between two steps", "remark"
@@ -92,23 +94,23 @@ MEANINGS: Mapping[str, Meaning] = {
         "most updates vanish in rounding: 16-bit weights are updated without fp32 masters"
     ),
     "moments-missing": Meaning(
-        "parameters of one group have taken different numbers of steps: moments were not resumed for all"
+        "the optimizer's moments and step counts do not fit together: some were not resumed"
     ),
     "moments-lost": Meaning(
-        "the optimizer lost its state of a parameter since its last step, and starts again without "
-        "it"
+        "the optimizer lost the state of a parameter since the last step, and starts again without "
+        "this state"
     ),
     "optimizer-replaced": Meaning(
         "another optimizer takes over during the run, with new moments and step counts", "remark"
     ),
     "moments-not-resumed": Meaning(
-        "the schedule continues where a run ended, but the optimizer starts again: its moments "
-        "were not resumed",
+        "the schedule continues where a run ended, but the optimizer starts again: the optimizer's "
+        "moments were not resumed",
         "remark",
     ),
     "schedule-not-resumed": Meaning(
-        "the optimizer continues where a run ended, but the schedule starts again: it was not "
-        "resumed",
+        "the optimizer continues where a run ended, but the schedule starts again: the schedule's "
+        "state was not resumed",
         "remark",
     ),
     "clip-norms-differ": Meaning(
@@ -121,49 +123,50 @@ MEANINGS: Mapping[str, Meaning] = {
     ),
     "dropout-repeated": Meaning(
         "random numbers start from the same state in several passes: dropout drops the same "
-        "elements in each"
+        "elements in each of these passes"
     ),
     "dropout-alike": Meaning(
-        "data ranks draw the same random numbers: dropout drops the same elements on each", "remark"
+        "data ranks draw the same random numbers: dropout drops the same elements on all of these ranks", "remark"
     ),
-    "positions-moved": Meaning("positions start with another number than in all passes before"),
+    "positions-moved": Meaning("the positions of a pass start with another number than in all passes before"),
     "future-seen": Meaning(
-        "outputs depend on later tokens, which they are trained to predict: the causal mask is "
+        "outputs depend on later tokens, which the model is trained to predict: the causal mask is "
         "missing"
     ),
     "buffers-differ": Meaning("buffers that no forward pass changes differ between data ranks"),
     "untied": Meaning(
-        "two weights start with the same values but are not one parameter: a tie was lost"
+        "two weights that should be one parameter are separate: a tie was lost"
     ),
     "skipped-alone": Meaning(
-        "ranks did not step together: some skipped the step, and replicas differ from here on; no "
-        "more is compared"
+        "some ranks skipped a step that others took: replicas differ from here on, and no later "
+        "step is compared"
     ),
     "rank-absent": Meaning(
-        "ranks take steps at different times, or different numbers of steps; no more is compared",
+        "ranks take steps at different times, or different numbers of steps; no later step is compared",
         "remark",
     ),
     "rank-late": Meaning("a rank keeps the others waiting", "remark"),
     "layers-differ": Meaning("data ranks did not call the same layers equally often"),
     "recompute-differs": Meaning(
-        "recomputing a layer for backward gave other values: its random numbers were not kept"
+        "recomputing a layer for backward gave other values than the forward pass: the state of the "
+        "random numbers was not restored"
     ),
     "check-ended": Meaning(
-        "a check of the trace itself failed with an error, and is not run any more",
+        "one of the trace's checks failed with an error of its own, and is not run any more",
         "remark",
     ),
     "accumulation-differs": Meaning(
-        "a step had another number of passes than the run was set to: its gradients have the wrong "
-        "scale"
+        "a step had another number of passes than the setting `accumulation`: the gradients of the "
+        "step have the wrong scale"
     ),
 }
-"""The meaning of each finding, by id. An id never changes its meaning."""
+"""The explanation of each kind of finding, by id. An id never changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding in a step: its id, the layer or parameter, the ranks that the finding concerns
-    (empty: all), and the evidence.
+    """A finding in a step. `where` is the layer or parameter, `ranks` are the ranks that the
+    finding concerns (empty: all), and `evidence` says what was measured.
     """
 
     id: str
@@ -174,12 +177,12 @@ class Finding:
 
     @property
     def severity(self) -> Severity:
-        """The severity of the finding."""
+        """Whether the finding is a fault or a remark."""
         return MEANINGS[self.id].severity
 
     @property
     def meaning(self) -> str:
-        """The meaning of the finding."""
+        """A sentence that explains this kind of finding."""
         return MEANINGS[self.id].text
 
     def __str__(self) -> str:
@@ -189,10 +192,10 @@ class Finding:
 
 @dataclass
 class Findings:
-    """The findings of a run. Each is reported once for each place and, unless `folder` is None,
-    written to `folder`.
+    """The findings of a run. A finding that occurs again for the same layer or parameter is
+    dropped. Unless `folder` is None, the others are written to a file in `folder`.
 
-    `command` is a command line, split as a shell would split it. It is run for each finding, with
+    `command` is a command line, split into words as in a shell. It is run for each finding, with
     the finding as a JSON object on stdin and in STAGEBRIDGE_FINDING.
     """
 
@@ -203,7 +206,7 @@ class Findings:
     _known: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, findings: Iterable[Finding], aloud: bool = True) -> None:
-        """Record the findings that are new and, with `aloud`, log them."""
+        """Record the findings that are new and, if `aloud` is true, log them."""
         for finding in findings:
             # What is wrong in one step mostly is wrong in all that follow.
             if (finding.id, finding.where) not in self._known:
@@ -227,26 +230,25 @@ class Findings:
                 with (self.folder / FILE).open("a") as file:
                     file.write(text + "\n")
             except OSError as error:
-                logger.warning("%s: findings cannot be written: %s", self.folder, error.strerror)
+                logger.warning("%s: the findings cannot be written: %s", self.folder, error.strerror)
                 # Reported once, not in every step.
                 self.folder = None
         if self.command is not None:
             self._run(self.command, text)
 
     def _run(self, command: str, text: str) -> None:
-        """Run the command without a shell.
-
-        If it fails, there is a warning and the training continues.
+        """Run the user's command for one finding, which `text` holds as JSON. No shell is used. If
+        the command fails, there is a warning and the training continues.
         """
         try:
             words, known = shlex.split(command), {**os.environ, "STAGEBRIDGE_FINDING": text}
             done = subprocess.run(
                 words, input=text + "\n", text=True, env=known, check=False, timeout=PATIENCE
             )
-            problem = f"ended with exit code {done.returncode}" if done.returncode else ""
+            problem = f"this command ended with exit code {done.returncode}" if done.returncode else ""
         except subprocess.TimeoutExpired:
-            problem = f"did not end within {PATIENCE} s and was ended"
+            problem = f"this command did not end within {PATIENCE} s and was killed"
         except (OSError, ValueError, IndexError) as error:
-            problem = f"cannot be run: {error}"
+            problem = f"this command cannot be run: {error}"
         if problem:
-            logger.warning("--on-finding: %s %s", command, problem)
+            logger.warning("--on-finding: %s: %s", command, problem)

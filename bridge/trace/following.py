@@ -1,4 +1,4 @@
-"""Following: the steps and findings of a run, each read once while the training continues."""
+"""Following: reading the steps and findings of a run while it trains, each exactly once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_fo
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that all ranks have written: its loss, the mean over ranks (None: unknown), and its
-    norms by kind of tensor.
+    """A step that all ranks have written. `loss` is the mean over ranks (None: not in the log),
+    and `norms` has the norm of all tensors of a kind, by kind.
     """
 
     number: int
@@ -32,20 +32,25 @@ class Step:
 
 @dataclass
 class Follower:
-    """Reader that yields the new steps and findings in `folder` at each call."""
+    """Reader for a run in `folder`: each call of `new` yields the steps and findings that were
+    added since the last call.
+    """
 
     folder: Path
     _run: Run | None = None
     _reader: Reader | None = None
     _at: dict[Path, tuple[int, int]] = field(default_factory=dict)
-    """The numbers of bytes and lines that were read so far, by the folder of a rank."""
+    """For the folder of each rank, how much of its log was read so far: the number of bytes, and
+    the number of lines.
+    """
     _told: int = 0
     _readings: dict[int, Reading] = field(default_factory=dict)
 
     def new(self) -> Iterator[Step | Told]:
-        """Yield the steps and findings since the last call, a step after its findings.
+        """Yield the steps and findings that were added since the last call. The findings of a step
+        come before the step.
 
-        Raises `SourceError`.
+        Raises `SourceError` if a file cannot be read or is damaged.
         """
         found = list(self._findings())
         for step in self._steps():
@@ -100,13 +105,13 @@ class Follower:
                 del steps[step]  # type: ignore[attr-defined]
 
     def _of(self, place: Path) -> dict[int, Line]:
-        assert self._run is not None, "expected a run in the folder"
+        assert self._run is not None, "expected a folder in which a run was found"
         found = self._run.lines[place]
         assert isinstance(found, dict), "made by a follower"
         return found
 
     def _step(self, step: int) -> Step:
-        assert self._run is not None and self._reader is not None, "expected a run in the folder"
+        assert self._run is not None and self._reader is not None, "expected a folder in which a run was found"
         left = any(steps[step].left for steps in self._run.lines.values())
         columns: Columns = self._reader.columns(step)
         pattern = columns.pattern
@@ -119,11 +124,11 @@ class Follower:
 
 
 def words(step: Step) -> str:
-    """One line of text about a step."""
+    """Return a line of text about a step: its number, loss and norms."""
     parts = [] if step.loss is None else [f"loss {step.loss:.6g}"]
     parts += [
         f"norm of {name} {'NaN or infinite' if math.isnan(norm) else f'{norm:.6g}'}"
         for name, norm in step.norms.items()
     ]
-    parts += ["tensors left out, since the log's budget is used up"] if step.left else []
+    parts += ["tensors of this step are not logged, because the log's budget is used up"] if step.left else []
     return f"step {step.number}: {', '.join(parts) or 'no loss and no norm in the log'}"

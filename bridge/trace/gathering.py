@@ -1,4 +1,5 @@
-"""Gathering of small tensors from all ranks of a group, on any device."""
+"""Gathering: small tensors and texts of every rank of a group are sent to all ranks of the group.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from bridge.comm import Comm, Group
 
 
 def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
-    """Return the tensors (ranks, ...) of all ranks in the group, on the device of this rank's
-    tensor.
+    """Return the tensors that the ranks of a group passed to this call, as one tensor (ranks, ...)
+    on the device of this rank's tensor. `name` is the name under which the collective is counted.
     """
     if group.size == 1:
         return tensor[None]
@@ -27,7 +28,9 @@ def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
 
 
 def texts(comm: Comm, name: str, value: Any, group: Group) -> list[Any]:
-    """Return the JSON value of every rank in the group."""
+    """Return the values that the ranks of a group passed to this call, in the order of the ranks.
+    They are sent as JSON.
+    """
     raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     # Lengths first: a gather takes as much from each rank.
     sizes = gathered(comm, name, torch.tensor([len(raw)]), group).view(-1).tolist()

@@ -1,5 +1,5 @@
-"""Injection: attaches to an unedited training when a model whose parameters an optimizer holds runs
-forward.
+"""Injection: traces a training whose script was not edited. It attaches to the first model that
+runs forward and whose parameters an optimizer holds.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = "STAGEBRIDGE_TRACE"
-"""Name of the environment variable with the settings of the injection: a JSON object with `run`,
-`debug` and further arguments of `attach`.
+"""Name of the environment variable that turns the injection on: a JSON object with `run`, `debug`
+and further arguments of `attach`.
 """
 
 ATTACHED = "attached.json"
-"""Name of the file in a run's folder that shows that a training is traced."""
+"""Name of the file in a run's folder by which `stagebridge trace run` knows that a model was
+attached.
+"""
 
 APART = "apart"
-"""Prefix of the subfolders for ranks that are traced separately. The first of these ranks uses the
-run's folder itself.
+"""If ranks are traced separately, the first rank writes into the run's folder, and every other
+rank into a subfolder whose name is this prefix with the rank.
 """
 logger = logging.getLogger("bridge.trace")
 
 
 def install() -> None:
-    """Arrange that `watch` is called when torch is imported, if the variable `SETTINGS` is set.
-    Nothing is loaded before torch.
+    """Have `watch` called as soon as the script imports torch, if the variable `SETTINGS` is set.
+    Nothing else is imported before.
     """
     if SETTINGS not in os.environ:
         return
@@ -44,7 +46,7 @@ def install() -> None:
 
 
 def awaited(name: str, then: Callable[[], None]) -> None:
-    """Call `then` when the module `name` is imported, or now if the module is imported already."""
+    """Call `then` when the module `name` has been imported; at once if it is imported already."""
     if name in sys.modules:
         then()
     else:
@@ -52,7 +54,7 @@ def awaited(name: str, then: Callable[[], None]) -> None:
 
 
 class _Awaited(MetaPathFinder):
-    """Finds a module as usual, and calls `then` when it is loaded."""
+    """Import hook that finds a module as usual, and calls `then` after the module is loaded."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name, self.then = name, then
@@ -83,7 +85,7 @@ class _Then(Loader):
 
 
 class _Watch:
-    """The state of a process until its training is attached."""
+    """The optimizers and modules that a process has used so far, until its training is attached."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
@@ -91,13 +93,13 @@ class _Watch:
         self.inside = False
         self.hooks: list[Any] = []
         self.first: weakref.ref[Any] | None = None
-        """Return the first module that trains although no optimizer holds its parameters, or None
-        if there is none.
+        """The first module that trained although no known optimizer holds its parameters; None if
+        there is none.
         """
 
     def forward(self, module: Any, given: Any) -> None:
-        """Attach a module when it runs, if it is called from outside, trains, and has its
-        parameters in an optimizer.
+        """Attach a module that begins to run, if it is in training mode and an optimizer holds its
+        parameters. Called for every module, the outermost first, until one is attached.
         """
         import torch
 
@@ -112,8 +114,8 @@ class _Watch:
             self.first = weakref.ref(module)
 
     def stepping(self, optimizer: Any, given: Any, named: Any) -> None:
-        """Attach a module that trained without an optimizer, when an optimizer steps that was made
-        for another copy of the module.
+        """Attach the module in `first` when an optimizer steps: the optimizer probably holds the
+        parameters of another copy of the module.
         """
         module = self.first() if self.first is not None else None
         if self.inside or module is None or not any(weight.grad is not None for weight in module.parameters()):
@@ -122,7 +124,7 @@ class _Watch:
         self._attach(module, module, [optimizer], None)
 
     def _holding(self, modules: Iterable[Any]) -> list[Any]:
-        """The optimizers that hold trained parameters of these modules."""
+        """Return the optimizers that hold a trained parameter of one of these modules."""
         own = {id(weight) for module in modules for weight in module.parameters() if weight.requires_grad}
         return [
             one
@@ -137,8 +139,8 @@ class _Watch:
             hook.remove()
 
     def schedule(self, schedule: Any) -> None:
-        """Attach a schedule of torch's pipelining when it begins a step, before ranks wait for
-        messages.
+        """Attach a schedule of torch's pipelining that begins a step. This has to be before its
+        ranks wait for each other's messages.
         """
         import torch
 
@@ -153,7 +155,8 @@ class _Watch:
 
     @staticmethod
     def _apart(module: Any, optimizers: Any, run: str) -> tuple[Any, str]:
-        """Return the module as a source that belongs to this rank alone, and the folder of the run.
+        """Return the module as a source that compares nothing with other ranks, and the folder
+        that this rank writes to.
         """
         import torch.distributed as dist
 
@@ -167,8 +170,7 @@ class _Watch:
         rank = dist.get_rank()
         logger.warning(
             "trace run: ranks do not begin to train at the same time, as in a hand-written "
-            "pipeline: rank %s is watched"
-            " separately, and ranks are not compared",
+            "pipeline: rank %s is traced separately, and ranks are not compared",
             rank,
         )
         source = ModuleSource(module, optimizers, None, Comm(Mesh({"tensor": 1, "data": 1}), 0))
@@ -210,7 +212,7 @@ class _Watch:
                 **settings,
             )
         except BridgeError as error:
-            logger.error("%s; this training is not watched", error)
+            logger.error("%s; this training is not traced", error)
             return
         if tracer.source.comm.rank == 0:
             place = Path(run)
@@ -224,8 +226,8 @@ class _Watch:
 
 
 def watch(settings: dict[str, Any]) -> None:
-    """Record optimizers when they are made, and modules when they are called from outside any other
-    module.
+    """Look for a training to attach in this process: record every optimizer that is made, and look
+    at every module that begins to run and every optimizer that steps.
     """
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.optim import Optimizer
@@ -248,7 +250,7 @@ PIPELINING = "torch.distributed.pipelining.schedules"
 
 
 def _scheduled(found: _Watch) -> None:
-    """Observe each step of a schedule."""
+    """Wrap the step method of torch's pipeline schedules, so that `found` learns of each step."""
     for kind in vars(sys.modules[PIPELINING]).values():
         if isinstance(kind, type) and "step" in vars(kind) and kind.__module__ == PIPELINING:
             _told(kind, found)

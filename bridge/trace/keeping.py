@@ -1,5 +1,5 @@
-"""Keeping: the part of a run that its log contains, by steps, by ranks, by copies of equal tensors,
-and by bytes.
+"""Keeping: settings that limit what a log contains: some steps, some ranks, one copy of equal
+tensors, a number of bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 OWNED = ("weight", "gradient", "moment", "buffer")
 INSIDE = ("tensor", "pipeline")
-"""Names of the axes along which ranks hold different parts of tensors."""
+"""Names of the axes along which ranks hold different parts of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The part of a run that its log contains: tensors of steps that are multiples of `every`, of
-    `ranks` (empty: all ranks), and about `budget` bytes of all ranks together. With `once`, a
-    tensor that several ranks hold with equal bits is logged by one rank only.
+    """Limits of a log. It has the tensors of steps that are multiples of `every`, and of `ranks`
+    (empty: all ranks); all ranks together write about `budget` bytes. With `once`, a tensor of
+    which several ranks hold equal copies is logged by one rank only.
     """
 
     every: int = 1
@@ -42,42 +42,44 @@ class Keep:
             or any(rank < 0 for rank in self.ranks)
         ):
             raise BridgeError(
-                f"keep: found {self}, expected at least 1 for every and budget, and ranks of at "
-                "least 0"
+                f"keep: found {self}, expected numbers of at least 1 for `every` and `budget`, and of at "
+                "least 0 for `ranks`"
             )
 
     def takes(self, step: int, rank: int) -> bool:
-        """Return whether a rank's tensors of a step are to be logged, if there is room."""
+        """Return whether `every` and `ranks` select the tensors of this rank in this step; the
+        budget does not count.
+        """
         return self.fits(step) and (not self.ranks or rank in self.ranks)
 
     def fits(self, step: int) -> bool:
-        """Return whether any rank's tensors of a step are to be logged."""
+        """Return whether `every` selects this step."""
         return step % self.every == 0
 
     def share(self, world: int) -> int | None:
-        """The budget of one rank in bytes; None if there is no budget."""
+        """Return the number of bytes that each rank may log; None if there is no budget."""
         return None if self.budget is None else max(1, self.budget // (len(self.ranks) or world))
 
     def about(self) -> dict[str, Any]:
-        """The settings as an entry for the head of a run; empty if everything is kept."""
+        """Return the settings as an entry for run.json; empty if nothing is limited."""
         return {} if self == Keep() else {"keep": asdict(self) | {"ranks": list(self.ranks)}}
 
 
 def notes(keep: Mapping[str, Any]) -> list[str]:
-    """Yield sentences about the parts of a run that its log lacks, by the settings in the run's
-    head.
+    """Return sentences that say to which steps and ranks these settings limit a log. They are
+    settings as run.json holds them.
     """
     found = []
     if keep.get("every", 1) > 1:
-        found.append(f"its log has only one of every {keep['every']} steps")
+        found.append(f"the log has only one of every {keep['every']} steps")
     if keep.get("ranks"):
-        found.append(f"its log has only rank {', '.join(map(str, keep['ranks']))}")
+        found.append(f"the log has only rank {', '.join(map(str, keep['ranks']))}")
     return found
 
 
 def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
-    """Return the indices of the tensors in `seen` that a rank before this one logs with equal bits.
-    All ranks must call this at the same point of a step.
+    """Return the indices of the tensors in `seen` that this rank need not log, because an earlier
+    rank logs an equal copy. All ranks must call this at the same point of a step.
     """
     axes = tuple(axis for axis in comm.mesh.sizes if axis not in INSIDE)
     group, several = comm.along(axes), {axis for axis in axes if comm.mesh.sizes[axis] > 1}

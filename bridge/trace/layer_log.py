@@ -1,4 +1,6 @@
-"""Layer logs: the observer that writes logs at the levels that a plan's debug section sets."""
+"""Layer logs: the observer that logs tensors of each layer, at the levels that the section `debug`
+of a plan sets.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ from bridge.trace.summary import SAMPLES
 from bridge.trace.tracer import GRADIENT, INPUT, OUTPUT, Sight
 
 RATE = "learning rate"
-"""Name of the learning rate in the state of a source."""
+"""Name under which a source gives the learning rate, as a tensor of the kind "state"."""
 
 
 @dataclass
 class LayerLog:
-    """Writes tensors to `log` at the levels that `debug` sets."""
+    """Observer that passes the tensors of a run to `log`, each kind at the level that `debug`
+    sets.
+    """
 
     source: Source
     debug: Debug
@@ -36,27 +40,27 @@ class LayerLog:
     keep: Keep = field(default_factory=Keep)
     roots: Roots = field(default_factory=Roots)
     _several: bool = False
-    """Whether the current step has more than one microbatch, if their number is not known in
-    advance.
+    """Whether the current step has had more than one microbatch so far. It is used if their number
+    is not known in advance.
     """
     _settings: dict[str, list[float]] = field(default_factory=dict)
-    """The last logged values of each setting, by name."""
+    """The last values of each setting of the optimizers, by name, so that changes are seen."""
 
     @property
     def alone(self) -> bool:
-        """Whether logging needs no communication with other ranks, because parameters hold their
-        own gradients.
+        """Whether this rank can log without communication with other ranks, so that it goes on
+        logging when ranks no longer step together.
         """
         return bool(getattr(self.source, "plain", False)) and self._at_hand
 
     @property
     def _at_hand(self) -> bool:
-        """Whether reading a rank's tensors needs no communication between ranks."""
+        """Whether a rank can read its tensors without communication with other ranks."""
         return bool(getattr(self.source, "at_hand", False))
 
     def _looks(self, step: int) -> bool:
-        """Whether this rank has to read its tensors: for its own log, or because another rank's log
-        needs them.
+        """Return whether this rank has to read its tensors in a step: for its own log, or because
+        another rank logs and ranks can read their tensors only together.
         """
         if self._at_hand or not self.keep.fits(step):
             return self._kept(step)
@@ -118,15 +122,16 @@ class LayerLog:
             self._several = False
 
     def _forget(self) -> None:
-        """Drop tensors that another rank logs too, if one copy is enough and ranks still step
-        together.
+        """Drop the tensors that an earlier rank logs with equal bits, if `keep.once` is set and
+        ranks still step together.
         """
         if self.keep.once and getattr(self.source, "together", True):
             self.log.forget(lambda seen: again(seen, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
-        """Return the loss of the step, in a unit that is the same for all layouts. This is the
-        engine's loss if there is one, else the tensor from which backward started.
+        """Return the loss of the step in a unit that does not depend on the layout, or None if it
+        is unknown. It is the loss that the engine gives, or else the scalar from which backward
+        started.
         """
         if hasattr(self.source, "loss"):
             return float(self.source.loss)
@@ -134,7 +139,8 @@ class LayerLog:
         return None if found is None else found * factors.get("parameter", 1.0)
 
     def _rate(self, step: int) -> None:
-        """Log the learning rates and the settings that changed, if gradients or updates are logged.
+        """If gradients or updates are logged, log the learning rates, and those settings of the
+        optimizers that have changed since the last step.
         """
         level = self.debug.all_param_gradients or self.debug.param_update
         for held in self.source.tensors("state") if level else ():
@@ -177,8 +183,9 @@ class LayerLog:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """Add a tensor to the log, either as a part of the whole tensor, or as a separate tensor of
-        this rank. It is separate if it is a shard, or if the plan turns whole tensors off.
+        """Add a tensor to the log, normally as a part of the whole tensor. A shard of a flat, or
+        any tensor if the plan sets `debug.global_tensors` to false, is logged as a separate tensor
+        with the rank in its name.
         """
         if self.debug.global_tensors is False or name.kind == SHARD:
             name, placement = self._own(name), Placement.full(tuple(tensor.shape))

@@ -1,8 +1,9 @@
-"""Logs: tensors of a step, measured when they are seen and written when the step ends, so that a
-kill loses one step.
+"""Logs: statistics and samples of tensors, written to the disk at the end of each step, so that a
+killed process loses at most one step.
 
-A run's folder has one folder a rank. A step's samples and whole tensors go to one safetensors file,
-renamed into place; then its line is added to `steps.jsonl`. An incomplete line is ignored.
+The folder of a run has one folder for each rank. The samples and whole tensors of a step go to a
+safetensors file, which is written under another name and then renamed. After that, a line about the
+step is added to `steps.jsonl`. An incomplete last line is ignored.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from bridge.trace.schema import FORMAT, RUN, SEAL, STEPS, lines, rank_folder
 from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
 
 HEADER = 80
-"""Approximate number of bytes that a file needs for each tensor in addition to the values."""
+"""Approximate number of bytes that each tensor takes in a file in addition to its values."""
 MOST_THIN = 2**20
 logger = logging.getLogger("bridge.trace")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A record whose numbers are still being copied from the device to the host."""
+    """A record of this step, whose statistics may still be on their way from the device to the
+    host.
+    """
 
     record: Record
     unit: Unit
@@ -46,9 +49,10 @@ class Seen:
 
 
 class Log:
-    """The log of one rank. From level 3 on, `full` adds whole tensors to the samples.
+    """The log of one rank. From level 3 on, it has samples of tensors, or, if `full` is true,
+    whole tensors.
 
-    If `budget` is set, half of it is used for logging every step, the next quarter for logging
+    If `budget` (in bytes) is set, half of it is used for logging every step, the next quarter for
     every second step, and so on. The log ends at the first step that does not fit.
     """
 
@@ -83,13 +87,14 @@ class Log:
 
     @contextmanager
     def _guarded(self, consequence: str) -> Iterator[None]:
-        """Context in which an error of writing ends the log with a warning; a strict log raises it.
+        """Context in which an error of writing ends the log. The error becomes a warning or, in a
+        strict log, a `BridgeError`; `consequence` is a part of its message.
         """
         try:
             yield
         except (OSError, SafetensorError, SourceError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            problem = f"{self.folder}: {reason}; {consequence}; name a folder with room that can be written to"
+            problem = f"{self.folder}: {reason}; {consequence}; name a folder that can be written to, on a disk with space left"
             self._open = False
             self._seen.clear()
             if self.strict:
@@ -105,8 +110,8 @@ class Log:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """Record the present values of `tensor`, from level 1 on. At the end of the step, gradients
-        are multiplied by the factor of their `unit`.
+        """Record the present values of `tensor`, if `level` is at least 1. `unit` names the factor
+        of `write` that converts the values at the end of the step.
         """
         if level < 1 or not self._open:
             return
@@ -117,7 +122,7 @@ class Log:
         self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
 
     def forget(self, choose: Callable[[Sequence[Seen]], Collection[int]]) -> None:
-        """Drop the tensors of this step whose indices `choose` returns."""
+        """Drop the tensors of this step whose indices `choose` returns when it gets all of them."""
         gone = choose(self._seen)
         self._seen = [part for at, part in enumerate(self._seen) if at not in gone]
 
@@ -138,9 +143,9 @@ class Log:
     ) -> None:
         """Write the records of `step` to the disk.
 
-        Multiplied by `factors`, gradients are those of the step's mean loss. With `alone`, the step
-        had a single microbatch, and names leave out its number. `loss` is the loss from which
-        backward started, if it is known.
+        `factors` are factors by unit: with them, gradients become those of the step's mean loss.
+        `alone` is true if the step had a single microbatch; then names leave out its number. `loss`
+        is the loss from which backward started, if it is known.
         """
         # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
@@ -158,7 +163,7 @@ class Log:
         records = [
             _finished(index, part, tensors, factors or {}) for index, part in enumerate(seen)
         ]
-        with self._guarded(f"the log ends before step {step}"):
+        with self._guarded(f"the log of this rank ends before step {step}"):
             if self._first:
                 # Not before the first step: only it tells where this run goes on.
                 _drop_from(self.run, self.rank, step)
@@ -181,16 +186,16 @@ class Log:
             self._open = not left.get("stopped", False)
 
     def keeps(self, step: int) -> bool:
-        """Return whether there is room for the tensors of a step, as far as this is known before
-        the step.
+        """Return whether the budget still allows the tensors of a step, as far as this is known
+        before the step.
         """
         return self._open and step % self._thin == 0
 
     def _left(
         self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """Return the entry for the line of a step whose tensors exceed the budget, or an empty
-        entry if they fit.
+        """Return what the line of a step says instead of records if the budget does not allow the
+        step's tensors, or an empty result if it does.
         """
         assert self.budget is not None, "expected a budget"
         if step % self._thin:
@@ -201,7 +206,7 @@ class Log:
         size = held + len(json.dumps(line)) + SEAL
         if self._spent + size > self.budget:
             self._say(
-                f"step {step} does not fit the {self.budget} bytes of rank {self.rank}, and the log ends"
+                f"the log ends: step {step} does not fit into the {self.budget} bytes that rank {self.rank} may write"
             )
             return {"left": "budget", "stopped": True}
         self._spent += held
@@ -212,7 +217,7 @@ class Log:
             self._thin *= 2
             self._say(
                 f"after step {step}, only one of every {self._thin} steps is logged: rank "
-                f"{self.rank} has {self.budget} bytes"
+                f"{self.rank} may write {self.budget} bytes"
             )
         return {}
 
@@ -236,7 +241,9 @@ def _finished(
 
 
 def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
-    """Write tensors into a file. Returns its digest."""
+    """Write tensors into a file that appears complete or not at all. Returns the digest of the
+    file.
+    """
     beside = path.with_suffix(".tmp")
     save_file(tensors, beside)
     digest = digest_of(beside)
@@ -257,7 +264,9 @@ def _replace(beside: Path, path: Path) -> None:
 
 
 def _append(path: Path, line: str) -> int:
-    """Append a line to a file. Returns the number of bytes added."""
+    """Append a line to a file, and wait until it is on the disk. Returns the number of bytes
+    added.
+    """
     with path.open("a") as file:
         file.write(line + "\n")
         file.flush()
@@ -266,8 +275,8 @@ def _append(path: Path, line: str) -> int:
 
 
 def _drop_from(run: Path, rank: int, step: int) -> None:
-    """Delete the steps from `step` on. They belong to an earlier run, or to a run that was resumed
-    from a step before them.
+    """Delete the lines of step `step` and of later steps, which an earlier run wrote, or this run
+    before it was resumed.
     """
     path = rank_folder(run, rank) / STEPS
     if path.exists():

@@ -1,5 +1,5 @@
-"""Meetings: ranks wait for each other before a step is compared, so that a missing rank causes a
-finding and no hang.
+"""Meetings: all ranks wait for each other before the tensors of a step are compared. If a rank
+does not come, there is a finding, and the other ranks do not hang in a collective.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from bridge.comm import Comm
 from bridge.trace.gathering import gathered
 
 PATIENCE = 10.0
-"""Seconds that ranks wait before they check the other ranks; the variable STAGEBRIDGE_MEETING
-overrides this number.
+"""Number of seconds that a rank waits before it checks what the other ranks do. The environment
+variable STAGEBRIDGE_MEETING overrides this number.
 """
 VARIABLE = "STAGEBRIDGE_MEETING"
 WAITS = 12
 OVER = "over"
 ATTACHING = 3
-"""Number of periods of `PATIENCE` that ranks wait for each other before an injected trace is
-attached.
-"""
+"""Ranks wait for each other so many times `PATIENCE` before an injected trace is attached."""
 _made = 0
-"""Number of meetings that this process made."""
+"""Number of meetings that this process has made, for keys that no two meetings share."""
 
 
 class Meeting:
-    """A meeting of ranks. Ranks communicate through the store of the process group, without
-    collectives.
+    """The point at which all ranks meet before a step. Ranks communicate through the store of the
+    process group, without collectives.
 
-    A rank that has waited `WAITS` times in vain gives up: it does not know the state of the other
-    ranks, and nothing is compared any more. If a rank waits while another rank has begun a further
-    forward pass, the other rank skipped the step. Then `lost(id, ranks, why)` is called once on
-    every rank, and nothing is compared any more, while the training continues.
+    If a rank waits while another rank has begun a further forward pass, that other rank skipped the
+    step. If a rank has waited `WAITS` times and does not know why the others do not come, it gives
+    up. In both cases `lost(id, ranks, why)` is called once on every rank, nothing is compared any
+    more, and the training continues.
     """
 
     def __init__(self, comm: Comm, lost: Callable[[str, tuple[int, ...], str], None]) -> None:
@@ -64,7 +62,9 @@ class Meeting:
             self.store.set(f"pass {self.comm.rank}", str(self.passes))
 
     def met(self) -> bool:
-        """Wait until all ranks step. Returns False if some ranks do not."""
+        """Wait until all ranks have called this for the step. Returns False if some ranks do not
+        come.
+        """
         number, world = self.steps, self.comm.world.size
         self.steps += 1
         if self.over or self._ended():
@@ -97,14 +97,16 @@ class Meeting:
         return True
 
     def _absent(self, number: int) -> tuple[str, tuple[int, ...], str]:
-        """Return the finding that the other ranks did not come, for an unknown reason."""
+        """Return the id, ranks and evidence of the finding that this rank waited in vain, for an
+        unknown reason.
+        """
         waited = WAITS * self.patience.total_seconds()
         told = f"rank {self.comm.rank} waited {waited:.3g} s in step {number + 1} for ranks that did not come"
         return "rank-absent", (self.comm.rank,), told
 
     def _gone(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
-        """Return the ranks that went on to a later pass without this step, and the evidence. Return
-        None if there are no such ranks.
+        """Return the id, ranks and evidence of the finding that other ranks skipped this step or
+        ended before it. Return None if no rank did.
         """
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
         beyond = {
@@ -115,24 +117,28 @@ class Meeting:
             return (
                 "skipped-alone",
                 tuple(beyond),
-                f"{counts} without a step, while rank {self.comm.rank} steps after pass {self.passes}",
+                f"{counts} without a step in between, while rank {self.comm.rank} makes a step after pass "
+                f"{self.passes}",
             )
         # A rank that ended after fewer steps than this one will not come.
         left = {
             rank: count for rank in others if 0 < (count := self._told(f"left {rank}")) <= number
         }
         if left:
-            told = ", ".join(
+            ended = ", ".join(
                 f"rank {rank} ended after {count} steps" for rank, count in left.items()
             )
-            return "skipped-alone", tuple(left), f"{told}, rank {self.comm.rank} is in step {number + 1}"
+            here = f"rank {self.comm.rank} is in step {number + 1}"
+            return "skipped-alone", tuple(left), f"{ended}, while {here}"
         return None
 
     def _told(self, key: str) -> int:
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
     def _ended(self) -> bool:
-        """Whether another rank ended the meeting."""
+        """Return whether another rank has given up the meeting. Then this rank reports the same
+        finding.
+        """
         if not self.store.check([OVER]):
             return False
         name, ranks, why = json.loads(self.store.get(OVER))
@@ -153,9 +159,9 @@ class Meeting:
 
 
 def together(wait: float | None = None) -> bool:
-    """Return whether all ranks of the process group make this call within some time. In a
-    hand-written pipeline they may not: its ranks run one after the other, and some may train
-    nothing.
+    """Return whether all ranks of the process group make this call within `wait` seconds. In a
+    hand-written pipeline they may not: its ranks run one after the other, and some may have
+    nothing to train.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return True

@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 def memory(device: torch.device) -> Tensor:
-    """Bytes (4,) fp64: allocated, peak allocated since the last call, reserved, peak reserved since
-    the last call.
+    """Return four numbers of bytes as fp64: allocated now, the peak of these since the last call,
+    reserved now, and the peak of these since the last call.
 
-    Torch does not count memory of a CPU: there, all four are the peak of the whole process so far.
+    Torch does not count the memory of a CPU. There, all four numbers are the peak of the whole
+    process so far.
     """
     if device.type != "cuda":
         unit = 1 if sys.platform == "darwin" else 2**10

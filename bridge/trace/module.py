@@ -1,5 +1,5 @@
-"""Any module as a source of traces, with or without wrappers: on one rank, replicated, or sharded
-by torch.
+"""Modules as sources of traces: any torch module, with or without wrappers, on one rank,
+replicated, or sharded by torch.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from bridge.trace.tracer import recomputing
 
 logger = logging.getLogger("bridge.trace")
 INSIDE = ("tensor", "pipeline")
-"""Axes whose ranks process the same samples."""
+"""Names of the axes along which all ranks process the same samples."""
 Pass = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 """Function that is called with the inputs of a forward pass."""
 
 
 class ModuleSource:
-    """The trace source of a `module` whose steps are those of `optimizer`. If there are several
-    optimizers, a step ends when all of them have stepped.
+    """The trace source of a `module` that `optimizer` trains: each step of the optimizer ends a
+    step. If there are several optimizers, a step ends when all of them have stepped.
 
     The module may be wrapped by DistributedDataParallel, FullyShardedDataParallel, `fully_shard`,
-    `parallelize_module`, torch.compile or accelerate. If `accumulation` is given, the loss of each
-    pass is expected to be a mean divided by this number. Otherwise the passes of a step are logged
-    separately, each under its number. Gradients must be averaged over ranks by the time of a step.
+    `parallelize_module`, torch.compile or accelerate. If `accumulation` is given, the script must
+    divide the loss of each pass by it. Otherwise the passes of a step are logged separately, each
+    under its number. The script must have averaged gradients over ranks before the optimizer steps.
     """
 
     def __init__(
@@ -57,31 +57,39 @@ class ModuleSource:
         self._step, self._passes = 1, 0
         self._stepped: set[int] = set()
         self._whole = False
-        """Whether observers have been informed that the step's gradients are complete."""
+        """Whether observers already know that the gradients of this step are complete."""
         self.replaced = ""
-        """Text about an optimizer that replaced another optimizer in this step, or empty."""
+        """If an optimizer replaced another one in this step, the names of both as text; otherwise
+        empty.
+        """
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers that hold no parameter of the module."""
+        """Optimizers whose steps are not observed, because they hold no parameter of the module,
+        or share only some with a known optimizer.
+        """
         self._hooks: dict[int, tuple[Any, Any]] = {}
         self._watched: Callable[[int], None] = lambda number: None
         self._open: dict[int, tuple[int, int]] = {}
-        """For each optimizer, the depth of nested calls of its step(), and the number of forward
-        passes that had begun before. A call that ended with an error no longer counts after the
-        next forward pass.
+        """By the index of an optimizer: how many nested calls of its step() are running, and the
+        number of forward passes at the time. A call from before the last forward pass ended with
+        an error, and does not count.
         """
         self._entered = 0
-        """Number of forward passes that have begun."""
+        """Number of forward passes that have begun since the trace was attached, whether for
+        training or not.
+        """
         self.late = False
-        """Whether weights were updated before their gradients were observed, because the trace was
-        attached within a step.
+        """Whether weights of this step were updated before their gradients could be observed,
+        because the trace was attached in the middle of the step.
         """
         self._ready: set[int] = set()
-        """Indices of the optimizers whose gradients are complete."""
+        """Indices of the optimizers that have begun to step in this step, and whose gradients are
+        complete.
+        """
         self.stepping: list[Callable[[int], None]] = []
-        """Functions that are called with an optimizer's index before the optimizer steps."""
+        """Functions to call before an optimizer steps, with the optimizer's index."""
         self.quiet, self.evaluating = False, 0
-        """Whether the current forward pass is not for training, and the number of such passes that
-        computed gradients.
+        """Whether the current forward pass is for evaluation, and the number of evaluation passes
+        in this step that computed gradients.
         """
         self._calls: dict[Moment, list[Callable[[], None]]] = {
             "reduced": [],
@@ -92,30 +100,34 @@ class ModuleSource:
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
         self.meeting: Meeting | None = None
-        """The meeting in which ranks wait for each other before a step; None if ranks do not wait.
+        """The meeting at which all ranks wait for each other before a step; None if ranks do not
+        wait.
         """
         self.last_gradient = 0.0
-        """Time of this rank's last gradient, on the host's clock."""
+        """Time at which this rank computed its last gradient, on the host's clock."""
         self.done = 0
-        """Number of steps before this run in the run that it resumes, as the user gave it."""
+        """Number of steps before this run, if it resumes another run, as the user gave it to
+        `attach`.
+        """
         self._said = False
         self._enter()
         self.watch()
 
     @property
     def together(self) -> bool:
-        """Whether ranks still step together. Only then are their tensors compared."""
+        """Whether all ranks still take the same steps. Only then the ranks' tensors are compared.
+        """
         return not self.uneven and (self.meeting is None or not self.meeting.over)
 
     @property
     def uneven(self) -> bool:
-        """Return whether torch's `Join` allows ranks to take different numbers of steps, so that no
-        rank may wait for another. The first time, a warning says so.
+        """Whether torch's `Join` allows ranks to take different numbers of steps, so that no rank
+        may wait for another. The first time, a warning says so.
         """
         found = any(part._join_config.enable for part in self._joinable)
         if found and not self._said:
             self._said = True
-            logger.warning("trace: under torch's Join ranks step apart; tensors are logged, nothing is checked")
+            logger.warning("trace: torch's Join lets ranks take different numbers of steps; nothing is checked")
         return found
 
     @cached_property
@@ -128,7 +140,7 @@ class ModuleSource:
         return self.optimizers[0]
 
     def _enter(self) -> None:
-        """Arrange for `begin` to be called with the arguments of each forward pass."""
+        """Have `begin` called with the arguments of each forward pass."""
         # `Module.compile` compiles `_call_impl`, which runs the hooks: one that is put in here
         # would become part of the graph.
         compiled = getattr(self.module, "_compiled_call_impl", None)
@@ -144,7 +156,9 @@ class ModuleSource:
         self.module._compiled_call_impl = entered
 
     def watch(self) -> None:
-        """Arrange for `before` and `after` to be called around each step."""
+        """Have `before` called before each step of an optimizer, and `after` when all optimizers
+        have stepped.
+        """
 
         def stepped(number: int) -> None:
             depth, began = self._open.get(number, (1, 0))
@@ -171,11 +185,11 @@ class ModuleSource:
         _meeting(self)
 
     def _meet(self, optimizer: Any) -> None:
-        """Handle a step of an optimizer that was not passed to `attach` but holds parameters of the
-        module.
+        """Observe an optimizer that steps but was not passed to `attach`, if it holds parameters
+        of the module.
 
-        If it holds all parameters of a known optimizer, it replaces that one. If it holds
-        parameters that no known optimizer holds, it is added to the known ones.
+        If it holds all parameters of a known optimizer, it replaces that optimizer. If no known
+        optimizer holds any of its parameters, it is added.
         """
         inside = any(depth and began == self._entered for depth, began in self._open.values())
         if inside or optimizer in self._foreign or any(optimizer is one for one in self.optimizers):
@@ -198,8 +212,9 @@ class ModuleSource:
         self._watched(number)
 
     def _begun(self, number: int, given: Any, named: Any) -> Any:
-        """Handle the beginning of a step. If the step has a closure, gradients are complete only
-        after the closure has run.
+        """Handle the beginning of an optimizer's step. If step() gets a closure, gradients are
+        complete only after the closure has run, so the closure is wrapped. Returns the changed
+        arguments of step(), or None.
         """
         place = 1 if len(given) > 1 else None
         closure = given[1] if place else named.get("closure")
@@ -225,8 +240,8 @@ class ModuleSource:
         return given, {**named, "closure": computed}
 
     def before(self, number: int = 0) -> None:
-        """Record that gradients are complete, at least the gradients of the optimizer with this
-        index.
+        """Record that the gradients of the optimizer with index `number` are complete. In the
+        first call of a step, ranks meet and observers are told.
         """
         if number not in self._ready:
             self._ready.add(number)
@@ -240,7 +255,7 @@ class ModuleSource:
         self._tell("reduced")
 
     def after(self) -> None:
-        """Record that the step is over."""
+        """Tell observers that the step is over, and prepare the next step."""
         self._tell("updated")
         self._tell("ended")
         self._step += 1
@@ -261,7 +276,9 @@ class ModuleSource:
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """The layers by name: blocks of lists, and the largest modules outside these lists."""
+        """The layers by name: the elements of lists of modules, and the largest modules outside
+        such lists.
+        """
         return naming.layers(self.module)
 
     @cached_property
@@ -291,36 +308,38 @@ class ModuleSource:
 
     @property
     def roots(self) -> Sequence[nn.Module]:
-        """The outermost modules of a forward pass; empty if hooks on them would be compiled."""
+        """The outermost modules of a forward pass; empty if hooks on them would be compiled into
+        the graph.
+        """
         return (
             () if getattr(self.module, "_compiled_call_impl", None) is not None else (self.module,)
         )
 
     @property
     def entered(self) -> nn.Module:
-        """The module of the forward pass that begins."""
+        """The module whose forward pass begins."""
         return self.model
 
     strict = False
-    """Whether a step never has more passes than `accumulation`. Otherwise several passes may have
-    one loss.
+    """Whether more passes than `accumulation` in a step are always an error. They are not where
+    several passes may share one loss.
     """
 
     @property
     def trains(self) -> bool:
-        """Whether the model itself is in training mode, whatever the mode of its wrappers."""
+        """Whether the model itself is in training mode, even if a wrapper is not."""
         return self.model.training
 
     @property
     def plain(self) -> bool:
-        """Whether gradients are attributes of their parameters, as in plain torch."""
+        """Whether each gradient is the attribute `grad` of its parameter, as in plain torch."""
         return True
 
     @cached_property
     def at_hand(self) -> bool:
-        """Whether a rank's tensors can be read without communication. The local parts of DTensors
-        must be boxes. If torch did not shard the whole module, gradients of DTensors may still have
-        to be summed.
+        """Whether a rank can read its tensors without communication with other ranks. For
+        DTensors, the rank's part must be a box of the whole tensor, and `fully_shard` must have
+        sharded the module: otherwise gradients may still have to be summed.
         """
         weights = naming.parameters(self.module).values()
         return all(map(in_boxes, weights)) and (
@@ -338,17 +357,17 @@ class ModuleSource:
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
-        """The axes along which ranks take different samples."""
+        """Names of the axes along which ranks process different samples."""
         return tuple(axis for axis in self.comm.mesh.sizes if axis not in INSIDE)
 
     @cached_property
     def data(self) -> Group:
-        """This rank's group along the axes with different samples."""
+        """The group of ranks, with this one, that process different samples."""
         return self.comm.along(self.axes)
 
     @property
     def passes(self) -> int:
-        """Number of forward passes of the step so far."""
+        """Number of forward passes for training in this step so far."""
         return self._passes
 
     def now(self) -> Now:
@@ -365,8 +384,8 @@ class ModuleSource:
         return {"parameter": 1.0, "activation": 1 / self.data.size}
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Return the placement of an activation. A tensor with fewer tokens than the input is the
-        part of one tensor rank.
+        """Return the placement of an activation. With sequence parallelism, each tensor rank holds
+        a part of the tokens.
         """
         local, placement = whole(tensor, self.comm, ())
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
@@ -382,8 +401,8 @@ class ModuleSource:
         return placement.split(1, self.comm.group("tensor").index, group)
 
     def batched(self, tensor: Tensor) -> bool:
-        """Return whether the first dimension of an activation is the dimension of the input's
-        samples, or of the input's tokens.
+        """Return whether the first dimension of an activation runs over the samples of the input,
+        or over its tokens.
         """
         first = next((given for given in self._given if given.dim()), None)
         if first is None or not tensor.dim():
@@ -414,8 +433,8 @@ class ModuleSource:
                         yield Held(*self._named(piece.name, part, kind), local, placement)
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
-        """Return a tensor of a parameter: the whole tensor if ranks hold it alike, or this rank's
-        part.
+        """Return a tensor that belongs to the parameter `name`, with its placement: the whole
+        tensor if ranks hold copies of it, or this rank's part.
         """
         local, placement = whole(
             tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline")
@@ -431,7 +450,8 @@ class ModuleSource:
         return layer, kind, ".".join(word for word in (rest, part) if word)
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
-        """Return the tensors of a kind that belong to a parameter, by the suffixes of their names.
+        """Return the tensors of a kind that belong to a parameter, such as its moments. The keys
+        are suffixes for the parameter's name.
         """
         if kind == "weight":
             return {"": parameter.detach()}
@@ -449,7 +469,8 @@ class ModuleSource:
         }
 
     def batch(self) -> Iterator[Held]:
-        """Yield the inputs. Tensor ranks have the same inputs, and data ranks have different ones.
+        """Yield the input tensors of the current pass. Tensor ranks have the same inputs, and data
+        ranks have different ones.
         """
         for index, tensor in enumerate(self._given):
             yield Held(
@@ -470,7 +491,9 @@ class ModuleSource:
         return sorted(self._ready)
 
     def owned(self, numbers: Iterable[int]) -> dict[int, Mapping[str, Any]]:
-        """Return the group of each parameter that these optimizers hold, by the parameter's id."""
+        """Return the parameter group of each parameter that the optimizers with these indices
+        hold, by the parameter's id.
+        """
         return {
             id(weight): group
             for number in numbers
@@ -517,9 +540,9 @@ class ModuleSource:
         )
 
     def _settings_held(self) -> Iterator[Held]:
-        """Yield the present numbers in the optimizers' settings, each setting as one tensor. A
-        value that is equal in all groups is yielded once, so that the grouping of parameters does
-        not matter.
+        """Yield the present numbers in the optimizers' settings, one tensor for each setting. A
+        setting that has the same value in all parameter groups is yielded once, so that the
+        division into groups does not matter.
         """
         for name in dict.fromkeys(
             name for group in self.groups for name in group if name != "params"
@@ -534,7 +557,9 @@ class ModuleSource:
                     )
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Handle the beginning of a forward pass. The pass is counted if it is for training."""
+        """Handle the beginning of a forward pass. A pass for training is counted, and its inputs
+        are recorded.
+        """
         # A checkpoint runs the model again inside backward: that is no pass of its own.
         if recomputing():
             return
@@ -557,8 +582,8 @@ class ModuleSource:
 
 
 def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a call in the order of the parameters of the module's forward,
-    whether they are positional or keywords.
+    """Return the arguments of a call of `module` in the order in which its forward method declares
+    them, whether they were passed by position or by name.
     """
     kind: Any = type(module)
     try:
@@ -582,8 +607,8 @@ def _signature(kind: Any) -> Signature:
 
 
 def ranks_of(module: nn.Module) -> Comm:
-    """Return the mesh of the process group's ranks, with the axes along which torch distributes
-    `module`, or a mesh of one rank if there is no group.
+    """Return the communicator of this rank. Its mesh has all ranks of the process group, along the
+    axes over which torch distributes `module`; without a process group it has one rank.
     """
     rank, world = joined() or (0, 1)
     return Comm(mesh_of(module, world), rank)
@@ -598,8 +623,8 @@ def bare_optimizer(optimizer: Any) -> Any:
         return bare_optimizer(inner)
     if not hasattr(optimizer, "param_groups"):
         raise BridgeError(
-            f"attach: found an optimizer of type {type(optimizer).__name__}, expected one of torch's, or one that wraps it;"
-            " pass an object with param_groups and step()"
+            f"attach: found an optimizer of type {type(optimizer).__name__}, expected an optimizer of torch or a wrapper"
+            " around one; pass an object with param_groups and step()"
         )
     return optimizer
 
@@ -611,11 +636,11 @@ def _compiled(module: nn.Module) -> bool:
 
 
 _sources: weakref.WeakSet[ModuleSource] = weakref.WeakSet()
-"""The sources that handle steps of optimizers that were not passed to `attach`."""
+"""The sources that want to know of every step of any optimizer."""
 
 
 def _meeting(source: ModuleSource) -> None:
-    """Let a source handle the steps of all optimizers, for as long as it lives."""
+    """Tell a source of every step of any optimizer, for as long as the source lives."""
     # One hook for all sources, which stays: a hook that goes with its source may go while torch
     # walks through the hooks of a step, and that step would end in an error.
     if not _hooked:
@@ -624,7 +649,7 @@ def _meeting(source: ModuleSource) -> None:
 
 
 _hooked: list[Any] = []
-"""The handle of the hook on all optimizers, after the first source was made."""
+"""The handle of the hook on the steps of all optimizers, once the first source was made."""
 
 
 def _met(optimizer: Any, given: Any, named: Any) -> None:

@@ -1,4 +1,6 @@
-"""Naming: the layers and parameters of any module, under names that no wrapper changes."""
+"""Naming: the layers and parameters of a module, under names that are the same with and without
+wrappers.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor, nn
 
 INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Attributes in which torch.compile, FullyShardedDataParallel and its checkpoint wrapper hold the
-wrapped module.
+"""Names of the attributes that hold the wrapped module in the wrappers of torch.compile,
+FullyShardedDataParallel and activation checkpointing.
 """
 
 
@@ -43,13 +45,15 @@ def modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
 
 
 def parameters(root: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name without wrappers. Each parameter appears once."""
+    """Return the parameters of a module by name, where names do not show wrappers. A parameter
+    with several names appears under the first one.
+    """
     return dict(_once(root, "_parameters"))  # type: ignore[arg-type]
 
 
 def buffers(root: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers by name without wrappers. Each buffer appears once, and buffers that
-    checkpoints leave out are included.
+    """Return the buffers of a module by name, where names do not show wrappers. A buffer with
+    several names appears under the first one. Buffers that checkpoints leave out are included.
     """
     return dict(_once(root, "_buffers"))
 
@@ -65,8 +69,9 @@ def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def layers(root: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers by name, in order: blocks of lists at any depth, and the largest other
-    modules that contain no list. A module with two names is one layer.
+    """Return the layers of a module by name, in order. They are the elements of lists of blocks at
+    any depth, and of the other modules the largest that contain no list. A module with two names
+    is one layer.
     """
     model, found, seen = unwrapped(root), {}, set[int]()
     # A module without children is one layer, and its wrapper is what is called.
@@ -89,8 +94,9 @@ def _layers(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def is_list(module: nn.Module) -> bool:
-    """Return whether `module` is a list of blocks: a list of torch's, or a sequence of modules of
-    one kind with weights.
+    """Return whether `module` is a list of blocks: a ModuleList or ModuleDict, a module whose
+    children have numbers as names, or an `nn.Sequential` of several modules of one class with
+    weights and children.
     """
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) > 0
@@ -109,8 +115,8 @@ def is_list(module: nn.Module) -> bool:
 
 
 def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
-    """Return the layer to which a parameter or module belongs (empty: none), and the name within
-    this layer.
+    """Return the name of the layer to which a parameter or module belongs (empty: none), and the
+    name of the parameter within this layer.
     """
     words = name.split(".")
     # The longest name first: layers may lie inside of others.

@@ -1,4 +1,4 @@
-"""Pairing: which tensors of two runs are compared, determined once for similar steps."""
+"""Pairing: finds the tensors of two runs that have to be compared, once for all similar steps."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from bridge.trace.segments import Floats, Places, Segments, ranges
 from bridge.trace.verdicts import Verdict
 
 OWNED = ("weight", "gradient", "moment", "replica", "buffer")
-"""Kinds of tensors that belong to a parameter or buffer. Their layer may have different names in
-the two logs.
+"""Kinds of tensors that belong to a parameter or buffer. The two logs may divide the name of such
+a tensor into layer and rest in different ways.
 """
 STATISTICS = 5
-"""Number of statistics that represent a tensor without samples: mean, deviation, size, smallest,
-largest.
+"""Number of statistics that are compared if a tensor has no samples: mean, standard deviation,
+root mean square, smallest and largest element.
 """
 Section = tuple[str, str]
 """Phase and kind."""
 
 
 def key(name: Name) -> Name:
-    """The name of a tensor in both runs. The name of a parameter includes its layer, because the
-    runs may divide the name differently.
+    """Return the name by which a tensor of one run is found in the other. For a parameter, the
+    name of the layer is moved into the name of the tensor, because the runs may divide the full
+    name differently.
     """
     return (
         name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
@@ -43,13 +44,14 @@ def key(name: Name) -> Name:
 
 
 def section(name: Name) -> Section:
-    """The phase and kind of a tensor."""
+    """Return the phase and kind of a tensor, by which tensors of similar size are grouped."""
     return name.phase, name.kind
 
 
 def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-    """Return the tensors of both steps. Tensors that the runs divide into different microbatches
-    are joined, without samples.
+    """Return the tensors of a step of both runs. If the runs logged a tensor for different
+    microbatches, the microbatches are joined; then only statistics of the tensor can be compared,
+    and no samples.
     """
     numbers: list[dict[Name, set[int | None]]] = []
     for entries in (ours, theirs):
@@ -80,7 +82,9 @@ def _joined(entries: Sequence[Entry], names: Collection[Name]) -> list[Entry]:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The tensors of a step: figures (tensors, 7), and all their samples."""
+    """The numbers of all tensors of a step: the statistics (tensors, 7), and the samples of one
+    tensor after the other.
+    """
 
     figures: Floats
     samples: Floats
@@ -92,20 +96,20 @@ class Table:
 
     @cached_property
     def finite(self) -> Floats:
-        """Number of elements of each tensor that are neither NaN nor infinite."""
+        """For each tensor, the number of elements that are neither NaN nor infinite."""
         found: Floats = self.figures[:, 0] - self.figures[:, 1] - self.figures[:, 2]
         return found
 
     @cached_property
     def sizes(self) -> Floats:
-        """Root mean square of each tensor; 0 for a tensor without finite elements."""
+        """The root mean square of each tensor; 0 if a tensor has no finite element."""
         with np.errstate(all="ignore"):
             return np.where(
                 self.finite != 0, np.sqrt(self.figures[:, 4]) / np.sqrt(self.finite), 0.0
             )
 
     def statistics(self) -> Floats:
-        """The statistics (tensors, 5) that represent tensors without samples."""
+        """Return the statistics (tensors, 5) that are compared if a tensor has no samples."""
         with np.errstate(all="ignore"):
             finite = np.where(self.finite != 0, self.finite, np.nan)
             mean = self.figures[:, 3] / finite
@@ -115,8 +119,8 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """The results for some pairs: verdicts, distances, descriptions of faults, and all values. All
-    are in the order of the pairs.
+    """The results of comparing pairs of tensors, in the order of the pairs: verdicts, distances
+    and bounds, descriptions of faults by the index of the pair, and the compared values.
     """
 
     verdicts: list[Verdict]
@@ -128,19 +132,24 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of tensors: indices `ours` of A and `theirs` of B, with the `tensors` themselves."""
+    """Pairs of tensors to compare. `tensors` are the pairs; `ours` and `theirs` are the indices of
+    their tensors among all tensors of run A and of run B.
+    """
 
     gatherings: tuple[Gathering, Gathering]
     ours: Places
     theirs: Places
     tensors: tuple[tuple[Entry, Entry], ...]
     partial: bool = False
-    """Whether some ranks were set not to log. Then only samples that both runs have are compared.
+    """Whether one of the runs was set to log only some ranks. Then only samples that both runs
+    have are compared.
     """
 
     @cached_property
     def fixed(self) -> Mapping[int, tuple[Verdict, float, str]]:
-        """The verdict, distance and reason for each pair whose values cannot be compared."""
+        """By the index of a pair whose values cannot be compared: its verdict, distance and
+        reason.
+        """
         found: dict[int, tuple[Verdict, float, str]] = {}
         for at, (one, other) in enumerate(self.tensors):
             if one.joined != other.joined or (one.shape != other.shape and not one.joined):
@@ -153,17 +162,17 @@ class Pairs:
                 found[at] = (
                     "fault",
                     math.inf,
-                    f"no rank logged {one.missing or other.missing} of its elements",
+                    f"no rank logged {one.missing or other.missing} elements of this tensor",
                 )
             elif not (
                 self.gatherings[0].told[self.ours[at]] and self.gatherings[1].told[self.theirs[at]]
             ):
-                found[at] = "too coarse", 0.0, "logs below level 2 hold no values"
+                found[at] = "too coarse", 0.0, "the logs have no values, because their level is below 2"
         return found
 
     @cached_property
     def sampled(self) -> NDArray[np.bool_]:
-        """Whether both runs have the same samples."""
+        """For each pair, whether both runs have samples of the tensor, and equally many."""
         lengths = self.gatherings[0].lengths[self.ours]
         found: NDArray[np.bool_] = (lengths == self.gatherings[1].lengths[self.theirs]) & (
             lengths >= 0
@@ -172,8 +181,8 @@ class Pairs:
 
     @cached_property
     def segments(self) -> Segments:
-        """Segments of the values of each pair. The values are samples, or statistics if there are
-        no samples.
+        """The range of each pair in the array of compared values. The values are samples, or
+        statistics if the pair has no samples.
         """
         return Segments.of(
             np.where(self.sampled, self.gatherings[0].lengths[self.ours], STATISTICS).tolist()
@@ -181,8 +190,8 @@ class Pairs:
 
     @cached_property
     def _reading(self) -> tuple[Places, Places, Places, Places]:
-        """Indices of samples among the values and in both tables, and indices of statistics in the
-        same form.
+        """The indices with which `values` fills its arrays: where samples go, where they are in
+        the tables of A and of B, and where statistics go.
         """
         rows, others = self.sampled.nonzero()[0], (~self.sampled).nonzero()[0]
         lengths = self.segments.lengths[rows]
@@ -193,7 +202,9 @@ class Pairs:
         return self.segments.elements(rows), first, second, self.segments.elements(others)
 
     def values(self, tables: tuple[Table, Table]) -> tuple[Floats, Floats]:
-        """Return the values of both runs, one tensor after the other."""
+        """Return the values to compare of run A and of run B: samples or statistics, one tensor
+        after the other.
+        """
         to, first, second, rest = self._reading
         found = np.empty(self.segments.size), np.empty(self.segments.size)
         for values, table, places, which in zip(
@@ -216,9 +227,10 @@ class Pairs:
         ratios: Mapping[str, float],
         explained: Floats | None = None,
     ) -> Judged:
-        """Compare the pairs. `scales` are the usual sizes of such values; a tensor that is 0 up to
-        rounding is compared with them. `explained` is the part of each sample's distance that is
-        explained already.
+        """Compare the pairs. `bounds` are the largest distances that count as rounding. `scales`
+        are the usual sizes of such tensors, with which a tensor that is nearly zero is compared.
+        `explained` is the part of each sample's distance that has a known cause and does not
+        count.
         """
         values = self.values(tables)
         with np.errstate(all="ignore"):
@@ -242,7 +254,7 @@ class Pairs:
         for at in odd:
             first, second = (tuple(int(count) for count in own[at]) for own in figures)
             verdicts[at], distances[at] = "nan", math.inf
-            words[at] = f"NaNs and infinities: {first} against {second}"
+            words[at] = f"the numbers of NaNs and infinities are {first} in A, {second} in B"
         for at, (verdict, distance, why) in self.fixed.items():
             verdicts[at], distances[at], words[at] = verdict, distance, why
             bounds[at] = bounds[at] if verdict == "fault" else 0.0
@@ -257,7 +269,9 @@ class Pairs:
     def looks(
         self, which: Places, values: tuple[Floats, Floats], ratios: Mapping[str, float]
     ) -> dict[int, str]:
-        """Return descriptions of the differences of these pairs, by pair."""
+        """Return a description of the difference between the tensors of each pair in `which`, by
+        the pair's index.
+        """
         if not len(which):
             return {}
         elements = self.segments.elements(which)
@@ -274,8 +288,9 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A copy of a part that a rank of A other than the first logged: the index of its pair, and the
-    records of the copy and of the part.
+    """A copy of a part of a tensor that a further rank of A logged. `pair` is the index of the
+    tensor's pair, `row` the index of the copy's record, and `first` that of the record with which
+    the first rank logged this part.
     """
 
     pair: int
@@ -283,11 +298,11 @@ class Copy:
     row: int
     first: int
     tensor: Entry
-    """Return the tensor with this copy in place of the first rank's part."""
+    """The tensor, made with this copy instead of the first rank's part."""
 
 
 def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[Copy]:
-    """Yield the copies in all pairs."""
+    """Yield the copies that further ranks of A logged, for the tensors of all pairs."""
     for at, (one, _) in enumerate(pairs):
         first = {place(part.record.placement): part for part in one.parts}
         for copy in one.replicas:
@@ -297,14 +312,18 @@ def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[C
 
 
 def unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
-    """Return the unit in the last place (machine epsilon) of the coarsest number format."""
+    """Return the machine epsilon of the coarsest number format, of those of both tensors and
+    `formats`; 0 if none is a floating-point format.
+    """
     formats = {one.first.dtype, other.first.dtype, *formats}
     floating = (getattr(torch, name) for name in formats if getattr(torch, name).is_floating_point)
     return max((torch.finfo(dtype).eps for dtype in floating), default=0.0)
 
 
 class Pairing:
-    """Return the pairs of tensors in steps of two runs with these patterns."""
+    """The pairs of tensors in all steps of two runs that have these patterns. `early` are pairs
+    from before the update, `late` from after it, and `alone` are tensors that only one run has.
+    """
 
     def __init__(self, first: Run, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
         self.patterns, self._partial = patterns, partial
@@ -351,7 +370,9 @@ class Pairing:
         )
 
     def scales(self, table: Table) -> Mapping[Section, float]:
-        """Return the usual size of B's values for each phase and kind."""
+        """Return the usual size of tensors in run B, by phase and kind: the median of their root
+        mean squares.
+        """
         found: dict[Section, float] = defaultdict(float)
         for name, rows in self._by_section.items():
             sizes = table.sizes[rows][table.finite[rows] != 0]

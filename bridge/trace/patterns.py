@@ -1,5 +1,5 @@
-"""Patterns: descriptions of the difference between two tensors that claim no more than the numbers
-show.
+"""Patterns: descriptions of how a tensor of one run differs from that of another, such as a
+constant factor. They claim no more than the numbers show.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor
 from bridge.trace.segments import Floats, Segments
 
 CLOSE = 1e-2
-"""Largest relative distance at which a tensor counts as another tensor times a factor."""
+"""Largest relative distance at which a tensor still counts as a multiple of another tensor."""
 
 SAME = 1e-6
-"""Largest relative distance at which values count as equal."""
+"""Largest relative distance at which two values still count as equal."""
 
 
 def causes(
@@ -26,8 +26,10 @@ def causes(
     ratios: Mapping[str, float],
     phases: Sequence[str] = (),
 ) -> list[str]:
-    """Return a description of each tensor's difference between `values` of A and `others` of B, in
-    one phase of a step. `segments` divides the elements into tensors.
+    """Return for each tensor a description of the difference between its `values` in run A and its
+    values in run B, `others`. `segments` are the ranges of the tensors in these arrays, `ratios`
+    are numbers that may be a factor between the runs, by name, and `phases` are the phases of the
+    tensors.
     """
     with np.errstate(all="ignore"):
         norms, sizes = np.sqrt(segments.sums(values**2)), np.sqrt(segments.sums(others**2))
@@ -60,16 +62,16 @@ def causes(
             # No update is reduced over ranks: that its factor is a number of ranks is chance.
             found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
-            found.append("equal in both runs: the difference is older than this update")
+            found.append("this update is equal in both runs: the difference is older")
         elif other_order:
-            found.append("the same values in another order: swapped microbatches or samples")
+            found.append("A has the values of B in another order: microbatches or samples are swapped")
         else:
             found.append(f"cosine {cosine:.4g}" + ("" if cosine > 0.5 else ": unrelated values"))
     return found
 
 
 def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
-    """Return whether each tensor is equal in both runs, up to rounding."""
+    """Return for each tensor whether its values in both runs are equal up to rounding."""
     with np.errstate(all="ignore"):
         apart = ~((np.abs(values - others) <= SAME * np.abs(others)) | (values == others))
     found: NDArray[np.bool_] = segments.sums(apart.astype(np.float64)) == 0
@@ -77,8 +79,8 @@ def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool
 
 
 def scaled(values: Tensor, others: Tensor) -> tuple[float, float]:
-    """Return the factor that brings B's values nearest to A's values, and the distance that
-    remains, as a share of A's norm.
+    """Return the factor with which `others` come nearest to `values`, and the distance that is
+    left, divided by the norm of `values`.
     """
     factor = float(values @ others) / max(float(others @ others), TINY)
     return factor, float((values - factor * others).norm()) / max(float(values.norm()), TINY)
@@ -90,10 +92,7 @@ TINY = 1e-300
 
 def _factor(factor: float, ratios: Mapping[str, float]) -> str:
     for what, size in ratios.items():
-        for wanted, words in (
-            (size, f"the number of {what}"),
-            (1 / size, f"one over the number of {what}"),
-        ):
+        for wanted, inverse in ((size, ""), (1 / size, "one over ")):
             if abs(factor - wanted) <= CLOSE * wanted:
-                return f"A is {factor:.6g} times B: {words}"
+                return f"A is {factor:.6g} times B; this factor is {inverse}the number of {what}"
     return f"A is {factor:.6g} times B"

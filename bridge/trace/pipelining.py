@@ -1,4 +1,6 @@
-"""Stages of torch.distributed.pipelining as a source of traces: parts of one model on several ranks, under its global names."""
+"""Pipelines of torch.distributed.pipelining as sources of traces. Each rank has some stages of one
+model, and logs them under the model's global names.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from bridge.trace.source import Now
 
 
 def stages_of(target: Any) -> tuple[Any, ...]:
-    """Return the stages of a schedule on this rank, or the stage if `target` is a stage. Return no
-    stages for any other object.
+    """Return the stages that this rank has of a schedule, or `target` itself if it is a stage.
+    Return an empty tuple for any other object.
     """
     if hasattr(target, "submod") and hasattr(target, "stage_index"):
         return (target,)
@@ -31,9 +33,7 @@ def stages_of(target: Any) -> tuple[Any, ...]:
 
 
 class Stages(nn.Module):
-    """Return the stages of a rank as one module. A name that two stages have (`0.weight`) gets the
-    stage as a prefix.
-    """
+    """The stages of a rank as children of one module, called `stage0` and so on."""
 
     def __init__(self, stages: Sequence[Any], apart: bool) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class Stages(nn.Module):
 
 
 class PipelineSource(ModuleSource):
-    """The trace source of the `stages` on this rank, whose microbatches are those of `schedule`.
+    """The trace source of the `stages` on this rank, whose microbatches `schedule` decides.
 
-    Layers have the names that they have in the stage's module.
-    `torch.distributed.pipelining.pipeline` and most hand-written splits keep the model's names. If
-    two stages have equal names, `stage1.` and so on is the prefix of each name.
+    Layers are called as in the stage's module: `torch.distributed.pipelining.pipeline` and most
+    hand-written splits keep the names of the whole model. If two stages have a layer with the same
+    name, all names get a prefix such as `stage1.`.
     """
 
     def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
@@ -77,8 +77,8 @@ class PipelineSource(ModuleSource):
             self._ignore(stage)
 
     def _ignore(self, stage: Any) -> None:
-        """Do not count the pass before the first step in which a stage infers shapes from made-up
-        tensors.
+        """Have a stage's trial pass ignored: before the first step, a stage runs once on made-up
+        tensors to infer shapes.
         """
         plain = getattr(stage, "_forward_metadata_inference", None)
         if plain is None:
@@ -106,7 +106,9 @@ class PipelineSource(ModuleSource):
         return tuple(stage.submod for stage in self.stages)
 
     def begin(self, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Handle the beginning of a forward pass. Each stage counts its passes separately."""
+        """Handle the beginning of a forward pass, and count it separately for each stage. A trial
+        pass is ignored.
+        """
         if self._trial:
             self.quiet = True
             return
@@ -133,7 +135,9 @@ class PipelineSource(ModuleSource):
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
-        """The layers of all ranks. Layers of other ranks are modules that are never called."""
+        """The layers of all ranks by name. For a layer of another rank, the module is a
+        placeholder that is never called.
+        """
         here = {
             self._name(stage.stage_index, name): module
             for stage in self.stages
@@ -143,7 +147,9 @@ class PipelineSource(ModuleSource):
         return {name: here.get(name) or nn.Identity() for name in order}
 
     def factors(self) -> Mapping[Unit, float]:
-        """Factors of gradients. A schedule that scales gradients does so only at the end of a step.
+        """Return the factors of gradients by unit. A schedule that divides gradients by the number
+        of microbatches does so only at the end of a step, so gradients of activations are divided
+        here.
         """
         return {
             "parameter": 1.0,
@@ -161,8 +167,8 @@ class PipelineSource(ModuleSource):
 
 
 def mesh_of(stage: Any) -> Comm:
-    """Return the mesh of data ranks and of the pipeline ranks in a stage's group. Raises
-    `BridgeError` if they form no grid.
+    """Return the communicator of this rank, whose mesh has the pipeline ranks of the stage's group
+    and the data ranks. Raises `BridgeError` if the ranks form no grid.
     """
     rank, world = joined() or (0, 1)
     size = stage.group_size

@@ -1,5 +1,5 @@
-"""Placements: the part of a whole tensor that a rank holds, in a form in which parts of any layout
-can be joined.
+"""Placements: which part of a whole tensor a rank holds, in a form that is the same for all
+layouts, so that parts can be joined.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A part of a tensor of shape `whole`: the elements `start` to `stop` of the box at `offsets`
-    with `sizes`, in row-major order. Ranks along the axes `replicas` hold the same part.
+    """A part of a tensor of shape `whole`. The box at `offsets` with `sizes` is cut out of the
+    tensor, and the part is its elements `start` to `stop` in row-major order. Ranks along the axes
+    `replicas` hold the same part.
     """
 
     whole: Shape
@@ -35,19 +36,19 @@ class Placement:
     def box(
         cls, whole: Shape, offsets: Shape, sizes: Shape, replicas: tuple[str, ...] = ()
     ) -> Placement:
-        """Return the placement of a box."""
+        """Return the placement of a whole box."""
         return cls(whole, offsets, sizes, 0, prod(sizes), replicas)
 
     def split(self, dim: int, index: int, parts: int) -> Placement:
-        """Return the placement of the same elements in a larger tensor. This tensor is part `index`
-        of equal `parts` of the larger one along `dim`.
+        """Return the placement of the same elements in a larger tensor, which consists of `parts`
+        equal parts along `dim`. The present tensor is part `index` of these.
         """
         size, change = self.sizes[dim], {dim: self.sizes[dim] * index}
         whole = tuple(
             length * parts if at == dim else length for at, length in enumerate(self.whole)
         )
         offsets = tuple(offset + change.get(at, 0) for at, offset in enumerate(self.offsets))
-        assert size * parts == whole[dim], "expected equal parts along a dimension"
+        assert size * parts == whole[dim], "expected a tensor that is not cut along this dimension"
         return Placement(whole, offsets, self.sizes, self.start, self.stop, self.replicas)
 
     def run(self, start: int, stop: int) -> Placement:
@@ -65,8 +66,9 @@ class Placement:
         return self.count == prod(self.whole)
 
     def within(self, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the indices of this part's elements in the whole tensor (int64, row-major order),
-        and their indices in the part.
+        """Find the elements with the indices `wanted` (in the whole tensor, int64, row-major
+        order) in this part. Returns for each index whether the part has the element, and the
+        indices within the part of those that it has.
         """
         held = torch.ones_like(wanted, dtype=torch.bool)
         place, rest = torch.zeros_like(wanted), wanted
@@ -81,7 +83,9 @@ class Placement:
         return held, place[held]
 
     def places(self) -> Tensor:
-        """Return the index in the whole tensor of each element of this part, in row-major order."""
+        """Return for each element of this part its index in the whole tensor, both in row-major
+        order.
+        """
         found = torch.arange(self.start, self.stop)
         place = torch.zeros_like(found)
         for at, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):

@@ -1,4 +1,6 @@
-"""Records: the entries of a log, whose names do not depend on the layout."""
+"""Records: the entries of a log, one for each tensor that a rank logged. Their names do not depend
+on the layout.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +11,21 @@ from bridge.trace.placement import Placement
 from bridge.trace.summary import Summary
 
 PHASES = ("init", "forward", "backward", "reduce", "update")
-"""Phases of a step, in order."""
+"""The phases of a step, in order; "init" is the time before the first step."""
 
 MEMORY, SHARD = "memory", "gradient shard"
-"""Kinds of tensors that depend on the layout, and are not compared between runs."""
+"""Kinds of tensors that depend on the layout, and so are not compared between runs."""
 
 Unit = Literal["own", "activation", "parameter"]
-"""The unit of a tensor: its own values, a gradient of an activation as backward computes it, or a
-gradient after the reduction.
+"""What a tensor's values have to be multiplied by at the end of a step: nothing ("own"), the
+factor of gradients of activations, or the factor of reduced gradients of parameters.
 """
 
 
 class Name(NamedTuple):
-    """The name of a logged tensor. `kind` is its role in the layer (output, input gradient, weight,
-    gradient, moment), and `tensor` its name among the tensors of this kind. `microbatch` is None if
-    the microbatches of a step are concatenated to one tensor.
+    """The name of a logged tensor. `kind` is what the tensor is in its layer (output, input
+    gradient, weight, gradient, moment), and `tensor` tells tensors of one kind apart. `microbatch`
+    is None if the tensor consists of all microbatches of a step.
     """
 
     step: int
@@ -41,9 +43,9 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The record that one rank logged of one tensor at one point of a step. `placement` is the part
-    of the tensor that the rank held, and `microbatch` the microbatch in which it was logged. Values
-    times `factor` are in the unit of all layouts: that of the step's mean loss, unscaled.
+    """What one rank logged of one tensor at one point of a step. `placement` is the part of the
+    tensor that the rank held, and `microbatch` the microbatch in which it was logged. Values times
+    `factor` are those of the step's mean loss, without loss scale, whatever the layout.
     """
 
     name: Name
@@ -58,5 +60,5 @@ class Record:
     full: str | None = None
 
     def fields(self) -> dict[str, Any]:
-        """The record as JSON values."""
+        """Return the record as a dict of JSON values."""
         return asdict(self) | {"name": list(self.name)}

@@ -1,5 +1,5 @@
-"""Roots: the tensors from which backward passes start, which are the losses of a training with an
-unknown loop.
+"""Roots: the tensors from which backward passes start. In a training whose loop is unknown, they
+are the losses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from bridge.trace.tracer import recomputing
 
 
 class Roots:
-    """The scalars from which backward passes started since the last call of `take`."""
+    """Collects the scalars from which backward passes have started since the last call of `take`.
+    """
 
     def __init__(self) -> None:
         self._found: list[Tensor] = []
@@ -23,7 +24,8 @@ class Roots:
         _install()
 
     def began(self, tensors: Any) -> None:
-        """Record the tensors from which a backward pass starts."""
+        """Record the tensors from which a backward pass starts, except those that are no scalars.
+        """
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         # A reentrant checkpoint calls backward inside of backward, on what is no loss.
         if not recomputing() and isinstance(several, list | tuple):
@@ -32,8 +34,8 @@ class Roots:
             ]
 
     def take(self) -> float | None:
-        """Return the sum of the scalars from which passes of the step started, or None if there
-        were none. Waits for the device.
+        """Return the sum of the collected scalars, or None if there are none, and forget them. The
+        call waits for the device.
         """
         found, self._found = self._found, []
         return sum(float(root) for root in found) if found else None
@@ -43,8 +45,8 @@ _listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
 
 
 def _install() -> None:
-    """Report every backward pass that Python code starts to all listeners. It is installed once in
-    a process.
+    """Replace `torch.autograd.backward`, once in a process, by a function that also tells all
+    `Roots` from which tensors backward starts.
     """
     plain = torch.autograd.backward
     # Replaced once more, it would tell of each pass twice.

@@ -1,4 +1,6 @@
-"""Runs: the logs of all ranks of one training, joined to whole tensors."""
+"""Runs: the logs of all ranks of one training. The parts of a tensor that ranks logged are joined
+into the whole tensor.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,16 @@ from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_fo
 from bridge.trace.summary import Summary, sampled
 
 MOST_MISSING = 4096
-"""Maximum ratio of a tensor's elements to the elements in the logs. The ratio may exceed 1, because
-the logs of some ranks may be missing.
+"""A tensor may have so many times more elements than the logs hold, because logs of some ranks may
+be missing. If it has still more, the log is damaged.
 """
 
 
 @dataclass(frozen=True)
 class Part:
-    """A record with the folder of its rank, and the digest of the file with its tensors."""
+    """A record of a part of a tensor, with the folder of the rank that logged it, and the digest
+    of the file with its values.
+    """
 
     record: Record
     folder: Path
@@ -43,12 +47,12 @@ class Part:
 
     @property
     def rank(self) -> int:
-        """The rank that logged it."""
+        """The rank that logged the part."""
         return int(self.folder.name.rpartition("-")[2])
 
     def tensor(self, key: str | None, count: int | None = None) -> Tensor | None:
-        """Return the `count` numbers that are stored under `key`, in fp64. Raises `SourceError` if
-        they are missing.
+        """Return the numbers that are stored under `key` in the file of the step, in fp64; None
+        without a key. Raises `SourceError` if they are missing, or are not `count` numbers.
         """
         if key is None:
             return None
@@ -58,7 +62,7 @@ class Part:
         except (SafetensorError, OSError, UnicodeEncodeError) as error:
             raise SourceError(f"{path}: {error}; the file is damaged") from None
         if found is None:
-            raise SourceError(f"{path}: it has no tensor {shown(key)}; the file is damaged")
+            raise SourceError(f"{path}: found no tensor {shown(key)} in the file; the file is damaged")
         if found.dim() != 1 or (count is not None and len(found) != count):
             raise SourceError(
                 f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); the file is damaged"
@@ -68,19 +72,19 @@ class Part:
 
 @lru_cache(maxsize=128)
 def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
-    """Read the tensors of a file, once. `written`, its modification time, distinguishes the file
-    from a later one with the same name.
+    """Read the tensors of a file, which are cached by the arguments. `written` is the time at
+    which the file was modified, so that a later file with the same name is read anew.
     """
     if digest is not None and digest_of(regular(path, path.parent.parent)) != digest:
         raise SourceError(
-            f"{path}: its digest differs from the one in {STEPS}; the file is damaged"
+            f"{path}: the digest of the file differs from the digest in {STEPS}; the file is damaged"
         )
     return load_file(regular(path, path.parent.parent))
 
 
 def _room(elements: int, present: int, name: object) -> None:
-    """Raise `SourceError` if a tensor is far larger than its logged part. Its log must then be
-    damaged.
+    """Raise `SourceError` if a tensor would be far larger than the part of it that was logged:
+    then the log is damaged.
     """
     if elements > MOST_MISSING * max(present, 1):
         raise SourceError(
@@ -90,22 +94,22 @@ def _room(elements: int, present: int, name: object) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a step, made of its logged parts without copies. Values are in the unit of all
-    layouts.
+    """One tensor of a step, made of the parts that ranks logged. Values are converted by each
+    record's factor, so that they do not depend on the layout.
     """
 
     name: Name
     parts: tuple[Part, ...]
     replicas: tuple[Part, ...] = ()
-    """Further copies of the parts, logged by other ranks."""
+    """Copies of these parts that further ranks logged."""
     joined: bool = False
-    """Whether the parts belong to several microbatches. The statistics of such parts can be merged,
-    but not their values.
+    """Whether the parts belong to several microbatches. Statistics of such parts can be merged;
+    samples cannot be put together.
     """
 
     def copies(self) -> Iterator[tuple[Part, Entry]]:
-        """Yield each copy that differs from the first rank's part, with the tensor in which the
-        copy replaces this part.
+        """Yield each copy whose statistics differ from those of the first rank's part, with the
+        tensor that results if the copy replaces this part.
         """
         first = {place(part.record.placement): part for part in self.parts}
         for copy in self.replicas:
@@ -123,7 +127,7 @@ class Entry:
 
     @property
     def first(self) -> Record:
-        """The record of the first part, which holds the facts that are equal for all parts."""
+        """The record of the first part, for facts that are the same for all parts."""
         return self.parts[0].record
 
     @property
@@ -142,7 +146,7 @@ class Entry:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The merged summary of all parts; None for logs below level 2."""
+        """The statistics of all parts, merged; None if the tensor was logged below level 2."""
         found = [
             _scaled(part.record.summary, part.record.factor)
             for part in self.parts
@@ -152,8 +156,8 @@ class Entry:
 
     @cached_property
     def samples(self) -> Tensor | None:
-        """The samples of the whole tensor in fp64, with NaN for samples of missing ranks; None for
-        logs below level 3.
+        """The samples of the whole tensor in fp64, with NaN for samples that no rank logged; None
+        if the tensor was logged below level 3.
         """
         if self.joined:
             return None
@@ -180,21 +184,21 @@ class Entry:
             (len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64
         )
         for part, held in zip(found, values, strict=True):
-            assert held is not None, "expected a tensor with samples"
+            assert held is not None, "expected samples of this part in the log"
             key = part.record.samples
-            assert key is not None, "expected a tensor with samples"
+            assert key is not None, "expected samples of this part in the log"
             numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
-            assert numbers is not None, "expected a tensor with samples"
+            assert numbers is not None, "expected samples of this part in the log"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
-                told = "found indices of samples beyond those of the tensor; the file is damaged"
-                raise SourceError(f"{part.folder}: {self.name}: {told}")
+                reason = "found an index of a sample that the tensor does not have; the file is damaged"
+                raise SourceError(f"{part.folder}: {self.name}: {reason}")
             samples[numbers.long()] = held * part.record.factor
         return samples
 
     @cached_property
     def whole(self) -> Tensor | None:
-        """Return the whole tensor in fp64, with NaN for missing parts. Return None if whole tensors
-        were not logged.
+        """The whole tensor in fp64, with NaN for parts that no rank logged; None if the log has
+        samples only.
         """
         if not any(part.record.full for part in self.parts):
             return None
@@ -203,14 +207,14 @@ class Entry:
         for part in self.parts:
             if part.record.placement.whole != self.shape:
                 raise SourceError(
-                    f"{part.folder}: {self.name}: found a part of a tensor of another shape; the file is damaged"
+                    f"{part.folder}: {self.name}: found a part that belongs to a tensor of another shape; the file is damaged"
                 )
             if (values := part.tensor(part.record.full, part.record.placement.count)) is not None:
                 flat[part.record.placement.places()] = values * part.record.factor
         return flat.view(self.shape)
 
     def microbatches(self) -> dict[int, Summary]:
-        """The summary of each microbatch, by its number."""
+        """Return the statistics of each microbatch, by the microbatch's number."""
         found: dict[int, list[Summary]] = defaultdict(list)
         for part in self.parts:
             if part.record.microbatch is not None and part.record.summary:
@@ -221,14 +225,15 @@ class Entry:
 
 
 LOOKED = 3
-"""Number of steps that are searched for the order of layers."""
+"""Number of steps in which `Run` looks for outputs of layers, to find the order in which layers
+run.
+"""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run in its folder.
-
-    Steps that every rank has written completely can be read while the run continues.
+    """A traced run, read from its folder. While the run continues, the steps that every rank has
+    written completely can be read.
     """
 
     folder: Path
@@ -237,7 +242,9 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
-        """Open the run in `folder`. Raises `SourceError` if the folder holds no run."""
+        """Read which steps the run in `folder` has. Raises `SourceError` if the folder holds no
+        run.
+        """
         path = Path(folder)
         if not (path / RUN).exists():
             raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
@@ -251,41 +258,42 @@ class Run:
 
     @property
     def layout(self) -> str:
-        """The engine, ranks and microbatches, as text."""
+        """The engine, the ranks along each axis and the microbatches of a step, as text."""
         axes = [f"{axis} {size}" for axis, size in self.about.get("mesh", {}).items() if size > 1]
         count = self.about.get("accumulation")
         word = "microbatch" if count == 1 else "microbatches"
         passes = (
             "an unknown number of microbatches"
             if count is None
-            else f"{count} {word} of a rank in a step"
+            else f"{count} {word} per rank and step"
         )
         return f"{self.about.get('engine')}, {', '.join(axes) or 'one rank'}, {passes}"
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the parts of the run that its log lacks."""
+        """Sentences that say which parts of the run its log lacks."""
         found, left = (
             [*notes(self.keep), *self.filter.notes()],
             [step for step in self.steps if step not in self._kept],
         )
         if left:
-            budget = f"due to its budget of {self.keep.get('budget')} bytes"
             found.append(
-                f"the tensors of {len(left)} of {len(self.steps)} steps were left out {budget}, "
-                f"the first of them step {left[0]}"
+                f"the log has no tensors of {len(left)} of {len(self.steps)} steps, from step {left[0]} on, because "
+                f"of its budget of {self.keep.get('budget')} bytes"
             )
         return tuple(found)
 
     @cached_property
     def keep(self) -> Mapping[str, Any]:
-        """The settings of the parts of the run that were to be logged; empty for all parts."""
+        """The settings that limited the log (see `bridge.trace.keeping.Keep`); empty if there were
+        none.
+        """
         found = self.about.get("keep", {})
         return found if isinstance(found, Mapping) else {}
 
     @cached_property
     def filter(self) -> Filter:
-        """Return the filter that selected the tensors to be logged."""
+        """The filter that selected the tensors to log."""
         return Filter.of(self.about)
 
     @cached_property
@@ -298,7 +306,7 @@ class Run:
 
     @cached_property
     def logged(self) -> tuple[int, ...]:
-        """The steps whose tensors were to be logged, and for which every rank had room."""
+        """The steps whose tensors all ranks were set to log, and logged."""
         every = self.keep.get("every", 1)
         # The head's schema does not hold `keep`: one that was edited must not divide by 0.
         every = every if isinstance(every, int) and every > 0 else 1
@@ -311,11 +319,11 @@ class Run:
         return tuple(sorted(set.intersection(*written))) if written else ()
 
     def entries(self, step: int) -> tuple[Entry, ...]:
-        """The tensors of a step, in the order of a run on one rank."""
+        """Return the tensors of a step, in the order in which one rank alone would run them."""
         return self.put_together(self.parts(step))
 
     def put_together(self, parts: Iterable[Part]) -> tuple[Entry, ...]:
-        """The tensors to which these parts belong."""
+        """Return the tensors to which these parts belong, in order of execution."""
         found: dict[Name, dict[Any, list[Part]]] = defaultdict(lambda: defaultdict(list))
         for part in parts:
             found[part.record.name][place(part.record.placement)].append(part)
@@ -327,7 +335,8 @@ class Run:
         return tuple(sorted(entries, key=lambda entry: self.order(entry.name)))
 
     def order(self, name: Name) -> Any:
-        """Sorting key of a tensor: phase, microbatch, layer (reversed in backward), kind and name.
+        """Return the sorting key that puts tensors in order of execution: phase, microbatch, layer
+        (reversed in backward), kind and name.
         """
         place = self._layers.get(name.layer, len(self._layers))
         order = -place if name.phase == "backward" else place
@@ -337,14 +346,16 @@ class Run:
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Layers in the order in which they first ran, if the log shows it; else in the model's order."""
+        """The names of the layers, in the order in which they first ran if the log shows it; else
+        in the model's order.
+        """
         # Layers that ran change places among themselves; those that never did keep theirs.
         told, ran = self.about.get("layers", ()), iter(seen := self._ran())
         return tuple(next(ran) if layer in seen else layer for layer in told)
 
     def _ran(self) -> list[str]:
         """Return the layers of which the first rank logged an output, in the order of the first
-        step with such outputs.
+        logged step that has outputs.
         """
         known, first = set(self.about.get("layers", ())), next(iter(self.lines.values()), {})
         for step in self.logged[:LOOKED]:
@@ -363,7 +374,7 @@ class Run:
         return {layer: place for place, layer in enumerate(self.layers)}
 
     def parts(self, step: int) -> Iterator[Part]:
-        """Yield the parts that every rank logged of a step, in order of logging."""
+        """Yield the parts of tensors that the ranks logged in a step, rank by rank."""
         for folder, steps in self.lines.items():
             yield from self._of(folder, steps[step])
 
@@ -376,8 +387,9 @@ class Run:
 
 
 def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
-    """Yield the tensor with a name. Yield several tensors if ranks logged parts of tensors with
-    different shapes, such as microbatches of unequal length.
+    """Yield the tensor that `name` means, made of these parts and their copies. If ranks logged
+    parts of tensors with different shapes under this name, such as microbatches of unequal length,
+    yield one tensor for each shape.
     """
     wholes: dict[Any, list[Sequence[Part]]] = defaultdict(list)
     for parts in copies:
@@ -396,14 +408,13 @@ def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
 
 
 APART = "part"
-"""Suffix of a tensor's name, followed by a number, if ranks logged parts of tensors with different
-shapes.
+"""Word that is put behind a tensor's name, with a number, if ranks logged tensors of different
+shapes under this name.
 """
 
 
 def place(placement: Placement) -> Any:
-    """Return a placement without its replicas. It is equal for parts that are copies of each other.
-    """
+    """Return a placement without its `replicas`, so that copies of one part have equal results."""
     return replace(placement, replicas=())
 
 
@@ -419,5 +430,5 @@ def _scaled(summary: Summary, factor: float) -> Summary:
 
 
 def named(entries: Iterable[Entry]) -> dict[Name, Entry]:
-    """By name."""
+    """Return tensors by name."""
     return {entry.name: entry for entry in entries}

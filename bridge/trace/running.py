@@ -1,4 +1,6 @@
-"""Running: whether a training still writes its trace, so that a follower knows when it ends."""
+"""Running: a file in a run's folder that shows whether the training still runs, so that a program
+that follows the run knows when it ends.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ MOST = 2**16
 
 
 def mark(folder: Path) -> Callable[[], None]:
-    """Record that this process writes to `folder`. Returns a function that deletes the record; the
-    end of the process deletes it too.
+    """Write a file that says that this process writes to `folder`. Returns a function that deletes
+    the file; the file is also deleted when the process ends.
     """
     path = folder / FILE
 
@@ -37,8 +39,9 @@ def mark(folder: Path) -> Callable[[], None]:
 
 
 def alive(folder: Path) -> bool:
-    """Return whether a process writes to `folder`: there is a record, and its process still exists,
-    as far as this host can find out.
+    """Return whether a process still writes to `folder`. This is so if `mark` has left its file
+    and the process in it still exists. On another host this cannot be found out, and the file
+    alone decides.
     """
     path = folder / FILE
     if not path.exists():

@@ -1,5 +1,5 @@
-"""The schema of a traced run's files, checked when they are read: the head, the lines, and their
-records.
+"""The schema of the files of a traced run, by which they are checked when they are read: run.json,
+the lines of steps.jsonl, and the records in these lines.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from bridge.trace.record import PHASES, Record
 
 FORMAT = 2
 UNSEALED = 1
-"""The previous format version, in which lines have no digests."""
+"""The number of the previous format, in which lines have no digests."""
 RUN = "run.json"
 STEPS = "steps.jsonl"
 MOST_HEAD = 2**26
 MOST_LEVEL = 40
-"""Maximum level. Its 2^37 samples are more than any tensor has elements."""
+"""Maximum level of a record. At this level, there are 2^37 samples, more than any tensor has
+elements.
+"""
 
 
 class Chosen(BaseModel):
-    """The filter of a run (`bridge.trace.layer_log.Filter`), with the range of steps as its three
-    arguments.
-    """
+    """A `bridge.trace.filter.Filter` in run.json. `steps` are the three arguments of its range."""
 
     model_config = ConfigDict(strict=True)
 
@@ -47,7 +47,7 @@ class Chosen(BaseModel):
 
 
 class Head(BaseModel):
-    """The content of run.json, which applies to all ranks."""
+    """The content of run.json: facts that hold for all ranks of a run."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -64,9 +64,8 @@ class Head(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a line: one rank's records of a step, the digest of the file with the step's
-    tensors, and the loss. The digest is None if there is no such file, and the loss is None if it
-    was not observed.
+    """The content of a line of steps.jsonl: one rank's records of a step, the digest of the file
+    with the step's tensors (None: no such file), and the loss (None: not known).
     """
 
     records: list[Any]
@@ -76,7 +75,8 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A step of one rank: `size` bytes of its log from byte `begin` on, which are read on demand.
+    """A line of steps.jsonl, which has one step of one rank. It is read only on demand: the `size`
+    bytes from byte `begin` of the file.
     """
 
     step: int
@@ -86,10 +86,12 @@ class Line:
     where: str
     sealed: bool
     left: bool = False
-    """Whether the step's tensors were left out because the log's budget is used up."""
+    """Whether the step's tensors were not logged because the log's budget was used up."""
 
     def read(self) -> Content:
-        """Raises `SourceError`."""
+        """Return the content of the line. Raises `SourceError` if the file cannot be read or is
+        damaged.
+        """
         try:
             with self.path.open("rb") as file:
                 file.seek(self.begin)
@@ -103,12 +105,12 @@ class Line:
 
     @property
     def records(self) -> list[Any]:
-        """Its records."""
+        """The records of the line, read from the file."""
         return self.read().records
 
 
 def head(run: Path) -> dict[str, Any]:
-    """Read the content of run.json. Raises `SourceError`."""
+    """Return the content of run.json. Raises `SourceError` if the file is missing or damaged."""
     path = run / RUN
     text = read_text(path, run, MOST_HEAD)
     found = parsed(text, path)
@@ -136,9 +138,8 @@ def rank_folder(run: Path, rank: int) -> Path:
 
 def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -> Iterator[Line]:
     """Yield the complete lines of a rank's log from byte `begin` on, each checked by its digest.
-
-    `number` lines precede byte `begin`. The last line is left out if a kill cut it off. Nothing is
-    yielded if the rank has written nothing.
+    `number` is the number of lines before this byte. A last line that is incomplete is left out.
+    If the rank has no log, nothing is yielded.
     """
     path = rank_folder(run, rank) / STEPS
     if not inside(path, run).exists():
@@ -155,8 +156,10 @@ def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -
                 known = sealed or b'"digest": "' in raw[-81:]
                 step, owner = _begun(raw[:-1], where, known)
                 if sealed and owner != rank:
-                    told = f"found a line of rank {shown(owner)}, expected rank {rank}"
-                    raise SourceError(f"{where}: {told}; the files of ranks were mixed up")
+                    raise SourceError(
+                        f"{where}: found a line of rank {shown(owner)}, expected one of rank {rank}; the files of ranks"
+                        " were mixed up"
+                    )
                 yield Line(step, path, begin, len(raw) - 1, where, known, LEFT in raw[-300:])
                 begin += len(raw)
     except OSError as error:
@@ -164,18 +167,19 @@ def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -
 
 
 LEFT = b', "left": "budget"'
-"""Text near the end of a line whose tensors were left out."""
+"""Bytes near the end of a line whose tensors were not logged, because the budget was used up."""
 BEGINNING = re.compile(rb'\{"step": (-?\d{1,18}), "rank": (\d{1,18}), "records": \[')
-"""Pattern of the beginning of a line as a log writes it. It gives step and rank without parsing the
+"""Pattern of the beginning of a line, by which the step and the rank are found without parsing the
 whole line.
 """
 SEALED = re.compile(rb', "digest": "([0-9a-f]{64})"\}')
 SEAL = len(', "digest": ""}') + 64
-"""Number of bytes of a digest, including the surrounding text."""
+"""Number of bytes at the end of a line that its digest takes, with the text around it."""
 
 
 def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
-    """Return the step and rank of a line."""
+    """Return the step and the rank that wrote a line. Raises `SourceError` if the line is damaged.
+    """
     match = BEGINNING.match(raw)
     # A line whose digest holds was written by a log: nothing else of it is needed now.
     if match and sealed and _holds(raw):
@@ -188,7 +192,7 @@ def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
 
 
 def _holds(raw: bytes) -> bool:
-    """Return whether a line matches its digest."""
+    """Return whether a line ends with the digest of its content."""
     seal = SEALED.fullmatch(raw, len(raw) - SEAL) if len(raw) > SEAL else None
     return (
         seal is not None
@@ -197,8 +201,8 @@ def _holds(raw: bytes) -> bool:
 
 
 def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
-    """Parse the content of a line. A damaged line is parsed again, more slowly, for a precise
-    message.
+    """Return the content of a line. Raises `SourceError` if the line is damaged; `where` is the
+    place in the message.
     """
     if not sealed or _holds(raw):
         try:
@@ -211,12 +215,12 @@ def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
         text = raw.decode()
     except UnicodeDecodeError as error:
         raise SourceError(
-            f"{where}: not UTF-8 at byte {error.start} of the line; the file is damaged"
+            f"{where}: expected UTF-8, found another byte at position {error.start} of the line; the file is damaged"
         ) from None
     return unseal(text, where) if sealed else parsed(text, where)
 
 
-NO_LINE = "expected a line of a log, with its step and records; the file is damaged"
+NO_LINE = "expected a line of a log, with `step` and `records`; the file is damaged"
 
 
 def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
@@ -237,8 +241,8 @@ def _records() -> TypeAdapter[Record]:
 
 
 def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
-    """Parse one record of a line of `step`. Raises `SourceError`, with a message that starts with
-    `where`.
+    """Return one record of a line about `step`, from its JSON values. Raises `SourceError` if no
+    log can contain such a record; `where` is the place in the message.
     """
     try:
         found = _records().validate_python(fields)
@@ -251,7 +255,7 @@ def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
 
 
 def _reason(found: Record, step: int) -> str:
-    """Return the reason why no log can contain such a record, or an empty string if a log can."""
+    """Return the reason why no log can contain such a record, or an empty text if a log can."""
     if found.name.step != step:
         return f"found a record of step {found.name.step} in a line of step {step}"
     if found.name.phase not in PHASES:
@@ -263,7 +267,7 @@ def _reason(found: Record, step: int) -> str:
     return (
         ""
         if _possible(found.placement)
-        else f"found a part {shown(found.placement)} that is not within its whole tensor"
+        else f"found a part {shown(found.placement)} that is not within the whole tensor"
     )
 
 

@@ -1,4 +1,6 @@
-"""Segments: arrays of unequal length, concatenated in one array and processed all at once."""
+"""Segments: arrays of unequal length that lie one after the other in one array, so that all of
+them are processed at once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """The lengths and beginnings of segments, and the index of the segment for each element."""
+    """The segments of an array: the length and the first index of each segment, and for each
+    element the number of its segment.
+    """
 
     lengths: Places
     begins: Places
@@ -23,7 +27,7 @@ class Segments:
 
     @classmethod
     def of(cls, lengths: Sequence[int]) -> Segments:
-        """Segments with these lengths."""
+        """Return segments with these lengths, one after the other."""
         found = np.array(lengths, np.int64)
         return cls(found, np.cumsum(found) - found, np.repeat(np.arange(len(found)), found))
 
@@ -33,19 +37,21 @@ class Segments:
         return len(self.numbers)
 
     def elements(self, which: Places) -> Places:
-        """Return the indices of the elements of the segments `which`, in that order."""
+        """Return the indices of all elements in the segments `which`, segment by segment in this
+        order.
+        """
         return ranges(self.begins[which], self.lengths[which])
 
     def sums(self, values: Floats) -> Floats:
-        """Return the sums of each segment's elements: (elements,) to (segments,), with 0 for an
-        empty segment.
+        """Return the sum of each segment of `values`: an array (elements,) becomes an array
+        (segments,). The sum of an empty segment is 0.
         """
         found: Floats = np.bincount(self.numbers, values, len(self.lengths)).astype(np.float64)
         return found
 
     def rms(self, values: Floats) -> Floats:
-        """Return the root mean square of each segment, over all rows of `values` (elements,) or
-        (rows, elements); 0 if empty.
+        """Return the root mean square of each segment of `values`, an array (elements,) or (rows,
+        elements); all rows count together. It is 0 for an empty segment.
         """
         with np.errstate(all="ignore"):
             squares = values**2 if values.ndim == 1 else (values**2).sum(axis=0)
@@ -54,12 +60,16 @@ class Segments:
         return found
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Repeat each segment's value for its elements: (segments,) to (elements,)."""
+        """Return each segment's value once for each of its elements: an array (segments,) becomes
+        an array (elements,).
+        """
         return values[self.numbers]
 
 
 def ranges(begins: Places, lengths: Places) -> Places:
-    """Return the concatenation of ranges of integers, given by `begins` and `lengths`."""
+    """Return the integers of several ranges, one after the other. Each range has a first number
+    and a length.
+    """
     ends = np.cumsum(lengths)
     found: Places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
         begins - (ends - lengths), lengths

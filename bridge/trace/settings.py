@@ -1,5 +1,4 @@
-"""Settings of two runs, of one engine or of two engines, and the search for settings that differ.
-"""
+"""Settings of two runs, which may be of two engines, and the search for settings that differ."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting that differs between two runs; its value is None in a run without it. `layout` is
-    true if the setting decides which rank computes what.
+    """A setting with different values in two runs; None stands for a run that does not have it.
+    `layout` is true if the setting only decides which rank computes what, or what is logged.
     """
 
     path: str
@@ -35,7 +34,8 @@ LAYOUT = (
     "accumulation",
     "zero_optimization.",
 )
-"""Prefixes of settings that decide which rank computes which part, or which tensors are logged."""
+"""Prefixes of the settings that only decide which rank computes what, or which tensors are logged.
+"""
 SPEED = (
     "foreach",
     "fused",
@@ -45,8 +45,8 @@ SPEED = (
     "decoupled_weight_decay",
     "param_names",
 )
-"""Names of settings of torch's optimizers that do not affect the update, or that follow from the
-optimizer's class.
+"""Names of settings of torch's optimizers that are not compared: they do not affect the update, or
+follow from the optimizer's class.
 """
 SHARED: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer.name", "optimizer"),
@@ -56,12 +56,14 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "weight decay": ("optimizer.weight_decay", "group 0.weight_decay"),
     "momentum": ("optimizer.momentum", "group 0.momentum"),
 }
-"""Settings that several engines have, with the name of the setting in each engine."""
+"""Settings that can be compared between engines, each with its names in the settings of the
+engines.
+"""
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Return the settings that differ between the heads of two runs. For two different engines,
-    only settings that both have are compared.
+    """Return the settings that differ between two runs, of which the contents of run.json are
+    given. If the runs are of two engines, only settings that both engines have are compared.
     """
     ours, theirs = (values_of(about.get("settings", {})) for about in (first, second))
     alike = set(ours) & set(theirs)
@@ -99,8 +101,8 @@ def _told(about: Mapping[str, Any]) -> str:
 
 
 def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by name, without the settings in `SPEED`. A text that spells a number or a
-    list becomes this number or list.
+    """Return settings by name, without those in `SPEED`. A text that spells a number or a list is
+    replaced by the number or list.
     """
     return {
         name: _value(value)

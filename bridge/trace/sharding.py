@@ -1,5 +1,5 @@
-"""Sharding: the part of a whole tensor that a rank holds if torch distributes the tensor as a
-DTensor or a flat parameter.
+"""Sharding: finds which part of a whole tensor a rank holds if torch distributes the tensor, as a
+DTensor or as a part of a flat parameter.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bridge.trace.naming import parameters
 from bridge.trace.placement import Placement
 
 TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model")
-"""Names of dimensions of a device mesh along which single weights are split."""
+"""Names of the dimensions of a device mesh along which tensor parallelism splits single weights."""
 
 
 def mesh_of(model: nn.Module, world: int) -> Mesh:
-    """Return the axes along which torch distributes the weights of `model`: the axes of its largest
-    device mesh, or only data if there is none.
+    """Return the mesh along which torch distributes the weights of `model`. It has the axes of the
+    largest device mesh of the weights, or only a data axis if there is none.
 
-    If a batch is split over two or more dimensions of the mesh, the last of them shards and the
-    others replicate.
+    If the device mesh has several data dimensions, torch shards weights along the last of them and
+    replicates weights along the others.
     """
     found = [
         weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)
@@ -52,7 +52,9 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
 
 
 def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
-    """Return the names of the axes of a mesh, the fastest first."""
+    """Return our names for the dimensions of a device mesh, in our order: the axis along which
+    rank numbers grow fastest comes first.
+    """
     names = device_mesh.mesh_dim_names or ("",) * device_mesh.ndim
     found: list[str] = []
     for name in reversed(names):
@@ -75,15 +77,16 @@ def is_split(tensor: Tensor) -> bool:
 
 
 def fully_sharded(model: nn.Module) -> bool:
-    """Return whether `fully_shard` was called on the model or on a part of it."""
+    """Return whether `fully_shard` was called on the model or on one of its modules."""
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
-    """Return this rank's part of `tensor`, and the placement of this part in the whole tensor. A
-    plain tensor is whole, and ranks along the axes `others` hold the same tensor.
+    """Return this rank's part of `tensor`, and the placement of this part in the whole tensor. If
+    torch does not distribute the tensor, the rank has all of it, and so have the ranks along the
+    axes `others`.
     """
     if not isinstance(tensor, DTensor):
         return tensor, Placement.full(tuple(tensor.shape), tuple(others))
@@ -109,13 +112,13 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
 
 
 def local(tensor: Any) -> Tensor:
-    """This rank's part of a tensor."""
+    """Return this rank's part of a tensor: all of it unless it is a DTensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def local_gradient(weight: nn.Parameter) -> Tensor | None:
     """Return the gradient of this rank's part of a weight. Return None if there is no gradient, or
-    if it is split differently from the weight.
+    if torch splits the gradient otherwise than the weight.
     """
     found: Any = weight.grad
     if isinstance(weight, DTensor) and isinstance(found, DTensor):
@@ -125,7 +128,8 @@ def local_gradient(weight: nn.Parameter) -> Tensor | None:
 
 
 def in_boxes(tensor: Tensor) -> bool:
-    """Return whether each rank holds a box of a tensor that it can locate without the other ranks.
+    """Return whether each rank's part of a tensor is a box of the whole tensor, whose position the
+    rank knows without the other ranks.
     """
     return not isinstance(tensor, DTensor) or all(
         type(placement) in (Shard, Replicate) for placement in tensor.placements
@@ -134,8 +138,8 @@ def in_boxes(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """The elements `start` to `stop` of a parameter in row-major order, which begin at `offset` in
-    a flat shard.
+    """The part of a parameter that a rank's shard of a flat parameter holds: the elements `start`
+    to `stop` in row-major order. They begin at `offset` in the shard.
     """
 
     name: str
@@ -146,9 +150,9 @@ class Piece:
 
 
 def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
-    """Return the parts of parameters that this rank holds, by the id of a flat parameter of
-    FullyShardedDataParallel. The id may also be that of an original parameter that is a view of a
-    flat one.
+    """Return the parts of parameters that this rank holds, for a model in
+    FullyShardedDataParallel. The keys are Python's `id` of a flat parameter, and of each original
+    parameter that is a view of a flat one.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 

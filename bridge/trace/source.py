@@ -1,4 +1,4 @@
-"""Sources: the interface of a traced engine, whatever its stack."""
+"""Sources: the interface by which traces read an engine, whatever its stack."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 
 Kind = Literal["weight", "gradient", "shard", "moment", "replica", "buffer", "state", "generator"]
-"""Kinds of tensors that persist between steps: owned parts of weights, gradients (also as reduced
-flat slices: shards) and optimizer state; whole parameters that data ranks hold alike (replicas);
-buffers; counters and rates (state); and generators.
+"""Kinds of tensors that an engine holds between steps: the parts of weights, of gradients and of
+moments that a rank owns; reduced flat slices of gradients (shard); whole parameters that all data
+ranks hold (replica); buffers; counters and learning rates (state); and states of random
+generators.
 """
 Moment = Literal["reduced", "updated", "ended"]
 """Points of a step that every rank reaches, even if the step is skipped. At "reduced", gradients
-are complete and nothing is updated. At "updated", weights are updated or the step is skipped. At
-"ended", the step is over.
+are complete, and no weight is updated yet. At "updated", all weights are updated, or the step was
+skipped. At "ended", the step is over.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A tensor that persists between steps. `layer` is its layer, and `tensor` its name in the
-    layer, such as the name of a moment. If its placement has the pipeline axis among its replicas,
-    only the pipeline ranks `holders` hold the tensor (empty: all).
+    """A tensor that an engine holds between steps. `layer` is its layer, and `tensor` its name
+    within the layer, such as the name of a moment. If ranks along the pipeline axis hold copies of
+    it, `holders` are the pipeline ranks that do (empty: all).
     """
 
     layer: str
@@ -41,12 +42,12 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The present position of a run: the step, the current microbatch, the number of microbatches
-    in the step over all data ranks (None: unknown), and whether the current forward pass is a
-    recomputation outside any backward pass.
+    """The position of a run: the step, the current microbatch, and the number of microbatches in
+    the step over all data ranks (None: unknown). `again` is true if a forward pass is a
+    recomputation that does not run inside backward.
 
-    If the number is unknown, `part` may hold this rank's index and the number of equal parts of the
-    microbatch.
+    If the number of microbatches is unknown, `part` may say which part of the microbatch this rank
+    has: its index, and the number of equal parts.
     """
 
     step: int
@@ -57,11 +58,11 @@ class Now:
 
 
 class Source(Protocol):
-    """The interface that an engine must have for `attach`."""
+    """The interface that an engine has to implement so that `attach` can trace it."""
 
     @property
     def layers(self) -> Mapping[str, nn.Module]:
-        """Layers by global name, in order."""
+        """The layers by global name, in the order in which they run."""
         ...
 
     @property
@@ -71,35 +72,39 @@ class Source(Protocol):
 
     @property
     def recomputes(self) -> bool:
-        """Whether the forward pass of a layer may run again for backward."""
+        """Whether backward may run the forward pass of a layer again."""
         ...
 
     @property
     def holders(self) -> Sequence[tuple[int, ...]]:
-        """The sets of pipeline ranks that hold some tensor alike. All ranks know these sets."""
+        """Sets of pipeline ranks that hold copies of some tensor, such as a tied embedding. The
+        list is the same on all ranks.
+        """
         ...
 
     @property
     def comm(self) -> Comm:
-        """The communicator with the groups of this rank."""
+        """The communicator of this rank, with its groups."""
         ...
 
     def now(self) -> Now:
-        """The present step and microbatch of the run."""
+        """Return the present step and microbatch."""
         ...
 
     def factors(self) -> Mapping[Unit, float]:
-        """Return factors for gradients, by unit. Gradients times these factors are those of the
-        step's unscaled mean loss.
+        """Return factors by unit. Gradients of a unit times its factor are the gradients of the
+        step's mean loss, without loss scale.
         """
         ...
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Return the placement of `tensor` within the microbatch's output (or input) of a layer."""
+        """Return the placement of `tensor`, this rank's output (or input gradient) of a layer,
+        within that of the whole microbatch.
+        """
         ...
 
     def tensors(self, kind: Kind) -> Iterator[Held]:
-        """Yield this rank's tensors of a kind. Gradients are available after their reduction."""
+        """Yield this rank's tensors of a kind. Gradients can be read once they are reduced."""
         ...
 
     def batch(self) -> Iterator[Held]:
@@ -107,13 +112,13 @@ class Source(Protocol):
         ...
 
     def on(self, moment: Moment, call: Callable[[], None]) -> None:
-        """Register `call` for a point of every step."""
+        """Have `call` called at a point of every step."""
         ...
 
     def settings(self) -> Mapping[str, object]:
-        """The run's settings by dotted path. They are equal on all ranks."""
+        """Return the run's settings by dotted path. They are the same on all ranks."""
         ...
 
     def about(self) -> Mapping[str, object]:
-        """Facts for the log's head: engine, mesh, settings."""
+        """Return the facts that run.json records: engine, mesh, settings."""
         ...

@@ -1,6 +1,4 @@
-"""Summaries: statistics and samples of a tensor, by level, which can be merged over ranks and
-microbatches.
-"""
+"""Summaries: statistics and samples of a tensor. Summaries of a tensor's parts can be merged."""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ from torch import Tensor
 from bridge.trace.placement import Placement
 
 STATISTICS = 2
-"""Level from which on a record has statistics. At level 1 a record has only shape, dtype and
-device.
+"""Lowest level at which a record has statistics. At level 1 it has only the shape, dtype and
+device of the tensor.
 """
 
 SAMPLES = 3
-"""Level from which on a record also has 2^(level - 3) values."""
+"""Lowest level at which a record also has samples: 2^(level - 3) values of the tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Statistics of some elements. NaNs and infinities are counted, and the other statistics leave
-    them out.
+    """Statistics of the elements of a tensor. NaNs and infinities are counted; the other
+    statistics leave them out.
     """
 
     count: int
@@ -40,13 +38,13 @@ class Summary:
 
     @classmethod
     def of(cls, measured: Tensor) -> Summary:
-        """Make the summary from a result of `measure`, for which it waits."""
+        """Return the summary for a result of `measure`. The call waits for the device."""
         count, nans, infs, total, squares, low, high = measured.tolist()
         return cls(int(count), int(nans), int(infs), total, squares, low, high)
 
     @classmethod
     def merged(cls, parts: Iterable[Summary]) -> Summary:
-        """Return the summary of all elements of `parts`."""
+        """Return the summary of a tensor whose parts have the summaries `parts`."""
         found = list(parts)
         return cls(
             sum(part.count for part in found),
@@ -70,7 +68,9 @@ class Summary:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the finite elements, as a population."""
+        """The standard deviation of the finite elements (their mean square deviation, not divided
+        by one less); NaN if there are none.
+        """
         return (
             math.sqrt(max(0.0, self.squares / self.finite - self.mean**2))
             if self.finite
@@ -85,8 +85,8 @@ class Summary:
 
 @torch.no_grad()
 def measure(tensor: Tensor) -> Tensor:
-    """Return the values of a summary, (7,) fp64, on the tensor's device. On a GPU, the call does
-    not wait for them.
+    """Return the seven statistics of a tensor as fp64 numbers on the tensor's device. On a GPU,
+    the call does not wait for the device.
     """
     values = _real(tensor.detach())
     if not values.numel():
@@ -103,8 +103,8 @@ def measure(tensor: Tensor) -> Tensor:
 
 
 def _real(tensor: Tensor) -> Tensor:
-    """Return the elements as real numbers: both parts of each complex number, and all elements of a
-    sparse tensor.
+    """Return the elements of a tensor as real numbers: both parts of each complex number, and also
+    the zeros of a sparse tensor.
     """
     whole = tensor if tensor.layout == torch.strided else tensor.to_dense()
     if whole.is_complex():
@@ -129,11 +129,12 @@ def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Ten
 
 @lru_cache(maxsize=4096)
 def sampled(shape: tuple[int, ...], level: int) -> Tensor:
-    """Return the indices of the samples of a whole tensor of this shape, in row-major order.
+    """Return the indices of the samples that are taken from a tensor of this shape, in row-major
+    order.
 
-    There are 2^(level - 3) samples, as far apart as possible, but not all in one column (Fast-LLM's
-    rule, so that both logs show the same elements). The returned tensor is cached: do not change
-    it.
+    There are at most 2^(level - 3) samples, as far apart as possible, but not all in one column.
+    This is the rule of Fast-LLM, so that its logs and ours show the same elements. The returned
+    tensor is cached: do not change it.
     """
     size, wanted = prod(shape), 2 ** (level - SAMPLES)
     step = max(size // wanted, 1)
@@ -144,8 +145,8 @@ def sampled(shape: tuple[int, ...], level: int) -> Tensor:
 
 @torch.no_grad()
 def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tensor]:
-    """Return this rank's samples of the whole tensor: their indices among all samples, and their
-    values.
+    """Return the samples of a whole tensor that lie in this rank's part: their indices among all
+    samples, and their values.
     """
     numbers, places = _sampled_here(placement, level, tensor.device)
     return numbers.clone(), tensor.detach().reshape(-1)[places]
@@ -153,8 +154,8 @@ def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tens
 
 @lru_cache(maxsize=4096)
 def _sampled_here(placement: Placement, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the indices of this rank's samples among all samples, and in its part. The result is
-    cached: do not change it.
+    """Return two indices for each sample that lies in a rank's part: the index among all samples,
+    and the index in the part. The result is cached: do not change it.
     """
     held, places = placement.within(sampled(placement.whole, level))
     return held.nonzero().view(-1), places.to(device)

@@ -1,6 +1,5 @@
-"""The tracer: hooks on a source's layers and steps for observers.
-
-Without an observer no hook is installed.
+"""The tracer: hooks on the layers and steps of a source that inform observers. Without observers,
+no hook is installed.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ logger = logging.getLogger("bridge.trace")
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """An activation or its gradient, as a hook receives it. `placement` is its part of the named
-    tensor. `again` is true if the forward pass is a recomputation inside backward.
+    """An activation or a gradient of one, as a hook receives it. `placement` says which part of
+    the tensor `name` this rank has. `again` is true if the forward pass is a recomputation.
     """
 
     name: Name
@@ -39,20 +38,24 @@ class Sight:
 
 
 class Observer(Protocol):
-    """The interface of objects that hooks inform."""
+    """The interface of an observer: an object that a tracer informs of tensors and of points of a
+    step.
+    """
 
     def wants(self, kind: str) -> bool:
-        """Return whether the observer needs sights of a kind: input, output, input gradient."""
+        """Return whether the observer wants to see tensors of a kind: input, output, input
+        gradient.
+        """
         ...
 
     def saw(self, sight: Sight) -> None:
-        """Record the present values of a sight, without any collective."""
+        """Look at the present values of a tensor. The method must not call collectives, because
+        other ranks may not be at the same point.
+        """
         ...
 
     def reached(self, moment: Moment | None) -> None:
-        """Handle a point of a step that all ranks reach; None stands for the time before the first
-        step.
-        """
+        """Called at a point of a step that all ranks reach, or with None before the first step."""
         ...
 
 
@@ -61,23 +64,27 @@ INPUT, OUTPUT, GRADIENT = "input", "output", "input gradient"
 
 @dataclass
 class Tracer:
-    """Hooks on `source` for `observers`; the method `remove` removes them."""
+    """Hooks on the layers and steps of `source`, which inform `observers` until `remove` is
+    called.
+    """
 
     source: Source
     observers: Sequence[Observer]
     findings: Findings = field(default_factory=Findings)
     ended: Callable[[], None] | None = None
-    """Function to call when no observer is left; None if there is none."""
+    """Function that `remove` calls at the end; None if there is none."""
     _handles: list[Any] = field(default_factory=list)
     _counts: dict[tuple[str, str, bool], tuple[tuple[int, int], int]] = field(default_factory=dict)
     _over: bool = False
     _without: dict[str, list[Now]] = field(default_factory=dict)
-    """Steps and microbatches in which each layer ran without a graph, and will run again with a
-    graph in backward.
+    """For each layer, the steps and microbatches in which it ran without a graph. Backward will
+    run it again, with a graph.
     """
 
     def install(self) -> Tracer:
-        """Install the hooks that some observer needs."""
+        """Install the hooks for the kinds of tensors that some observer wants, and return the
+        tracer.
+        """
         hidden: Collection[str] = getattr(self.source, "hidden", ())
         layers = {name: module for name, module in self.source.layers.items() if name not in hidden}
         if layers and self._wanted(INPUT):
@@ -96,7 +103,7 @@ class Tracer:
         return self
 
     def remove(self) -> None:
-        """Remove all hooks; later steps are not observed."""
+        """Remove all hooks. Later steps are not observed."""
         self._over = True
         for handle in self._handles:
             handle.remove()
@@ -121,8 +128,8 @@ class Tracer:
                 self._asked(observer, observer.reached, moment)
 
     def _asked(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
-        """Call an observer. An observer that fails with an unexpected error is removed; a
-        `BridgeError` is raised.
+        """Call a method of an observer. If it raises anything but a `BridgeError`, the observer is
+        removed with a warning.
         """
         try:
             call(given)
@@ -132,8 +139,8 @@ class Tracer:
             self.observers = [other for other in self.observers if other is not observer]
             at = traceback.extract_tb(error.__traceback__)[-1]
             logger.warning(
-                "trace: %s fails in step %s and is left out from here on, while the training goes "
-                "on: %s: %s (%s, line %s)",
+                "trace: the observer %s failed in step %s and is not called any more; the training "
+                "goes on: %s: %s (%s, line %s)",
                 type(observer).__name__,
                 self.source.now().step,
                 type(error).__name__,
@@ -188,7 +195,9 @@ class Tracer:
         return hook
 
     def _call(self, now: Now, layer: str, kind: str, again: bool = False) -> str:
-        """Prefix for a layer's second and later calls in a microbatch; empty for the first call."""
+        """Return a prefix for the names of tensors, so that a layer's second and later calls in a
+        microbatch are told apart; empty for the first call.
+        """
         key, at = (layer, kind, again), (now.step, now.microbatch)
         last, count = self._counts.get(key, (at, -1))
         count = count + 1 if last == at else 0
@@ -196,8 +205,8 @@ class Tracer:
         return f"call {count + 1} " if count else ""
 
     def _await(self, inputs: Any, layer: str, now: Now) -> None:
-        """Observe the gradients of activations. Each is observed once, even if a backward pass in
-        two halves visits it twice.
+        """Observe the gradients of a layer's inputs, when backward has computed them. Each is
+        observed once, even if a schedule splits backward in two.
         """
         wanted = [(index, tensor) for index, tensor in _tensors(inputs) if tensor.requires_grad]
         call = self._call(now, layer, GRADIENT) if wanted else ""
@@ -243,18 +252,22 @@ class Tracer:
 
 
 def recomputing() -> bool:
-    """Return whether a forward pass runs inside a backward pass, for recomputation."""
+    """Return whether code runs inside a backward pass, so that a forward pass here is a
+    recomputation.
+    """
     # -1 outside of any backward; torch has no public name for it.
     return torch._C._current_graph_task_id() != -1
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that torch distributes."""
+    """Return this rank's part of a tensor: all of it unless it is a DTensor."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
 
 def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in `values`. All except the first are yielded with their number."""
+    """Yield the tensors in nested `values`, each with its number as text; the text is empty for
+    the first tensor.
+    """
     found = [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
     return ((str(index) if index else "", tensor) for index, tensor in enumerate(found))

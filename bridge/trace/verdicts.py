@@ -1,4 +1,4 @@
-"""Verdicts: the results of comparing one tensor of two runs."""
+"""Verdicts: the result of comparing one tensor in two runs."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Verdict = Literal[
 ]
 
 FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other shape")
-"""Verdicts that rounding does not explain."""
+"""The verdicts that mean a difference which rounding does not explain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The result for one tensor.
+    """The result of comparing one tensor in two runs.
 
-    `distance` is the root mean square of the difference divided by that of the values, and `bound`
-    is the largest distance that rounding may cause. `cause` describes a fault. `ranks` are the
-    ranks whose logs differ, if not all differ. The verdict is "unseen" if one of the runs does not
-    log tensors of this kind. The distance of weights excludes the part that follows, through
-    adaptive updates, from the distance of gradients.
+    `distance` is the root mean square of the difference, divided by that of the values, and `bound`
+    is the largest distance that rounding may cause. `cause` describes a difference beyond the
+    bound. `ranks` are the ranks whose logs differ (empty: all). The verdict is "unseen" if one of
+    the runs did not log such tensors. For weights, the distance leaves out the share that the
+    rounding of gradients may have caused through adaptive updates.
     """
 
     name: Name
@@ -44,13 +44,13 @@ class Line:
 
     @property
     def is_fault(self) -> bool:
-        """Whether rounding does not explain the result."""
+        """Whether the verdict means a difference that rounding does not explain."""
         return self.verdict in FAULTS
 
 
 def share(line: Line) -> float:
-    """Return the distance of a line as a share of its bound, or infinity for a fault without a
-    bound.
+    """Return the distance of a result divided by its bound. Without a bound, return infinity for a
+    difference that rounding does not explain, and else 0.
     """
     if line.bound:
         return line.distance / line.bound

@@ -292,13 +292,13 @@ CAUSES: Mapping[str, Cause] = {
     "norms not summed over tensor ranks": Cause(
         plants("begins", planting.without("_allreduce_non_tensor_model_parallel_grads")),
         ("Megatron-Core, tensor 2, sequence", "native, tensor 2, sequence"),
-        "alone are computed, combined",
+        "are computed, combined",
         "Megatron-LM#1446",
     ),
     "tied embeddings not summed over stages": Cause(
         plants("begins", planting.without("_allreduce_word_embedding_grads")),
         ("Megatron-Core, pipeline 2", "native, tensor 2"),
-        "embedding.tokens.weight alone",
+        "only .*embedding.tokens.weight",
         "Megatron-LM#7452",
     ),
     "gradient of a column-parallel input": Cause(

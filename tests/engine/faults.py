@@ -188,7 +188,7 @@ FAULTS: Mapping[str, Fault] = {
         {"parallel.tensor": 2, "batch.micro": 2, "batch.accumulation": 4},
         "diff",
         "2/backward/head/input gradient",
-        "A is 4 times B: the number of microbatches of A",
+        "A is 4 times B; this factor is the number of microbatches of A",
         None,
         SGD,
     ),
@@ -197,13 +197,13 @@ FAULTS: Mapping[str, Fault] = {
         TOKENS,
         "diff",
         "2/backward/head/input gradient",
-        "A is 0.5 times B: one over the number of tensor ranks of A",
+        "A is 0.5 times B; this factor is one over the number of tensor ranks of A",
         None,
         SGD,
     ),
     "stale tied weight": Fault(stale_tie, DATA, "diff", "2/forward/head/output", "cosine", None, SGD),
     "stale tied weight on one pipeline rank": Fault(
-        stale_copy, BOTH, "check", "2/reduce/embedding/weight/tokens.weight", "of ranks 0, 1, 2, 3, 3 stands alone", 3
+        stale_copy, BOTH, "check", "2/reduce/embedding/weight/tokens.weight", "of ranks 0, 1, 2, 3, 3 differs from the others", 3
     ),
     "tied gradients not summed over pipeline ranks": Fault(
         lost_tie, PIPELINE, "check", "2/reduce/embedding/gradient/tokens.weight", TWO, None
@@ -235,7 +235,7 @@ FAULTS: Mapping[str, Fault] = {
         FOUR,
         "check",
         "2/reduce/block0/weight/norm1.weight",
-        "of ranks 0, 1, 2, 3, 2 stands alone; 1 of 16 elements, first at [2]",
+        "of ranks 0, 1, 2, 3, 2 differs from the others; 1 of 16 elements, first at [2]",
         2,
     ),
     "one bit flipped in a gathered copy of a weight": Fault(
@@ -250,7 +250,7 @@ FAULTS: Mapping[str, Fault] = {
         FOUR,
         "check",
         "2/reduce/block0/gradient/norm1.weight",
-        "of ranks 0, 1, 2, 3, 3 stands alone; 1 of 16 elements, first at [2]",
+        "of ranks 0, 1, 2, 3, 3 differs from the others; 1 of 16 elements, first at [2]",
         3,
     ),
     "one bit flipped in an optimizer moment": Fault(
@@ -258,7 +258,7 @@ FAULTS: Mapping[str, Fault] = {
         FOUR,
         "check",
         "2/reduce/block0/moment/norm1.weight.exp_avg",
-        "of ranks 0, 1, 2, 3, 0 stands alone; 1 of 16 elements, first at [2]",
+        "of ranks 0, 1, 2, 3, 0 differs from the others; 1 of 16 elements, first at [2]",
         0,
     ),
     "a NaN in a gradient on one rank": Fault(poisoned, TENSOR, "check", "2/reduce/block0/gradient/norm1.weight", "NaNs: 0, 1"),

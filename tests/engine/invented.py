@@ -296,12 +296,12 @@ INVENTED: Mapping[str, Planted] = {
     "V9": Planted(
         plants("built", detaches, 0),
         r"1/backward/.*blocks\.1",
-        "up to .*blocks.1",
+        "backward pass of .*blocks.1",
         ("gradient-missing",),
         "Trainer",
         sets(buckets={"find_unused_parameters": True}),
     ),
-    "V10": Planted(plants("built", skips_rest, 0), r"1/backward/blocks\.1", "up to blocks.1", (), "plain"),
+    "V10": Planted(plants("built", skips_rest, 0), r"1/backward/blocks\.1", "backward pass of blocks.1", (), "plain"),
     "V11": Planted(plants("built", freezes, 0), r"1/reduce/blocks\.0", r"blocks\.0.* trained in B alone", (), "plain"),
     "V12": Planted(plants("begins", in_bf16, rank=1), r"2/forward/blocks\.1", ITSELF, ("replicas-differ",), "DeepSpeed ZeRO 0"),
     "V13": Planted(plants("stepped", rounds, None), r"2/forward/", ITSELF, ("weights-changed", "updates-lost"), "FSDP2"),
@@ -313,19 +313,19 @@ INVENTED: Mapping[str, Planted] = {
         "DTensor",
         both(alike, sets(dropout=0.2), plants("begins", lambda loop, step: torch.manual_seed(step), None)),
     ),
-    "V15": Planted(plants("begins", unsynced, None), r"2/reduce", "own gradient", ("gradient-not-reduced",), "DDP"),
-    "V16": Planted(plants("backward", doubles_shard, rank=1), r"2/reduce/blocks\.2", r"blocks\.2.* alone", (), "FSDP2"),
+    "V15": Planted(plants("begins", unsynced, None), r"2/reduce", "computed itself", ("gradient-not-reduced",), "DDP"),
+    "V16": Planted(plants("backward", doubles_shard, rank=1), r"2/reduce/blocks\.2", r"only .*blocks\.2", (), "FSDP2"),
     "V17": Planted(
-        plants("backward", whitewashed, rank=1), r"2/reduce/norm", "norm.*(alone|no gradient)", ("replicas-differ",), "DDP"
+        plants("backward", whitewashed, rank=1), r"2/reduce/norm", "only .*norm|norm.*no gradient", ("replicas-differ",), "DDP"
     ),
     "V18": Planted(
-        plants("backward", by_blocks), r"2/reduce/.*blocks\.0", r"blocks\.0.* alone", ("gradient-changed",), "Trainer"
+        plants("backward", by_blocks), r"2/reduce/.*blocks\.0", r"only .*blocks\.0", ("gradient-changed",), "Trainer"
     ),
     "V19": Planted(plants("wrapped", blunt, 0), r"1/update", "the optimizer.s rule", ("update-unexplained",), "accelerate"),
     "V20": Planted(plants("stepped", average, None), r"2/forward/|3/forward/", ITSELF, ("weights-changed",), "DTensor", alike),
     "V21": Planted(plants("stepped", extra), r"3/forward/tok", ITSELF, ("weights-changed",), "plain"),
     "V22": Planted(plants("begins", forgets, rank=1), r"2/update", "rank 1", ("moments-lost", "replicas-differ"), "FSDP2"),
-    "V23": Planted(plants("begins", halves_moments), r"2/update", "larger than this optimizer", ("update-too-large",), "plain"),
+    "V23": Planted(plants("begins", halves_moments), r"2/update", "larger than the optimizer", ("update-too-large",), "plain"),
     "V24": Planted(plants("begins", steps_less, rank=1), r"2/update", "rank 1", ("replicas-differ",), "DDP"),
     "V25": Planted(plants("begins", stale, None, 1), r"2/forward/blocks\.1", ITSELF, ("replicas-differ",), "DeepSpeed ZeRO 1"),
     "V26": Planted(plants("begins", drifts, rank=1), r"2/forward/", ITSELF, ("buffers-differ",), "DDP"),

@@ -258,7 +258,7 @@ def plan(hub: Hub) -> None:
             formats.planned(formats.named(name), hub, formats.Wanted())
 
 
-SEEN = ("posix.system", "SHA256SUMS", "bytes are not those that were written")
+SEEN = ("posix.system", "SHA256SUMS", "bytes of this file have changed")
 """What an error says of a payload: its name, or that the file is not the one that was written."""
 
 

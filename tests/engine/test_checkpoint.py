@@ -106,11 +106,11 @@ def test_no_rank_hands_out_more_than_it_owns(run: Any, tmp_path: Path) -> None:
 
 def test_what_is_not_there_is_said(run: Any, tmp_path: Path) -> None:
     _, found = case("one")
-    with pytest.raises(SourceError, match="no file 'latest' that names a checkpoint; give a tag, or save first"):
+    with pytest.raises(SourceError, match="found no file 'latest', which would name a checkpoint; give a tag, or save first"):
         run(1, resume, found, tmp_path)
     run(1, save, found, tmp_path)
     (tmp_path / "latest").write_text("step3")
-    with pytest.raises(SourceError, match="no checkpoint there; correct the tag; did you mean step2"):
+    with pytest.raises(SourceError, match="found no checkpoint; correct the tag; did you mean step2"):
         run(1, resume, found, tmp_path)
 
 

@@ -198,7 +198,7 @@ def test_parts_that_do_not_make_each_tensor_once_are_refused(saved: Path) -> Non
         "its parts overlap": {key: tensors[key][:2].clone(), "weights/head.norm.weight@1": tensors[key][2:].clone()},
         "several number formats": {key: tensors[key][:2].clone(), "weights/head.norm.weight@2": tensors[key][2:].float()},
         "expected NAME@ and 1 offsets": {key: None, "weights/head.norm.weight@0,0": tensors[key]},
-        "is not named in state.json": {"weights/other@0": tensors[key]},
+        "which state.json does not list": {"weights/other@0": tensors[key]},
         "number format I64": {key: tensors[key].long()},
     }
     for said, change in changed.items():
@@ -210,7 +210,7 @@ def test_parts_that_do_not_make_each_tensor_once_are_refused(saved: Path) -> Non
 def test_files_of_another_run_are_told_apart(saved: Path, tmp_path: Path) -> None:
     engine_of(9).save_checkpoint(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "step0" / file_of(0), saved / "step0" / file_of(0))
-    assert f"{saved / 'step0' / file_of(0)}: its" in refused(saved)
+    assert f"{saved / 'step0' / file_of(0)}: the" in refused(saved)
 
 
 def test_anyone_can_check_the_digests(saved: Path) -> None:
@@ -274,7 +274,7 @@ def test_an_older_format_is_named(run: Any, tmp_path: Path) -> None:
     run(1, save, ONE, tmp_path)
     path = tmp_path / "step2" / "state.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 1}))
-    with pytest.raises(BridgeError, match="format 1, expected 2; resume it with the release that wrote it"):
+    with pytest.raises(BridgeError, match="found format 1, expected 2; load this checkpoint with the release that wrote it"):
         run(1, resume_, tmp_path)
 
 

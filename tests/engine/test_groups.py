@@ -91,11 +91,11 @@ def test_the_engine_takes_them() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "no JSON"),
+        ("{", "expected JSON"),
         ('{"params": []}', "expected a list of groups"),
         ('[{"params": "a"}]', "expected names of parameters"),
         ('[{"params": ["a"], "lr": "fast"}]', "lr: found 'fast', expected a number"),
-        ('[{"params": ["a"], "rate": 1}]', "'rate': unknown setting of a group"),
+        ('[{"params": ["a"], "rate": 1}]', "'rate': found an unknown setting of a group"),
         ('[{"params": ["a"], "betas": [0.9]}]', "expected two numbers"),
         ('[{"params": ["a"], "lr": -1}]', "lr: found -1"),
     ],

@@ -149,7 +149,7 @@ def test_a_folder_above_a_checkpoint_names_it(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "run" / "latest").write_text("step4")
     assert command(["checkpoint", "inspect", str(tmp_path / "run")]) == 1
     error = capsys.readouterr().err
-    assert "latest does not name one" in error and "'step3'" in error
+    assert "the file latest leads to no checkpoint" in error and "'step3'" in error
 
 
 def test_names_of_no_megatron_model_are_named(tmp_path: Path) -> None:

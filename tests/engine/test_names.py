@@ -105,7 +105,7 @@ def _two_groups(hub: Hub) -> Hub:
 REFUSED = {
     "a name that no family has": (_odd, Model(2), "sinks"),
     "groups that are not said": (lambda hub: hub, Model(), "--config"),
-    "groups that do not divide": (lambda hub: hub, Model(3), "does not divide"),
+    "groups that do not divide": (lambda hub: hub, Model(3), "do not divide"),
     "a part that is frozen": (_frozen_key, Model(2), "k_proj|key"),
     "parts in two groups": (_two_groups, Model(2), "several groups"),
     "a family that is not known": (lambda hub: hub, Model(2, refused=("model_type: found 'gemma'",)), "gemma"),

@@ -124,7 +124,7 @@ def with_moments(steps: int, filled: bool) -> tuple[nn.Module, torch.optim.Optim
     return model, optimizer
 
 
-MOMENTS = (500, False, "all second moments are zero"), (0, True, "moments are there")
+MOMENTS = (500, False, "all second moments are zero"), (0, True, "some second moments are not zero")
 
 
 @pytest.mark.parametrize(("steps", "filled", "said"), MOMENTS)

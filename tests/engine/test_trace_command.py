@@ -60,14 +60,15 @@ def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None
     assert code == 2
     assert "they part at 2/forward/block1/output: fault\n" in out
     assert "looks like: A is 1.00001 times B" in out
-    assert "cause: block1 is the first layer whose outputs differ: because of its code" in out
-    assert "evidence: the layers that run before it agree to 0" in out
+    assert "cause: block1 is the first layer whose outputs differ: because of the layer's code" in out
+    assert "evidence: the layers before block1 agree to 0" in out
     assert "2/forward/block2/output" in out and "steps after 2 were left out (1); --all" in out
 
 
 def test_a_test_holds_two_runs_together(runs: Path) -> None:
     same_run(runs / "again", runs / "good")
-    with pytest.raises(AssertionError, match=r"they part at 2/forward/block1/output: fault; A is 1.00001 times B\ncause: block1"):
+    first = r"the runs first differ at 2/forward/block1/output: fault; A is 1.00001 times B\ncause: block1"
+    with pytest.raises(AssertionError, match=first):
         same_run(runs / "bad", runs / "good")
 
 
@@ -108,9 +109,9 @@ def test_a_page_of_two_runs(capsys: pytest.CaptureFixture[str], runs: Path, tmp_
     assert text == (tmp_path / "map.html").read_text()
     parts = Parts(text)
     assert parts.links == [] and "script" not in parts.tags
-    assert "They part at 2/forward/block1/output: fault." in parts.words
+    assert "The runs first differ at 2/forward/block1/output: fault." in parts.words
     assert "Cause: block1 is the first layer whose outputs differ" in parts.words
-    assert parts.words.count("they part: 2/forward/block1/output") == 1, "the frame in the map"
+    assert parts.words.count("the runs first differ: 2/forward/block1/output") == 1, "the frame in the map"
     assert "norm of gradients of A" in parts.words and "loss of B" in parts.words
     assert parts.tags.count("figure") == 5, "the map, the loss, norms of gradients, outputs and weights"
 
@@ -119,7 +120,7 @@ def test_a_page_of_one_run(capsys: pytest.CaptureFixture[str], runs: Path, tmp_p
     code, out, _ = said(capsys, "html", runs / "good", "-o", tmp_path / "page.html")
     assert (code, out) == (0, f"wrote {tmp_path / 'page.html'}\n")
     words = Parts((tmp_path / "page.html").read_text()).words
-    assert "No finding was written" in words and "Norms of gradients, by layer and step" in words
+    assert "There are no findings" in words and "Norms of gradients, by layer and step" in words
     first = (runs / "good" / "rank-00000" / "steps.jsonl").read_text().splitlines()[1]
     assert f"loss: {json.loads(first)['loss']:.4g} in step 1" in words
 

@@ -128,5 +128,5 @@ def test_a_changed_copy_in_megatron_is_named(run: Ranks, tmp_path: Path) -> None
 
 
 def test_a_module_needs_its_optimizer() -> None:
-    with pytest.raises(BridgeError, match="attach: a module needs its optimizer"):
+    with pytest.raises(BridgeError, match="attach: found a module and no optimizer"):
         attach(nn.Linear(2, 2), Debug(layer_outputs=1))

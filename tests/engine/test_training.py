@@ -144,7 +144,7 @@ ENGINES = " or ".join(("native", "auto", *compat.backends()))
         (["--model", "big"], "--model: found big, expected tiny or file, or a folder with a config.json"),
         (["--model", "file"], "model.heads: the file does not state it; use --model tiny"),
         (["--data", "nowhere.txt"], "nowhere.txt: No such file or directory; give a file of text"),
-        (["--resume", "nowhere"], "nowhere: no file 'latest' that names a checkpoint; give a tag, or save first"),
+        (["--resume", "nowhere"], "nowhere: found no file 'latest', which would name a checkpoint; give a tag, or save first"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -214,7 +214,7 @@ def test_what_cannot_be_exported_is_one_line(
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["trace", "export", str(logged(tmp_path / "run")), "-o", str(tmp_path)]) == 1
-    assert "it exists already" in capsys.readouterr().err
+    assert "found a file or folder, expected none" in capsys.readouterr().err
 
 
 def test_a_loss_is_what_backward_was_called_with(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def little_room() -> Iterator[None]:
 def test_without_room_one_warning_and_the_steps_before(tmp_path: Path, little_room: None) -> None:
     log = Log(tmp_path, 0, full=True)
     log.write(0)
-    with pytest.warns(UserWarning, match="the log ends before step 1; name a folder with room") as said:
+    with pytest.warns(UserWarning, match="the log of this rank ends before step 1; name a folder that") as said:
         write(log, 1)
     assert len(said) == 1
     with warnings.catch_warnings():
@@ -107,7 +107,7 @@ def test_without_room_one_warning_and_the_steps_before(tmp_path: Path, little_ro
 
 
 def test_without_room_a_strict_log_raises(tmp_path: Path, little_room: None) -> None:
-    with pytest.raises(BridgeError, match="the log ends before step 1"):
+    with pytest.raises(BridgeError, match="the log of this rank ends before step 1"):
         write(Log(tmp_path, 0, full=True, strict=True), 1)
 
 

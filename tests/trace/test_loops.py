@@ -260,7 +260,7 @@ def test_what_a_run_found_in_itself_is_the_cause_where_its_twin_did_not(tmp_path
         diagnosis = told.diagnosis
         assert diagnosis is not None
         assert diagnosis.claim.startswith(f"in {label}, another optimizer takes over")
-        assert diagnosis.evidence[-1] == f"{label} by itself found optimizer-replaced in step 5: AdamW by AdamW"
+        assert diagnosis.evidence[-1] == f"run {label} has the finding optimizer-replaced in step 5: AdamW by AdamW"
         assert diagnosis.where.phase == "update"
 
 
@@ -304,8 +304,8 @@ def test_steps_after_another_number_of_passes_are_named_as_that(tmp_path: Path) 
         found(tmp_path / str(every), small, lambda model: adam(model.parameters()), microbatches(every))
     told = compare(Run.read(tmp_path / "1"), Run.read(tmp_path / "2"), every=False).diagnosis
     assert told is not None
-    assert told.claim == "A steps after 1 pass forward and backward, B after 2 passes"
-    assert told.evidence == ("step 1 has 1 pass in A, 2 passes in B",)
+    assert told.claim == "the optimizer steps after 1 pass in A, and after 2 passes in B"
+    assert told.evidence == ("step 1 has 1 pass in A, and 2 passes in B",)
 
 
 class Nested(torch.optim.AdamW):
@@ -431,7 +431,7 @@ def test_a_log_that_fails_itself_is_said_and_the_training_goes_on(
     monkeypatch.setattr(LayerLog, "saw", broken)
     with caplog.at_level(logging.WARNING, "bridge.trace"):
         found(tmp_path, small, lambda model: adam(model.parameters()), steps)
-    told = [record.getMessage() for record in caplog.records if "LayerLog fails" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "LayerLog failed" in record.getMessage()]
     assert len(told) == 1
     assert "step 1" in told[0]
     assert "the training goes on: KeyError" in told[0]

@@ -111,7 +111,7 @@ def test_findings_alone_make_a_page(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     found_in(tmp_path / "run", where="head", evidence="all of them")
     page = page_of(tmp_path / "run", out=tmp_path / "page.html")
-    assert "only findings were logged" in page.words and "all of them" in page.words
+    assert "this run has findings, but no log of tensors" in page.words and "all of them" in page.words
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_bin_shows_its_worst_cell() -> None:
     levels[133, 444] = 4
     text = drawn(Map("all", [f"l{number}" for number in range(200)], range(600), levels))
     assert len(re.findall(r'class="cell level4"', text)) == 1
-    assert "1 of 7680 cells are marked" in text
+    assert "1 of 7680 cells have level 2 or more" in text
 
 
 def test_values_that_are_not_finite_are_named() -> None:

@@ -1,5 +1,5 @@
-"""Runs at the start of each Python process under `stagebridge trace run`, and then runs the
-`sitecustomize` that it replaces, if there is one.
+"""Start file that Python runs in each process under `stagebridge trace run`. It hides a
+`sitecustomize` of the user's environment, and so runs that one as well.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def others() -> None:
-    """Run the `sitecustomize` of the user's environment, which this module hides."""
+    """Run the `sitecustomize` of the user's environment, which this file hides, if there is one."""
     rest = [place for place in sys.path if os.path.abspath(place or ".") != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", rest)
     if spec is not None and spec.loader is not None:

@@ -1,5 +1,5 @@
-"""Invariants: properties of every right training, checked in every step, so that one run is enough
-to find a fault.
+"""Invariants: properties that hold in every training without faults. They are checked in every
+step, so that a fault shows in one run, without a second run to compare with.
 """
 
 from __future__ import annotations
@@ -52,25 +52,25 @@ ROWS, SAID = "invariants", "findings"
 
 
 class Passes(Check):
-    """A step has as many forward passes as the run was set to, because the loss is divided by this
-    number.
+    """Each step has as many forward passes as `accumulation` says, because the loss of each pass
+    is divided by this number.
     """
 
     def local(self, step: int) -> Iterator[Finding]:
-        told, passes = self.source.accumulation, self.source.passes
-        if told and (passes % told or (passes > told and self.source.strict)):
+        expected, passes = self.source.accumulation, self.source.passes
+        if expected and (passes % expected or (passes > expected and self.source.strict)):
             yield Finding(
                 "accumulation-differs",
                 step,
                 "",
-                f"expected {told} passes in a step, found {passes}",
+                f"found {passes} passes in a step, expected {expected}",
             )
 
 
 @dataclass
 class Invariants:
-    """The observer that calls every check, exchanges rows between data ranks, and exchanges
-    findings between all ranks.
+    """The observer that runs all checks, exchanges their rows of numbers between data ranks, and
+    sends findings to all ranks.
     """
 
     source: ModuleSource
@@ -79,19 +79,19 @@ class Invariants:
     _handles: list[Any] = field(default_factory=list)
     _alike: bool = True
     _kept: list[Finding] = field(default_factory=list)
-    """Findings in this step by this rank's group of data ranks, to be sent to the other ranks, if
-    there are any.
+    """Findings of this step that only this rank's data ranks know so far, and that `_tell` sends
+    to all other ranks.
     """
     _sizes: dict[bool, dict[Check, int]] = field(default_factory=dict)
-    """Length of each check's row, before and after the update. All ranks have agreed on these
-    lengths.
+    """For the time before the update (False) and after it (True): the length of each check's row,
+    on which all ranks have agreed.
     """
     _calls: dict[str, list[Callable[..., Any]]] = field(default_factory=dict)
-    """Methods of the checks that are called at each point of a forward pass, by the name of the
-    point.
+    """For each point of a forward pass, such as its beginning: the methods of the checks that are
+    called there.
     """
     _said: set[Check] = field(default_factory=set)
-    """Checks that failed with an error and were reported."""
+    """Checks that failed with an error, and whose failure was reported."""
 
     def __post_init__(self) -> None:
         self.checks = [kind(self.source) for kind in (*CHECKS, Passes)]
@@ -108,7 +108,7 @@ class Invariants:
         self._handles += [root.register_forward_hook(self._passed) for root in self.source.roots]
 
     def _lost(self, name: str, ranks: tuple[int, ...], why: str) -> None:
-        """Report that ranks did not come to a step."""
+        """Report that `ranks` did not take a step that other ranks took; `why` is the evidence."""
         self.findings.add([Finding(name, self.source.now().step, "", why, ranks)])
 
     def wants(self, kind: str) -> bool:
@@ -153,7 +153,7 @@ class Invariants:
             self._point("ended")
 
     def _each(self, name: str, *given: Any) -> Iterator[Finding]:
-        """Yield the findings that the method `name` of each check returns."""
+        """Call the method `name` of each check, and yield the findings that it returns."""
         for check in self.checks:
             yield from self._asked(check, name, *given)
 
@@ -162,8 +162,8 @@ class Invariants:
         return check.safe(lambda: list(getattr(check, name)(*given)))() or ()
 
     def _failed(self, step: int) -> Iterator[Finding]:
-        """Yield a finding for each check that failed with an error. The check is then left out, so
-        that the training continues.
+        """Yield a finding for each check that failed with an error since the last call. Such a
+        check is not run any more, and the training continues.
         """
         for check in self.checks:
             error = check.error
@@ -183,12 +183,14 @@ class Invariants:
         if not self._alike:
             odd = next(name for other in known for name in sorted(set(other) ^ set(known[0])))
             self._kept.append(
-                Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have it")
+                Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have this parameter")
             )
         self._tell([*self._each("start"), *self._failed(0)])
 
     def _gather(self, step: int, updated: bool) -> None:
-        """Gather the rows of all checks in one call, and let the checks judge them."""
+        """Gather the rows of all checks from the data ranks in one collective, and let each check
+        judge its rows.
+        """
         if not self._alike:
             return
         asked = [check for check in self.checks if not check.over]
@@ -212,8 +214,8 @@ class Invariants:
                 self._kept += found
 
     def _agreed(self, updated: bool, own: Mapping[Check, Tensor | None]) -> Mapping[Check, int]:
-        """Return the length of each check's row. Ranks exchange these lengths once, because a rank
-        on which a check failed does not know the length.
+        """Return the length of each check's row. Data ranks exchange the lengths in the first
+        step, so that a rank whose check failed knows how many numbers to send.
         """
         if updated not in self._sizes:
             sizes = torch.tensor([-1 if part is None else len(part) for part in own.values()])
@@ -225,13 +227,15 @@ class Invariants:
         return self._sizes[updated]
 
     def _lost_on(self, check: Check, there: Tensor) -> None:
-        """Stop a check on all ranks because it failed on some of them."""
+        """Stop a check on all ranks because it failed on some of them. `there` says for each data
+        rank whether it failed there.
+        """
         ranks = ", ".join(str(check.at(place)) for place in there.nonzero().view(-1).tolist())
-        check.over, check.error = True, check.error or RuntimeError(f"it failed on rank {ranks}")
+        check.over, check.error = True, check.error or RuntimeError(f"the check failed on rank {ranks}")
 
     def _tell(self, alone: Iterable[Finding]) -> None:
-        """Send all ranks the findings of single ranks and of groups of data ranks. In most steps
-        there are no findings, and ranks exchange only this fact.
+        """Send the findings that some ranks made to all ranks, and record them. In most steps
+        there are no findings, and ranks only tell each other so.
         """
         own, world = (
             [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))],
@@ -259,12 +263,12 @@ class Invariants:
 
 
 def _sent(own: Tensor | None, size: int) -> Tensor:
-    """Return a row in the form that is sent to other ranks: a flag for a failed check, and the
-    numbers of the row.
+    """Return a row as it is sent to other ranks: first a flag (1 if the check failed on this
+    rank), then the numbers of the row, or zeros.
     """
     return torch.cat([torch.tensor([int(own is None)]), NOTHING.new_zeros(size) if own is None else own])
 
 
 def _on(found: Iterable[Finding], ranks: Sequence[int]) -> list[Finding]:
-    """Yield the findings; a finding that names no rank gets `ranks`."""
+    """Return the findings, with `ranks` for those that name no rank."""
     return [replace(one, ranks=one.ranks or tuple(ranks)) for one in found]

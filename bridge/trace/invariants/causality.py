@@ -1,4 +1,6 @@
-"""Invariant of models that learn the next token: no output depends on later tokens."""
+"""Invariant of models that are trained to predict the next token: no output depends on later
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource, in_order
 
 SHARE = 0.9
-"""Minimum share of targets that equal the next token, for a training to count as next-token
-training.
+"""Minimum share of a step's targets that must equal the next token, so that the model counts as
+trained to predict the next token.
 """
 
 
@@ -23,9 +25,9 @@ class Causal(Check):
     """The outputs for a token do not depend on later tokens.
 
     In the first step, the targets of `cross_entropy` are compared with the input tokens. If the
-    targets are the tokens shifted by one, the model is run twice more after the step, without
-    gradients. One of these runs has another last token: the outputs for earlier tokens must stay
-    the same.
+    targets are the input tokens shifted by one, the model runs twice more after the step, without
+    gradients: once on the same tokens, and once with another last token. The outputs for all
+    earlier tokens must be the same.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -58,7 +60,9 @@ class Causal(Check):
             self.given, self.tokens = (tuple(given), named), tokens[0]
 
     def told(self, targets: Tensor) -> None:
-        """Record the targets of a loss."""
+        """Compare the targets of a loss with the input tokens, and record whether they are the
+        next tokens.
+        """
         if self.done or self.tokens is None or targets.is_floating_point():
             return
         batch, length = self.tokens.shape
@@ -82,8 +86,8 @@ class Causal(Check):
             layer = self._leak()
             if layer is not None:
                 told = (
-                    "with another last token, its outputs for earlier tokens"
-                    " change, and the loss is for next tokens"
+                    "with another last token, the layer's outputs for earlier tokens"
+                    " change, though the loss is for next tokens"
                 )
                 yield Finding("future-seen", step, layer, told)
         self.given = self.tokens = None
@@ -115,8 +119,8 @@ class Causal(Check):
         return None
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Return the output of each layer in evaluation mode. The states of the model, its buffers
-        and attributes, and torch's generators are restored.
+        """Run the model on `tokens` in evaluation mode, and return the output of each layer.
+        Afterwards the model's modes, buffers and attributes and torch's generators are as before.
         """
         assert self.given is not None
         source, model, found = self.source, self.source.model, dict[str, Tensor]()
@@ -149,7 +153,9 @@ class Causal(Check):
 
 
 def _copied(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the buffers of the module itself by name, each with a copy of its content."""
+    """Return the buffers of a module, without those of its children, by name: each buffer with a
+    copy of its content.
+    """
     found = module._buffers.items()
     return {name: (buffer, buffer.clone()) for name, buffer in found if buffer is not None}
 
@@ -179,7 +185,9 @@ def _whole(source: ModuleSource) -> bool:
 
 
 class _Targets:
-    """Passes the targets of every `cross_entropy` to a check, until it is removed."""
+    """Replaces torch's `cross_entropy` by a function that also passes the targets to a check,
+    until `remove` is called.
+    """
 
     def __init__(self, check: Causal) -> None:
         self.plain = plain = nn.functional.cross_entropy

@@ -1,6 +1,4 @@
-"""Checks: the methods that an invariant has for each point of a step, and the rows that ranks
-exchange.
-"""
+"""Checks: the base class of invariants, with one method for each point of a step."""
 
 from __future__ import annotations
 
@@ -17,26 +15,30 @@ from bridge.trace.tracer import Sight
 
 
 class Check:
-    """One invariant, or several that need the same data. Every method is called on all ranks alike.
+    """A check of one invariant, or of several that need the same data. All ranks call the same
+    methods in the same order.
 
-    `row` returns this rank's numbers about a step. Its length never changes, and its type is int64
-    (fp64 numbers are sent as their bits, see `floats`). `judged` gets the rows of all data ranks
-    (ranks, numbers) and yields findings. `later` and `judged_later` do the same after the update.
+    `row` returns the numbers that this rank sends to the other data ranks, as int64 (fp64 numbers
+    are sent as their bits, see `floats`). Rows have the same length in all steps. `judged` gets the
+    rows of all data ranks (ranks, numbers) and yields findings. `later` and `judged_later` do the
+    same after the update.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         self.source = source
         self.handles: list[Any] = []
-        """Handles of hooks, each with a method `remove`."""
+        """Handles of the check's hooks; their method `remove` removes the hook."""
         self.error: Exception | None = None
-        """Error in the check itself, or None. After an error the check is left out and the training
-        continues.
+        """The error with which this check failed, or None. A check that failed is not called
+        again, and the training continues.
         """
         self.over = False
-        """Whether all ranks know that the check failed."""
+        """Whether all ranks know that this check failed on some rank, so that they exchange no
+        rows of it.
+        """
 
     def start(self) -> Iterator[Finding]:
-        """Yield findings before the first step."""
+        """Yield the findings that can be made before the first step."""
         yield from ()
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
@@ -45,29 +47,30 @@ class Check:
         """Called when a forward pass ends."""
 
     def backward(self) -> None:
-        """Called when the backward pass of a forward pass begins."""
+        """Called when backward begins for a forward pass that ended before."""
 
     def saw(self, sight: Sight) -> None:
-        """Called when a layer ran."""
+        """Called when a layer has run; `sight` is one of its output tensors."""
 
     def row(self, step: int) -> Tensor:
-        """Return this rank's row before the update."""
+        """Return the numbers that this rank sends to the other data ranks before the update."""
         return NOTHING
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """Yield the findings that the rows of a step show."""
+        """Yield the findings that follow from the rows of all data ranks."""
         yield from ()
 
     def later(self, step: int) -> Tensor:
-        """Return this rank's row after the update."""
+        """Return the numbers that this rank sends to the other data ranks after the update."""
         return NOTHING
 
     def judged_later(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        """Yield the findings that the rows after the update show."""
+        """Yield the findings that follow from the rows of all data ranks after the update."""
         yield from ()
 
     def local(self, step: int) -> Iterator[Finding]:
-        """Yield the findings of this rank alone at the end of a step, which are sent to all ranks.
+        """Yield the findings that this rank makes without the rows of others. Called at the end of
+        a step; the findings are sent to all ranks.
         """
         yield from ()
 
@@ -85,8 +88,8 @@ class Check:
         return self.source.data.ranks[place]
 
     def safe(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` as a hook that cannot stop a training: an error in `call` is recorded, and
-        `call` is not called again.
+        """Return a function that calls `call` but never raises: an error is recorded in `error`,
+        and then `call` is not called again.
         """
 
         def safely(*given: Any, **named: Any) -> Any:
@@ -104,8 +107,8 @@ NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class Watched:
-    """Wraps a function of `torch.nn.utils.clip_grad` until it is removed. Results of the function
-    are also passed to `told`.
+    """Replaces the function `name` of `torch.nn.utils.clip_grad` by one that also passes its
+    results to `told`, until `remove` is called.
     """
 
     def __init__(self, name: str, told: Callable[[Any], None]) -> None:
@@ -130,7 +133,7 @@ class Watched:
 
 
 def floats(values: Tensor | Sequence[float]) -> Tensor:
-    """Return values as fp64, viewed as int64 with the same bits."""
+    """Return values as fp64 numbers whose bits are viewed as int64, so that a row can hold them."""
     found = (
         values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
     )
@@ -139,10 +142,11 @@ def floats(values: Tensor | Sequence[float]) -> Tensor:
 
 
 def unfloats(rows: Tensor) -> Tensor:
-    """Return the fp64 values whose bits `floats` returned."""
+    """Return the fp64 values that `floats` has viewed as int64."""
     return rows.contiguous().view(torch.float64)
 
 
 def few(names: Sequence[str]) -> str:
-    """Return the first three names, and the number of the remaining names, as text."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """Return the first three names as text, with the number of further names."""
+    rest = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")

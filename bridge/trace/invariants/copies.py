@@ -1,5 +1,5 @@
-"""Invariants of data ranks and ties: equal buffers and equal calls of layers on all data ranks, and
-no lost tie of weights.
+"""Invariants of copies: data ranks have equal buffers and call the same layers, and tied weights
+are one parameter.
 """
 
 from __future__ import annotations
@@ -75,23 +75,24 @@ class Calls(Check):
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
         if (rows[:, 0] != rows[0, 0]).any():
-            told = ", ".join(
-                f"rank {self.at(place)} made {count}"
+            passes = ", ".join(
+                f"{count} on rank {self.at(place)}"
                 for place, count in enumerate(rows[:, 0].tolist())
             )
-            yield Finding("layers-differ", step, "", f"forward passes of the step: {told}")
+            told = f"data ranks made different numbers of forward passes in this step: {passes}"
+            yield Finding("layers-differ", step, "", told)
             return
         odd = (rows[:, 1:] != rows[0, 1:]).any(0).nonzero().view(-1).tolist()
         names = list(self.counts)
         if odd:
-            told = ", ".join(
+            counts = ", ".join(
                 f"{count} on rank {self.at(place)}"
                 for place, count in enumerate(rows[:, 1 + odd[0]].tolist())
             )
-            more = f"; {len(odd) - 1} more layers" if len(odd) > 1 else ""
-            yield Finding(
-                "layers-differ", step, names[odd[0]], f"number of its output tensors: {told}{more}"
-            )
+            rest = len(odd) - 1
+            more = f"; likewise {rest} more layers" if rest else ""
+            told = f"the layer made different numbers of output tensors: {counts}{more}"
+            yield Finding("layers-differ", step, names[odd[0]], told)
 
     def ended(self) -> None:
         self.counts = dict.fromkeys(self.counts, 0)
@@ -99,7 +100,9 @@ class Calls(Check):
 
 
 class Ties(Check):
-    """An embedding and a head that start with the same values, or that the model's config ties, are one parameter."""
+    """An embedding and a head that start with the same values are one parameter, and so are those
+    that the model's config ties.
+    """
 
     def start(self) -> Iterator[Finding]:
         model = self.source.model
@@ -117,7 +120,7 @@ class Ties(Check):
                 if trained and self._alike(one, other) and id(one) in names and id(other) in names:
                     told = (
                         f"{names[id(one)]} and {names[id(other)]} have the same {one.numel()} "
-                        "values but are separate"
+                        "values but are two parameters"
                     )
                     yield Finding("untied", 0, names[id(other)], told)
                     return
@@ -156,8 +159,8 @@ class Ties(Check):
 
 
 def _weights(model: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
-    """Return the weights of all modules of a kind. A weight that is computed when it is read, as
-    under `spectral_norm`, is left out, because reading would change it.
+    """Return the weights of all modules of a kind, except those that are computed when they are
+    read, as under `spectral_norm`: reading would change them.
     """
     found = (part._parameters.get("weight") for part in model.modules() if isinstance(part, kind))
     return [weight for weight in found if weight is not None]

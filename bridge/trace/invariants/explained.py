@@ -1,5 +1,5 @@
-"""Invariant of torch's own optimizers: an update follows from the gradient, the optimizer's state
-and its settings by the optimizer's rule.
+"""Invariant of torch's own optimizers: an update is the one that the optimizer's rule gives for
+the gradient, state and settings.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local, local_gradient
 
 FIRST, EVERY = 3, 20
-"""Number of steps at the start in which every update is checked, and interval of checks in later
-steps.
+"""Number of first steps in which every update is checked, and, after them, number of steps from
+one check to the next.
 """
 TOLERANCE = 1e-3
-"""Largest distance of an update from the computed one, as a share of the update."""
+"""Largest difference between an update and the computed update, divided by the computed update."""
 FORMATS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Samples of a parameter before its update."""
+    """Samples of a parameter, its gradient and its first moment before the update, and its step
+    count.
+    """
 
     weight: Tensor
     gradient: Tensor
@@ -39,8 +41,8 @@ class Before:
 
 
 class Explained(Check):
-    """Each update of `Adam`, `AdamW` or `SGD` is the one that the optimizer's rule yields. This is
-    checked on samples before and after the step.
+    """Each update of `Adam`, `AdamW` or `SGD` is the one that the optimizer's rule gives. Samples
+    of the weights before and after the step show it.
 
     Subclasses of these optimizers are left out, because they may have other rules.
     """
@@ -76,7 +78,10 @@ class Explained(Check):
         return NOTHING
 
     def _owners(self, numbers: Iterable[int]) -> dict[int, tuple[Any, Mapping[str, Any]]]:
-        """The optimizer and group of each parameter of these optimizers, by the parameter's id."""
+        """Return, by the parameter's id, the optimizer and the parameter group that update a
+        parameter. Optimizers with other rules are left out. `numbers` are the indices of the
+        optimizers.
+        """
         return {
             id(weight): (optimizer, group)
             for optimizer in map(self.source.optimizers.__getitem__, numbers)
@@ -121,20 +126,22 @@ class Explained(Check):
         pairs = zip(answers, bounds, strict=True)
         if all(bool(((change - answer).abs() > bound).any()) for answer, bound in pairs):
             worst = max(float((change - answer).abs().max()) for answer in answers)
-            self.odd[name] = f"off by {worst:.2g}, with a change of {float(change.abs().max()):.2g}"
+            largest = float(change.abs().max())
+            self.odd[name] = f"{name} changes by {largest:.2g}, up to {worst:.2g} away from the computed change"
 
     def local(self, step: int) -> Iterator[Finding]:
         if self.odd:
             names = list(self.odd)
-            told = f"{len(names)} of {len(self.before)}: {few(names)}; {names[0]} is {self.odd[names[0]]}"
+            count = f"{len(names)} of {len(self.before)} updates are not as computed: {few(names)}"
+            told = f"{count}; {self.odd[names[0]]}"
             yield Finding("update-unexplained", step, names[0], told)
 
 
 def _adam(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
-    """Return the change that Adam makes to a weight. The second moment is read after the step, and
-    the first moment is computed here.
+    """Return the change that Adam makes to a weight. `state` is the state after the step: it has
+    the second moment, while the first moment is computed from the one before the step.
     """
     rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
     beta, other = map(float, group["betas"])
@@ -172,4 +179,6 @@ RULES: Mapping[Any, Any] = {
     torch.optim.AdamW: _adam,
     torch.optim.SGD: _sgd,
 }
-"""For each optimizer class, the function that computes the change of a weight's samples."""
+"""The optimizers whose updates are checked, each with the function that computes the change of a
+weight's samples.
+"""

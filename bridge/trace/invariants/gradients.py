@@ -21,30 +21,34 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local
 
 LARGE = 4096
-"""Number of elements above which the norm is estimated by the sketch."""
+"""Number of elements above which the norm of a gradient is estimated from the gradient's sketch."""
 SLACK = 64.0
-"""Largest error, in units in the last place, of gradients after several roundings."""
+"""Largest error, in units in the last place, that several roundings may cause in a gradient."""
 
 
 class Cleared(Check):
-    """Gradients of one step are cleared before the optimizer uses the gradients of the next step,
-    and a step has gradients.
+    """Gradients of one step are cleared before those of the next step are used, and every step has
+    gradients.
 
-    A gradient is stale if two conditions hold: it is not zero when the first backward pass after
-    the optimizer's last step begins, and it is not cleared before the optimizer steps again.
+    A gradient counts as stale if it is not zero when the first backward pass after the optimizer's
+    last step begins, and is not cleared until the optimizer steps again.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.backwards, self.known, self.trained, self.graded = 0, False, False, False
         self.since: dict[int, int] = {}
-        """Number of backward passes since the last step, for each optimizer that has stepped."""
+        """Number of backward passes since the last step of each optimizer that has stepped, by the
+        optimizer's index.
+        """
         self.left: dict[str, nn.Parameter] = {}
-        """Parameters whose gradient was not zero when the first backward pass began, and was not
-        cleared since.
+        """Parameters, by name, whose gradient was not zero when the first backward pass after a
+        step began, and was not cleared since.
         """
         self.same: dict[str, Tensor] = {}
-        """The gradients of stale parameters, if the backward pass was a call of `autograd.grad`."""
+        """The gradients of the parameters in `left`, if the script calls `autograd.grad`, which
+        adds to no gradient: such a parameter is stale only if the step uses this same gradient.
+        """
         self.stale: list[str] = []
         self.missing: list[str] = []
         self.parameters = 0
@@ -70,7 +74,9 @@ class Cleared(Check):
             self.backwards += 1
 
     def _of(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
-        """The trained parameters that an optimizer holds."""
+        """Return the trained parameters that the optimizer with index `number` holds, with their
+        names.
+        """
         held = self.source.owned([number])
         return ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
 
@@ -103,12 +109,12 @@ class Cleared(Check):
             )
             yield Finding("gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ())
         if (quiet > 0).all() and self.trained and (self.source.passes == 0):
-            told = f"{int(quiet.max())} forward passes in evaluation mode, and none in training mode as in the steps before"
+            told = f"{int(quiet.max())} forward passes ran in evaluation mode and none in training mode, unlike in earlier steps"
             yield Finding("not-training", step, "", told)
         # One that was met within this step follows another, which took the backward pass.
         elif self.known and not backwards.any() and not gone.any() and set(self.source.moving) & set(self.since):
             yield Finding(
-                "step-without-backward", step, "", "no backward pass ran since the last step"
+                "step-without-backward", step, "", "no backward pass ran since the optimizer's last step"
             )
 
     def local(self, step: int) -> Iterator[Finding]:
@@ -141,7 +147,9 @@ class Cleared(Check):
 
 
 class _Graded:
-    """Records whether `torch.autograd.grad` is running, until it is removed."""
+    """Replaces `torch.autograd.grad` by a function that also records whether it is running, until
+    `remove` is called.
+    """
 
     def __init__(self) -> None:
         self.inside = 0
@@ -163,11 +171,11 @@ class _Graded:
 
 
 class Reduced(Check):
-    """The gradients that the optimizer gets are the means over data ranks of the gradients that
+    """Each gradient that the optimizer gets is the mean over data ranks of the gradients that
     backward computed.
 
-    This is checked on sketches, which are linear in the gradients: the reduction of a small sketch
-    proves the reduction of the gradients. Gradients of all parameters may be multiplied by one
+    This is checked on sketches, which are linear in the gradient: if the sketch of the gradient is
+    the mean of the ranks' sketches, so is the gradient. All gradients may be multiplied by one
     number (clipping, a loss scale). Parameters that torch shards are left out, because their
     gradients cannot be read before the reduction.
     """
@@ -187,7 +195,7 @@ class Reduced(Check):
         self.sums = torch.zeros(len(self.named), COUNT, dtype=torch.float64)
         self.fired = [0] * len(self.named)
         self.rows = NOTHING[None]
-        """The rows of all ranks before the update."""
+        """The rows of all data ranks in this step, kept until the end of the step."""
         self.before: Tensor | None = None
         self.clipped = self.bounded = False
         self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
@@ -197,7 +205,8 @@ class Reduced(Check):
             self.handles.append(weight.register_hook(left))  # type: ignore[no-untyped-call]
 
     def _left(self, at: int, gradient: Tensor) -> None:
-        """Add the sketch of a gradient that backward computed on this rank, before it is reduced.
+        """Add the sketch of a gradient that backward computed on this rank, and that is not
+        reduced yet, to the parameter's sum in `sums`.
         """
         weight = self.named[at][1]
         # The gradient begins with this pass: what was summed before was cleared.
@@ -208,8 +217,9 @@ class Reduced(Check):
         self.sums[at] += sketch(gradient).cpu()
 
     def row(self, step: int) -> Tensor:
-        """For each parameter: the sketch of this rank's gradients, the sketch and the norm of the
-        optimizer's gradient, and the number of backward calls.
+        """Return for each parameter: the sketch of the gradients that backward computed on this
+        rank, the sketch and the norm of the gradient that the optimizer gets, and the number of
+        backward passes.
         """
         if not self.named:
             return NOTHING
@@ -287,8 +297,8 @@ class Reduced(Check):
             worst = max(float(apart[at]) for at in found)
             alone = self._alone(found[0], own, got) if kind == "gradient-not-reduced" else ()
             told = (
-                f"{few(names)}: {worst:.2g} of its norm away from the mean of the gradients that "
-                "backward computed; others agree"
+                f"{few(names)}: the gradient is {worst:.2g} of its norm away from the mean of the "
+                "gradients that backward computed; all other gradients agree with their means"
             )
             yield Finding(kind, step, names[0], told, alone)
 
@@ -307,8 +317,8 @@ class Reduced(Check):
         return "gradient-changed"
 
     def _alone(self, at: int, own: Tensor, got: Tensor) -> tuple[int, ...]:
-        """Return the ranks whose optimizer gets the gradient of its own rank, possibly multiplied
-        by a factor, although other ranks computed different gradients.
+        """Return the ranks on which the optimizer gets the gradient that this rank computed
+        itself, possibly multiplied by a factor, although other ranks computed other gradients.
         """
         if len(own) == 1:
             return ()
@@ -330,7 +340,7 @@ class Reduced(Check):
                 "gradient-changed",
                 step,
                 names[0],
-                f"{few(names)}: the gradient that backward computed is all zeros now",
+                f"{few(names)}: backward computed a gradient, but all its elements are zero when the optimizer steps",
             )
 
     def _tolerance(self) -> float:
@@ -348,7 +358,8 @@ class Reduced(Check):
 
 
 def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
-    """Return the factor by which most gradients were multiplied, or None if it cannot be computed.
+    """Return the factor between the gradients that the optimizer gets and the means over data
+    ranks, as the median over parameters. Return None if no mean is large enough.
     """
     weights = mean.norm(dim=1) / size.view(-1)
     # A mean that is small beside the norm tells no factor: its parts cancel.
@@ -374,15 +385,17 @@ def _row(gradient: Tensor | None) -> Tensor:
 
 
 def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the trained parameters of which this rank holds at least a part."""
+    """Yield the trained parameters, with their names, of which this rank holds at least one
+    element.
+    """
     for name, weight in naming.parameters(source.module).items():
         if weight.requires_grad and local(weight).numel():
             yield name, weight
 
 
 def _probed(source: ModuleSource) -> bool:
-    """Return whether hooks on parameters get gradients before the reduction. They do unless torch
-    shards or compiles the module.
+    """Return whether hooks on parameters get the gradients before they are reduced. This is so
+    unless torch shards or compiles the module.
     """
     from bridge.trace.sharding import flat_pieces
 
@@ -393,14 +406,14 @@ def _probed(source: ModuleSource) -> bool:
 
 
 LOSSY = "torch.distributed.algorithms.ddp_comm_hooks."
-"""Prefix of the modules with torch's hooks for the reduction of gradients. Many of these hooks lose
-precision, such as PowerSGD.
+"""Prefix of the modules with torch's communication hooks for DistributedDataParallel. Many of
+these hooks lose precision, such as PowerSGD.
 """
 
 
 def _compressed(source: ModuleSource) -> bool:
-    """Whether DistributedDataParallel reduces compressed gradients instead of the gradients
-    themselves.
+    """Return whether a hook of DistributedDataParallel compresses gradients before they are
+    reduced.
     """
     hooks = [hook for part in source.module.modules() for hook, _ in getattr(part, "_comm_hooks", ())]
     places = [str(getattr(hook, "__module__", "")) for hook in hooks]

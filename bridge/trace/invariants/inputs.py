@@ -1,4 +1,4 @@
-"""Invariants of inputs: samples, random numbers and positions."""
+"""Invariants of a pass's inputs: its samples, its random numbers and its positions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource
 
 KEPT = 64
-"""Number of passes whose random states are remembered."""
+"""Number of passes whose random states are kept for the comparison with later passes."""
 
 
 class Samples(Check):
-    """Data ranks get different samples, and no pass gets the samples of another pass in this step
-    or in the step before.
+    """Data ranks get different samples, and no pass gets the samples of another pass in the same
+    step or in the step before.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -61,8 +61,8 @@ class Samples(Check):
         earlier = len(set(self.passes) & set(self.before))
         if within or earlier:
             told = (
-                f"of {len(self.passes)} passes, {within} repeat another pass of the step, "
-                f"{earlier} a pass of the step before"
+                f"of {len(self.passes)} passes, {within} get the samples of another pass of this step, "
+                f"and {earlier} those of a pass of the step before"
             )
             yield Finding("data-repeated", step, "", told)
 
@@ -71,7 +71,9 @@ class Samples(Check):
 
 
 class Randomness(Check):
-    """Random states advance from pass to pass, and differ between data ranks."""
+    """Every pass that drops elements begins with another random state, and so does every data
+    rank.
+    """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -132,12 +134,16 @@ class Randomness(Check):
 
 
 class Positions(Check):
-    """Consecutive positions that an embedding receives begin with the same number in every pass."""
+    """If an embedding receives consecutive numbers, taken for positions, they begin with the same
+    number in every pass.
+    """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.starts: dict[str, int | None] = {}
-        """The first position that each embedding received; None if its inputs are no positions."""
+        """The number with which the positions of each embedding begin; None if the embedding
+        receives something else than positions.
+        """
         self.times: dict[str, int] = {}
         self.moved: dict[str, str] = {}
         for name, module in source.model.named_modules():
@@ -164,7 +170,7 @@ class Positions(Check):
             self.starts[name] = None
         elif known is not None and start != known:
             self.moved[name] = (
-                f"positions begin with {start}, with {known} in the {self.times[name] - 1} passes before"
+                f"the positions begin with {start}, and began with {known} in the {self.times[name] - 1} passes before"
             )
 
     def local(self, step: int) -> Iterator[Finding]:

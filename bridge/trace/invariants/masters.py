@@ -1,5 +1,5 @@
-"""Invariant of engines with their own master weights: updates are not lost in the number format of
-the masters.
+"""Invariant of engines that keep master weights: updates are not lost in the number format of
+these weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FORMATS = (torch.bfloat16, torch.float16)
 
 @dataclass
 class Masters:
-    """The observer of weights that an optimizer updates, for engines whose weights can be read
-    without communication between ranks.
+    """The observer that checks whether updates of weights are lost in rounding. It serves engines
+    whose weights can be read without communication between ranks.
     """
 
     source: Source
@@ -56,7 +56,7 @@ class Masters:
                         "updates-lost",
                         self.source.now().step,
                         "",
-                        "found in the weights of other ranks",
+                        "sampled weights on other ranks did not change, or lost precision",
                     )
                 ]
             self.findings.add(found)
@@ -86,12 +86,12 @@ class Masters:
                 "updates-lost",
                 step,
                 "",
-                f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were",
+                f"{lost} of {seen} sampled 16-bit weights that have a gradient did not change",
             )
         if moved >= 64 and coarse > 0.98 * moved:
             told = (
-                f"{coarse} of {moved} sampled fp32 weights that were updated have only the "
-                "precision of a 16-bit format"
+                f"{coarse} of {moved} sampled fp32 weights have only the precision of a 16-bit format "
+                "after their update"
             )
             yield Finding("updates-lost", step, "", told)
 

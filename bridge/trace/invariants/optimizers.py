@@ -1,5 +1,5 @@
-"""Invariants of optimizers: they hold the right parameters, and a step updates these parameters by
-the right amount.
+"""Invariants of optimizers: they hold the parameters of the model, and each step updates these by
+as much as the settings say.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bridge.trace.sharding import local, local_gradient
 
 
 class Groups(Check):
-    """Every trained parameter is in exactly one group of the optimizers, and the optimizers hold no
-    other parameters.
+    """Every trained parameter is in exactly one group of the optimizers, and the groups hold
+    parameters of the model.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -54,13 +54,13 @@ class Groups(Check):
                 "not-of-the-model",
                 0,
                 "",
-                f"none of the {strangers} parameters of the optimizer is one of the model",
+                f"none of the {strangers} parameters in the optimizer belongs to the model",
             )
         yield from self._decayed(named)
 
     def _mastered(self) -> bool:
-        """Return whether the optimizer holds fp32 copies of 16-bit weights, which the script itself
-        copies back.
+        """Return whether the optimizer holds fp32 copies of the model's 16-bit weights. Then the
+        script itself copies the updated values back into the weights.
         """
         shapes = Counter(
             weight.shape
@@ -88,11 +88,11 @@ class Groups(Check):
                 "decay-on-norms",
                 0,
                 flat[0],
-                f"{len(flat)} parameters of less than two dimensions: {few(flat)}",
+                f"weight decay applies to {len(flat)} parameters with less than two dimensions: {few(flat)}",
             )
 
     def local(self, step: int) -> Iterator[Finding]:
-        """Yield a finding for parameters that get gradients but are in no group."""
+        """Yield a finding if parameters get gradients but are in no group of an optimizer."""
         held = {id(weight) for group in self.source.groups for weight in group["params"]}
         named = naming.parameters(self.source.module)
         missing = [
@@ -106,32 +106,31 @@ class Groups(Check):
         if idle:
             layer = naming.layer_of(self.source.named(idle[0]), self.source.layers)[0]
             told = (
-                f"{len(idle)} of {len(named)} parameters get gradients but are in no group: "
-                f"{few(idle)}"
+                f"{len(idle)} of {len(named)} parameters get gradients but are in no group of an "
+                f"optimizer: {few(idle)}"
             )
             yield Finding("not-in-optimizer", step, layer or idle[0], told)
 
 
 class Updated(Check):
-    """A step changes every weight that has a gradient, and nothing else changes weights or the
-    optimizer's state.
+    """A step changes every weight that has a gradient, and between steps nothing changes the
+    weights or the optimizer's state.
 
-    The change is at most what the optimizer can make at its learning rate, and it is not lost in
-    rounding.
+    The change is at most as large as the learning rate allows, and is not lost in rounding.
     """
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.old: dict[str, tuple[Tensor, Tensor | None]] = {}
-        """Samples of weights before the update; for weights of 16 bits, also samples of their
-        gradients.
-
-        Gradients of other weights are read only if the weights did not change.
+        """Samples of each weight before the update; for 16-bit weights, also samples of the
+        gradient. Gradients of other weights are read only if the weight did not change.
         """
         self.now: dict[str, Tensor] = {}
-        """Samples of weights after the last update."""
+        """Samples of each weight after the last update, for the comparison with the next step."""
         self.known: dict[str, int] = {}
-        """Number of entries in the optimizer's state of each parameter after the last update."""
+        """Number of entries that the optimizer's state had for each parameter after the last
+        update.
+        """
         self.found: list[Finding] = []
         self.steps = 0
 
@@ -150,7 +149,9 @@ class Updated(Check):
         return torch.empty(0, dtype=torch.int64)
 
     def _between(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
-        """Yield findings about changes since the last update."""
+        """Yield findings about weights and optimizer states that changed between the last update
+        and this one.
+        """
         both = (
             (name, before, self.old[name][0])
             for name, before in self.now.items()
@@ -165,7 +166,7 @@ class Updated(Check):
         moved = [name for name in moved if not bool(self.now[name].isnan().any())]
         if moved:
             told = (
-                f"{len(moved)} of {len(self.now)} weights have changed since the last update: "
+                f"{len(moved)} of {len(self.now)} weights changed between the last update and this one: "
                 f"{few(moved)}"
             )
             yield Finding("weights-changed", step, moved[0], told)
@@ -179,7 +180,7 @@ class Updated(Check):
         ]
         if gone:
             told = (
-                f"{len(gone)} of {len(self.known)} parameters lost state since the last update: "
+                f"{len(gone)} of {len(self.known)} parameters lost their optimizer state since the last update: "
                 f"{few(gone)}"
             )
             yield Finding("moments-lost", step, gone[0], told)
@@ -223,23 +224,23 @@ class Updated(Check):
         if still:
             everything = len(still) == len(self.old)
             told = (
-                "nothing moved"
+                "no weight changed"
                 if everything
-                else f"{few(still)}: {len(still)} of {len(self.old)} did not move"
+                else f"{len(still)} of {len(self.old)} weights did not change: {few(still)}"
             )
             yield Finding("not-updated", step, "" if everything else still[0], told)
         if seen >= 64 and lost > 0.5 * seen:
-            told = f"{lost} of {seen} sampled weights of 16 bits with a gradient stay as they were"
+            told = f"{lost} of {seen} sampled 16-bit weights that have a gradient did not change"
             yield Finding("updates-lost", step, "", told)
         yield from self._large(step, named, groups)
 
     def _large(
         self, step: int, named: dict[str, nn.Parameter], groups: dict[int, Any]
     ) -> Iterator[Finding]:
-        """Yield findings about updates that are too large.
+        """Yield a finding about the first weight whose update is too large.
 
-        Adam's first updates are about as large as its rate; later updates are at most (1 - beta1) /
-        sqrt(1 - beta2) times the rate.
+        In a new run, Adam's updates are at first about as large as the learning rate. In a resumed
+        run they are at most (1 - beta1) / sqrt(1 - beta2) times the rate.
         """
         for name, (old, _) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
@@ -266,7 +267,7 @@ class Updated(Check):
                 and rate
                 and bool((change > most).any())
             ):
-                told = f"{name} moves by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
+                told = f"{name} changes by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
                 yield Finding("update-too-large", step, name, told)
                 return
 
@@ -275,20 +276,20 @@ class Updated(Check):
 
 
 def _rate(group: Mapping[str, Any]) -> float:
-    """Return the learning rate of a group, or 0 if the optimizer computes the rate itself, as
-    Adafactor may.
+    """Return the learning rate of a parameter group, or 0 if the optimizer computes the rate
+    itself, as Adafactor may.
     """
     return float(group.get("lr") or 0.0)
 
 
 SHORT = (torch.bfloat16, torch.float16)
 BOUNDED = ("Adam", "AdamW")
-"""Names of optimizers whose updates are bounded by their learning rate."""
+"""Names of the optimizers whose updates the learning rate bounds."""
 
 
 class Resumed(Check):
-    """Parameters of one group have equal step counts, if the optimizer counts steps, and moments
-    that match these counts.
+    """After a run is resumed, the parameters of one group have equal step counts, and moments if
+    they have steps.
     """
 
     def start(self) -> Iterator[Finding]:
@@ -309,12 +310,12 @@ class Resumed(Check):
         moved = any(bool(sample(local(moment)).any()) for _, moment in counted)
         # A single step may have been one without gradients, so that it says nothing of its moments.
         if counted and (not moved if steps > 1 else moved and not steps):
-            told = "moments are there" if moved else "all second moments are zero"
+            moments = "some second moments are not zero" if moved else "all second moments are zero"
             yield Finding(
                 "moments-missing",
                 0,
                 "",
-                f"{told}, and the optimizer counts {steps} steps before this run",
+                f"{moments}, but the optimizer counts {steps} steps before this run",
             )
 
     def local(self, step: int) -> Iterator[Finding]:
@@ -338,12 +339,12 @@ class Resumed(Check):
                     "moments-missing",
                     step,
                     few_of[0],
-                    f"{few(few_of)}: step {min(counts)}, others {max(counts)}",
+                    f"{few(few_of)}: {min(counts)} steps taken, while others have taken {max(counts)}",
                 )
 
 
 class Clipped(Check):
-    """The norms by which `clip_grad_norm_` clips are equal on all ranks."""
+    """`clip_grad_norm_` returns the same norm of gradients on all ranks."""
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
@@ -368,7 +369,7 @@ class Clipped(Check):
                 "clip-norms-differ",
                 step,
                 "",
-                f"norms {', '.join(f'{norm:.6g}' for norm in norms.tolist())}",
+                f"the norms are {', '.join(f'{norm:.6g}' for norm in norms.tolist())}",
             )
 
     def ended(self) -> None:

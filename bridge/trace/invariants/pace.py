@@ -1,5 +1,5 @@
-"""Invariants of pace: no rank keeps the others waiting, and schedule and moments are resumed at the
-same step.
+"""Invariants of pace: no rank keeps the others waiting, and the schedule and the moments are
+resumed at the same step.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from bridge.trace.sharding import flat_pieces
 
 PHASES = ("before the forward pass", "in forward", "in backward", "between backward and the step")
 SHARE, LEAST, TIMES = 0.5, 0.25, 2
-"""Minimum delay of a rank that is reported: as a share of the other ranks' step time, in seconds,
-and in consecutive steps.
+"""A rank is reported if its delay is larger than this share of the other ranks' step time, and
+than this number of seconds, in this number of consecutive steps.
 """
 
 
 class Late(Check):
     """No rank takes much longer than the other ranks in a phase of a step.
 
-    Times are measured on the host's clock, without the time in which a rank waits for others.
-    Backward ends with the last gradient that this rank computes. If torch shards parameters, ranks
-    wait for each other in forward and backward, so only the time before and after these passes is
-    compared.
+    Times are measured on the host's clock, without the time in which a rank waits for others:
+    backward ends with the last gradient that a rank computes itself. If torch shards parameters,
+    ranks also wait for each other in forward and backward. Then only the time before forward and
+    the time after backward are compared.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -67,7 +67,7 @@ class Late(Check):
         times = unfloats(rows).view(len(rows), len(PHASES))
         if step < 2 or len(times) < 2:
             return
-        for phase, name in enumerate(PHASES):
+        for phase, when in enumerate(PHASES):
             if not self.own and phase in (1, 2):
                 continue
             rank = int(times[:, phase].argmax())
@@ -78,14 +78,14 @@ class Late(Check):
             count = self.rows[rank, phase] = self.rows.get((rank, phase), 0) + 1 if late else 0
             if count == TIMES:
                 told = (
-                    f"it takes {gap:.2g} s longer than other ranks {name}; the other ranks' work "
-                    f"in a step takes {whole:.2g} s"
+                    f"in {TIMES} consecutive steps, rank {self.at(rank)} took much longer {when} than the "
+                    f"other ranks: {gap:.2g} s longer in this step, in which others work {whole:.2g} s"
                 )
                 yield Finding(
                     "rank-late",
                     step,
                     "",
-                    f"{told}; so in {TIMES} consecutive steps",
+                    told,
                     (self.at(rank),),
                 )
 
@@ -95,8 +95,8 @@ class Late(Check):
 
 
 class Schedules(Check):
-    """A schedule that steps with the optimizer counts as many steps before this run as the
-    optimizer does.
+    """A learning-rate schedule that steps with the optimizer counts as many steps before this run
+    as the optimizer.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -109,7 +109,7 @@ class Schedules(Check):
             self.handles.append(_Stepped(self))
 
     def stepped(self, scheduler: LRScheduler) -> None:
-        """Record that a schedule stepped."""
+        """Count a step of a learning-rate schedule."""
         optimizer = getattr(scheduler, "optimizer", None)
         if any(optimizer is one for one in self.source.optimizers):
             self.calls[id(scheduler)] = self.calls.get(id(scheduler), 0) + 1
@@ -126,7 +126,7 @@ class Schedules(Check):
             if calls < self.steps - 1 or not taken:
                 continue
             before, counted = max(taken) - self.steps, self.counts[key] - calls
-            told = f"the optimizer counts {max(0, before)} steps before this run, the schedule {max(0, counted)}"
+            told = f"the optimizer counts {max(0, before)} steps before this run, and the schedule {max(0, counted)}"
             if before >= 2 and counted <= 0:
                 yield Finding("schedule-not-resumed", step, "", told)
             elif counted >= 2 and before <= 0:
@@ -138,13 +138,15 @@ class Schedules(Check):
 
 
 def _taken(optimizer: Any) -> int:
-    """The largest step count in an optimizer's state."""
+    """Return the largest step count in an optimizer's state."""
     counts = (state.get("step") for state in optimizer.state.values())
     return max((int(count) for count in counts if count is not None), default=0)
 
 
 class _Stepped:
-    """Reports the steps of every schedule to a check, until it is removed."""
+    """Replaces the method `step` of torch's learning-rate schedules by one that also reports the
+    step to a check, until `remove` is called.
+    """
 
     def __init__(self, check: Schedules) -> None:
         self.plain = plain = LRScheduler.step

@@ -1,4 +1,6 @@
-"""Invariant of recomputation: backward recomputes the same values, also inside layers."""
+"""Invariant of recomputation: backward recomputes the values of the forward pass, also inside
+layers.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +21,20 @@ from bridge.trace.module import ModuleSource
 from bridge.trace.tracer import recomputing
 
 PROBED = 2
-"""Number of steps at the start in which every module is observed. Later, one step in `EVERY` is
-observed if any module recomputes.
+"""Number of first steps in which every module is observed. Later, one step in `EVERY` is observed
+if any module recomputes.
 """
 EVERY = 50
 TOLERANCE = 1e-3
-"""Largest relative difference between two computations of the same values, on devices that sum in
-any order.
-"""
+"""Largest relative difference that counts as rounding, because some devices sum in any order."""
 
 
 class Recomputed(Check):
-    """Samples of every module's output are equal in the forward pass and in the recomputation.
+    """The recomputation in backward gives the same output of every module as the forward pass, as
+    far as samples show.
 
-    Non-reentrant checkpoints stop as soon as they have all that backward needs, before the hooks of
-    the last modules run. In the observed steps they run to the end.
+    Non-reentrant checkpoints of torch stop recomputing as soon as backward has all that it needs,
+    before the hooks of the last modules run. In the observed steps they are made to run to the end.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -86,8 +87,8 @@ class Recomputed(Check):
             names = list(self.odd)
             layer = naming.layer_of(names[0], self.source.layers)[0]
             told = (
-                f"{few(names)}: up to {max(self.odd.values()):.2g} of the values away from those "
-                "of the forward pass"
+                f"{few(names)}: the recomputed outputs differ from those of the forward pass by up to "
+                f"{max(self.odd.values()):.2g} of their size"
             )
             yield Finding("recompute-differs", step, layer or names[0], told)
 

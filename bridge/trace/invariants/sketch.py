@@ -1,5 +1,5 @@
-"""Sketches: a few numbers that are linear in a tensor, so that they can prove sums of the tensor
-over ranks.
+"""Sketches: a few numbers computed from a tensor, such that the sketch of a sum of tensors is the
+sum of their sketches.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ COLUMNS = 512
 
 @torch.no_grad()
 def sketch(tensor: Tensor) -> Tensor:
-    """Return the sketch (COUNT,) fp64: sums of all elements with random signs. Each sum is about as
-    large as the norm.
+    """Return the sketch of a tensor, fp64 of shape (COUNT,). Each number is the sum of all
+    elements with random signs, and about as large as the tensor's norm.
     """
     flat = flattened(tensor)
     # Sums in 16 bits would lose what a sketch has to prove.
@@ -49,8 +49,8 @@ def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> T
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """Return all elements as a flat real tensor. A complex number becomes two elements, and a
-    sparse gradient becomes dense.
+    """Return all elements as one flat tensor of real numbers. A complex number becomes two
+    elements, and a sparse tensor becomes dense.
     """
     whole = tensor.detach()
     whole = whole if whole.layout == torch.strided else whole.to_dense()

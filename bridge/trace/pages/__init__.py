@@ -1,1 +1,3 @@
-"""Pages: the log of a run, or the comparison of two runs, as one self-contained HTML file."""
+"""Pages: one run's log, or the comparison of two runs, as a single HTML file that loads nothing
+else.
+"""

@@ -1,4 +1,5 @@
-"""The page of a run, or of two compared runs: one HTML file without scripts and external resources.
+"""Pages: an HTML file about one run, or about two compared runs, without scripts and external
+resources.
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from bridge.trace.verdicts import Line, share
 
 STYLE = Path(__file__).parent / "page.css"
 SHARES = (0.1, 1.0, 10.0, 1000.0)
-"""Lower limits of the levels of cells, for distances as shares of their bounds. From 1 on, runs
-differ.
+"""For maps of two runs, the limits between the levels of a cell. They are distances divided by the
+bound of rounding, so that runs differ from 1 on.
 """
 SHARE_WORDS = (
     "equal, or nearly",
     "rounding",
-    "differs: beyond its bound",
-    "10 times its bound or more",
-    "1000 times or more, or NaN",
+    "differs: beyond the bound of rounding",
+    "differs by 10 times the bound or more",
+    "differs by 1000 times the bound or more, or NaN",
 )
 TIMES = (2.0, 8.0, 100.0)
-"""Lower limits of the levels of cells, for the factor between a norm and the layer's usual norm.
-NaN has the last level.
+"""For maps of one run, the limits between the levels of a cell. They are factors between a norm
+and the usual norm of the layer. NaN has the highest level.
 """
 TIMES_WORDS = (
     "as usual",
-    "twice or half the usual, or more",
-    "8 times or an eighth",
-    "100 times or a hundredth",
+    "at least twice the usual norm, or at most half of it",
+    "at least 8 times the usual norm, or at most an eighth of it",
+    "at least 100 times the usual norm, or at most a hundredth of it",
     "NaN or infinite",
 )
 SHOWN = 200
-"""Largest number of rows that a table shows."""
+"""Maximum number of rows that a table shows."""
 Levels = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
 
 
@@ -50,7 +51,7 @@ def run_page(found: Series) -> str:
     if found.sizes.size:
         body += [
             f"<h2>Norms of {text(found.mapped)}, by layer and step</h2>",
-            _key(TIMES_WORDS, "times the layer's median over all steps"),
+            _key(TIMES_WORDS, "the norm compared with the layer's median over all steps"),
         ]
         body += [drawn(panel) for panel in _run_maps(found)]
     return _page(f"{found.folder}", body)
@@ -59,11 +60,11 @@ def run_page(found: Series) -> str:
 def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
     """Return the page of two compared runs."""
     first = found.divergence
-    marks = {} if first is None else {first.name.step: "they part"}
+    marks = {} if first is None else {first.name.step: "the runs first differ"}
     body = [_verdict(found), _about("A", both[0]), _about("B", both[1]), _settings(found)]
     body.append(
         "<h2>Distance by layer and step</h2>"
-        + _key(SHARE_WORDS, "the tensor with the largest distance in each layer and step")
+        + _key(SHARE_WORDS, "the largest distance of a tensor in this layer and step")
     )
     body += [drawn(panel) for panel in _comparison_maps(found)]
     body += [*_charts([("A", both[0]), ("B", both[1])], marks), *_differences(found)]
@@ -84,7 +85,7 @@ def _page(title: str, body: Iterable[str]) -> str:
 
 def _about(label: str, found: Series) -> str:
     if found.run is None:
-        return f"<p>{label}: {text(found.folder)}: only findings were logged.</p>"
+        return f"<p>{label}: {text(found.folder)}: this run has findings, but no log of tensors.</p>"
     steps = f"steps {found.steps[0]} to {found.steps[-1]}" if found.steps else "no whole step"
     ranks = len(found.run.lines)
     more = f"; the first {MOST_RANKS} of {ranks} ranks are shown" if ranks > MOST_RANKS else ""
@@ -99,7 +100,7 @@ def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
     rows = [(label, told) for label, found in both for told in found]
     if not rows:
         return (
-            "<h2>Findings</h2><p>No finding was written: no invariant was broken, or none was "
+            "<h2>Findings</h2><p>There are no findings: no invariant was violated, or none was "
             "checked.</p>"
         )
     several = len(both) > 1
@@ -126,7 +127,7 @@ def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
         ]
         for label, told in rows[:SHOWN]
     ]
-    more = f"<p>and {len(rows) - SHOWN} more</p>" if len(rows) > SHOWN else ""
+    more = f"<p>and {len(rows) - SHOWN} more findings</p>" if len(rows) > SHOWN else ""
     return f"<h2>Findings</h2>{_table(heads, cells)}{more}"
 
 
@@ -173,7 +174,9 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
 
 
 def _key(words: Sequence[str], of: str) -> str:
-    """Return the legend of a map: the meaning of a cell's height and colour."""
+    """Return the legend of a map, which explains the height and colour of cells. `words` explain
+    the levels, and `of` says what is compared.
+    """
     bars = (
         f'<path class="cell level{at}" stroke-width="12" d="M7 13v-{12 * (at + 1) / 5:.1f}"/>'
         for at in range(len(words))
@@ -183,13 +186,13 @@ def _key(words: Sequence[str], of: str) -> str:
         for bar, word in zip(bars, words, strict=True)
     )
     return (
-        f"<p class='legend'>A cell is filled the higher the worse ({text(of)}):"
+        f"<p class='legend'>The worse a value, the more of its cell is filled ({text(of)}):"
         f" {''.join(rows)}<span>empty: not logged</span></p>"
     )
 
 
 def _grouped(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
-    """Group ranks by their levels: ranks with the same levels share a map."""
+    """Return the levels by groups of ranks: ranks with the same levels share a map."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for rank, own in enumerate(levels):
         found[own.tobytes()].append(rank)
@@ -232,8 +235,8 @@ def _median(values: Floats) -> float:
 def _places(
     findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]
 ) -> tuple[int, list[tuple[str, int, str]]]:
-    """Return the rank whose map shows the first finding that names a layer, and the position of the
-    finding on this map.
+    """Return where to mark the first finding that names a layer on the map: the rank, and a list
+    with the layer, step and caption. The list is empty if there is no such finding.
     """
     for told in findings:
         # The longest name: a finding names a parameter, and layers may lie inside of others.
@@ -253,9 +256,10 @@ def _those(ranks: Sequence[int], world: int) -> str:
     if world == 1:
         return "The only rank"
     if len(ranks) == world:
-        return f"All {world} ranks, which are equal"
+        return f"All {world} ranks, which have equal values"
     word = "Ranks" if len(ranks) > 1 else "Rank"
-    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    rest = len(ranks) - 16
+    more = f" and {rest} more" if rest > 0 else ""
     return f"{word} {', '.join(map(str, ranks[:16]))}{more}"
 
 
@@ -278,7 +282,7 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         # If only some ranks differ, the others are drawn as equal.
         np.maximum(others, 0 if line.ranks else level, out=others)
     frames = (
-        [] if first is None else [(first.name.layer, first.name.step, f"they part: {first.name}")]
+        [] if first is None else [(first.name.layer, first.name.step, f"the runs first differ: {first.name}")]
     )
     groups = _grouped(list(levels))
     maps = []
@@ -298,14 +302,14 @@ def _verdict(found: Comparison) -> str:
     if first is None:
         measured = any(line.verdict in ("equal", "rounding") for line in found.lines)
         said = (
-            "✓ Equal up to rounding."
+            "✓ The runs are equal up to rounding."
             if measured
-            else "No tensor was logged with values: nothing to compare."
+            else "No tensor has values in both logs, so nothing was compared."
         )
         return f"<p class='verdict'>{said}</p>"
-    lines = [f"✕ They part at <strong>{text(first.name)}</strong>: {text(first.verdict)}."]
+    lines = [f"✕ The runs first differ at <strong>{text(first.name)}</strong>: {text(first.verdict)}."]
     lines += (
-        [f"Only the logs of rank {text(', '.join(map(str, first.ranks)))} differ."]
+        [f"Only the logs of rank {text(', '.join(map(str, first.ranks)))} differ in this tensor."]
         if first.ranks
         else []
     )
@@ -313,9 +317,9 @@ def _verdict(found: Comparison) -> str:
     if why is not None:
         lines += [f"Cause: <strong>{text(why.claim)}</strong>."] if why.claim else []
         lines += [
-            f"{'Evidence' if why.claim else 'Before it'}: {text(told)}." for told in why.evidence
+            f"{'Evidence' if why.claim else 'Before this tensor'}: {text(evidence)}." for evidence in why.evidence
         ]
-        lines += [f"These logs show no cause; next: {text(why.next)}."] if why.next else []
+        lines += [f"The logs do not show the cause; next: {text(why.next)}."] if why.next else []
     return f"<p class='verdict'>{'<br>'.join(lines)}</p>"
 
 
@@ -330,8 +334,8 @@ def _settings(found: Comparison) -> str:
 
 
 def _differences(found: Comparison) -> list[str]:
-    """Return the table of differences by phase and kind, for the step in which the runs part and
-    for all later steps.
+    """Return the table of all differences by phase and kind of tensor: first those in the first
+    step that differs, then those in all later steps.
     """
     groups: dict[tuple[str, str, bool], list[Line]] = defaultdict(list)
     for line in found.faults:

@@ -1,5 +1,5 @@
-"""Series: the data of a run's page, step by step: the loss, the norms, and each layer's norms on
-each rank.
+"""Series: the data of a run's page. For each step, they are the loss, the norms of all tensors of
+a kind, and the norm in each layer on each rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bridge.trace.schema import RUN
 from bridge.trace.segments import Floats, Places
 
 SECTIONS = (("reduce", "gradient"), ("forward", "output"), ("update", "weight"))
-"""Phases and kinds of the norms that are shown. The map of layers shows the first of them that was
-logged.
+"""The phases and kinds of the tensors whose norms a page shows. The map of layers shows the first
+of these kinds that was logged.
 """
 WORDS: Mapping[tuple[str, str], str] = {
     ("reduce", "gradient"): "gradients",
@@ -32,15 +32,14 @@ WORDS: Mapping[tuple[str, str], str] = {
     ("init", "weight"): "weights",
 }
 MOST_RANKS = 64
-"""Maximum number of ranks that are shown. If there are more ranks, only the first ones are shown.
-"""
+"""Maximum number of ranks that a page shows. Of more ranks, it shows the first ones."""
 MOST_FINDINGS = 2**26
-"""Largest size of the file of findings in bytes."""
+"""Maximum number of bytes in the file of findings."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """A finding as it was read from the file of findings."""
+    """A finding that was read from the file of findings."""
 
     id: str
     step: int
@@ -53,11 +52,11 @@ class Told:
 
 @dataclass(frozen=True)
 class Series:
-    """The series of a run: its loss (steps, ranks), and the norms (steps) of all gradients, outputs
-    or weights.
+    """The data of a run's page: `losses` (steps, ranks), and for each kind of tensor (gradients,
+    outputs, weights) the norms of all tensors (steps).
 
-    `sizes` are the norms in each layer (ranks, layers, steps) of the first of these kinds that was
-    logged. NaN stands for a value that is not known.
+    `mapped` is the first of these kinds that was logged, and `sizes` are the norms of its tensors
+    in each layer (ranks, layers, steps). NaN stands for values that are not in the log.
     """
 
     folder: Path
@@ -69,12 +68,14 @@ class Series:
     mapped: str
     sizes: Floats
     odd: Floats
-    """Numbers of NaNs and infinities (ranks, layers, steps) in the tensors of `sizes`."""
+    """How many NaNs and infinities the tensors of `sizes` have (ranks, layers, steps)."""
     findings: Sequence[Told]
 
 
 def findings(folder: Path) -> list[Told]:
-    """Read the findings in the file `findings.jsonl`. Raises `SourceError`."""
+    """Read the findings of a run from its file `findings.jsonl`. Raises `SourceError` if the file
+    is damaged.
+    """
     path = folder / FILE
     if not inside(path, folder).exists():
         return []
@@ -83,8 +84,8 @@ def findings(folder: Path) -> list[Told]:
 
 
 def one_finding(line: str, where: str) -> Told:
-    """Return the finding in a line of the file of findings. Raises `SourceError`, with a message
-    that starts with `where`.
+    """Return the finding in a line of the file of findings. Raises `SourceError` if the line is
+    damaged; `where` is the place in the message.
     """
     try:
         found = json.loads(line)
@@ -106,13 +107,13 @@ def one_finding(line: str, where: str) -> Told:
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SourceError(
-            f"{where}: expected a finding with id, step, place, evidence and ranks; the file is damaged"
+            f"{where}: expected a finding with id, step, where, evidence and ranks; the file is damaged"
         ) from None
 
 
 def read(folder: Path) -> Series:
-    """Return the series of the run in `folder`. Raises `SourceError` if there is neither a log nor
-    a finding.
+    """Return the data of the page of the run in `folder`. Raises `SourceError` if the folder has
+    neither a log nor findings.
     """
     found = findings(folder) if folder.is_dir() else []
     if not (folder / RUN).exists():
@@ -128,7 +129,7 @@ def read(folder: Path) -> Series:
 
 
 def series(run: Run, found: Sequence[Told]) -> Series:
-    """Return the series of a run and its findings."""
+    """Return the data of the page of a run that has a log; `found` are its findings."""
     reader, ranks = Reader(run), min(len(run.lines), MOST_RANKS)
     layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
@@ -159,8 +160,7 @@ def series(run: Run, found: Sequence[Told]) -> Series:
 
 
 class Reading:
-    """Converts the figures of steps with one pattern into norms and into cells of the map of
-    layers.
+    """Computes norms and cells of the map from the statistics of steps that have the same pattern.
     """
 
     def __init__(
@@ -185,7 +185,8 @@ class Reading:
         )
 
     def norms(self, columns: Columns) -> dict[str, float]:
-        """Return the norm of all tensors of each kind, or NaN if a tensor has no finite norm."""
+        """Return the norm of all tensors of each kind; NaN if one of them has NaNs or infinities.
+        """
         with np.errstate(all="ignore"):
             return {
                 name: float(np.sqrt(figures[:, 4].sum())) if not figures[:, 1:3].any() else np.nan
@@ -195,7 +196,9 @@ class Reading:
             }
 
     def sizes(self, columns: Columns, sizes: Any, odd: Any) -> None:
-        """Fill in the `sizes` and the numbers of NaNs and infinities (ranks, layers) of a step."""
+        """Write the norms of a step into `sizes` and the numbers of NaNs and infinities into
+        `odd`, by rank and layer.
+        """
         where: tuple[Places, Places] = (self._ranks, self._layers)
         if not len(self._rows):
             return

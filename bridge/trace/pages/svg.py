@@ -1,6 +1,5 @@
-"""Figures of a page as SVG: lines over steps, and maps of layers by steps.
-
-The page's style sets the colours.
+"""SVG figures of a page: lines over steps, and maps with a cell for each layer and step. The
+page's style sheet sets the colours.
 """
 
 from __future__ import annotations
@@ -16,30 +15,32 @@ from bridge.clean import clean
 from bridge.trace.segments import Floats
 
 POINTS = 300
-"""Maximum number of points of a line. With more steps, a point stands for several steps and shows
-their smallest and largest value.
+"""Maximum number of points of a line. If there are more steps, several steps share a point, which
+shows their smallest and largest value.
 """
 COLUMNS, ROWS = 120, 64
-"""Maximum numbers of columns and rows of a map. A cell that stands for several steps or layers
-shows the worst value.
+"""Maximum number of columns (steps) and rows (layers) of a map. If there are more, several share a
+cell, which shows the worst value.
 """
 WIDE, HIGH, LEFT = 960, 170, 190
 CELL = 14
 LEVELS = 5
-"""Number of levels to which a cell can be filled."""
+"""Number of different heights to which a cell can be filled."""
 DIGITS = 4
-"""Minimum number of digits of a label. Labels get more digits if two of them would be equal."""
+"""Minimum number of digits of a label on an axis. If two labels of an axis would be equal, all get
+more digits.
+"""
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 
 def text(value: object) -> str:
-    """Return a value from a log as text that is escaped for the page."""
+    """Return a value as text for the page, escaped because it may come from a log."""
     return escaped(clean(str(value)), quote=True)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values (steps) of a line, with its label."""
+    """A line of a figure: its label, and a value for each step."""
 
     label: str
     steps: Sequence[int]
@@ -47,8 +48,8 @@ class Curve:
 
 
 def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
-    """Return a figure with lines over steps, each with its own dashes and legend. `marks` are steps
-    with a caption.
+    """Return a figure with one line for each of `curves`, told apart by dashes, and a legend.
+    `marks` are captions, by the step at which they stand.
     """
     curves = [curve for curve in curves if np.isfinite(curve.values).any()]
     if not curves:
@@ -74,8 +75,8 @@ def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Maps steps and values to coordinates. The axis is logarithmic if the values span more than
-    two orders of magnitude.
+    """The axes of a figure: the coordinates of steps and values. The axis of values is logarithmic
+    if they span more than two orders of magnitude.
     """
 
     first: int
@@ -116,7 +117,9 @@ def _frame(scale: _Scale) -> Iterable[str]:
 
 
 def _apart(values: Sequence[float]) -> list[str]:
-    """Return the values as labels, with enough digits that no two labels are equal."""
+    """Return the values as labels, all with as many digits as are needed so that no two labels are
+    equal.
+    """
     labels = (
         [f"{value:.{digits}g}" for value in values] for digits in range(DIGITS, 2 * DIGITS + 4)
     )
@@ -141,8 +144,8 @@ def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
 
 
 def _thinned(curve: Curve) -> Iterable[tuple[int, float]]:
-    """Yield the points of a curve, or the smallest and largest value of each bin. Values that are
-    not finite are yielded too.
+    """Yield the points of a curve. Of a long curve, yield the smallest and largest value of each
+    bin of steps, and all values that are not finite.
     """
     size = max(1, math.ceil(len(curve.steps) / POINTS))
     for start in range(0, len(curve.steps), size):
@@ -179,8 +182,9 @@ def _legend(curves: Sequence[Curve]) -> str:
 
 @dataclass(frozen=True)
 class Map:
-    """Levels (layers, steps) from 0 to 4, or -1 if nothing was logged, for the ranks that `label`
-    names. `frames` are the cells with a frame, each as layer, step and caption.
+    """A map: for each layer and step the level of a cell, from 0 to 4, or -1 if nothing was
+    logged. `label` names the ranks. `frames` are the cells with a frame, each as layer, step and
+    caption.
     """
 
     label: str
@@ -191,7 +195,8 @@ class Map:
 
 
 def drawn(found: Map) -> str:
-    """Return a map as SVG. A worse value fills more of its cell, and each level has its own colour.
+    """Return a map as SVG. The higher the level, the more of the cell is filled; each level also
+    has a colour.
     """
     rows, columns = _bins(len(found.layers), ROWS), _bins(len(found.steps), COLUMNS)
     # Of cells that fall into one, the worst is shown.
@@ -204,7 +209,7 @@ def drawn(found: Map) -> str:
         parts.append(f'<text class="below" x="{x:.1f}" y="{high + 40}">step {step}</text>')
     for layer, step, words in found.frames:
         parts.append(_framed(found, layer, step, words, rows, columns, width))
-    said = f"{found.label}: {int((levels >= 2).sum())} of {levels.size} cells are marked"
+    said = f"{found.label}: {int((levels >= 2).sum())} of {levels.size} cells have level 2 or more"
     return (
         f'<figure><figcaption>{text(found.label)}</figcaption><svg viewBox="0 0 {WIDE} {high + 44}" role="img"'
         f' aria-label="{text(said)}"><title>{text(said)}</title>{"".join(parts)}</svg></figure>'
@@ -212,8 +217,8 @@ def drawn(found: Map) -> str:
 
 
 def _bins(count: int, most: int) -> list[int]:
-    """Return the index of the first item of each bin, if `count` items are divided into at most
-    `most` bins.
+    """Divide `count` items into at most `most` bins of neighbours. Returns the index of the first
+    item of each bin.
     """
     number = min(count, most)
     return [at * count // number for at in range(number)]
@@ -223,14 +228,15 @@ def _names(found: Map, rows: Sequence[int]) -> Iterable[str]:
     ends = [*rows[1:], len(found.layers)]
     for at, (first, end) in enumerate(zip(rows, ends, strict=True)):
         name = found.layers[first] or "the run"
-        whole = name if end - first == 1 else f"{name} to {found.layers[end - 1]}"
+        last, rest = found.layers[end - 1], end - first - 1
+        whole = f"{name} to {last}" if rest else name
         short = name if len(name) <= 26 else f"…{name[-25:]}"
-        more = "" if end - first == 1 else f" +{end - first - 1}"
+        more = f" +{rest}" if rest else ""
         yield f'<text class="at" x="{LEFT - 8}" y="{24 + at * CELL + 11}"><title>{text(whole)}</title>{text(short + more)}</text>'
 
 
 def _cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float) -> Iterable[str]:
-    """Return one SVG path for each level."""
+    """Yield one SVG path for each level, with the filled part of all cells of this level."""
     for level in range(LEVELS):
         high = (CELL - 2) * (level + 1) / LEVELS
         places = zip(*(found.tolist() for found in (levels == level).nonzero()), strict=True)
