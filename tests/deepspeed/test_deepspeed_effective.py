@@ -163,7 +163,7 @@ REFUSED = [
     ({"zero_optimization.cpu_offload": True, "zero_optimization.offload_optimizer.device": "cpu"}, "0.19.8", "replaces it"),
     ({"zero_optimization.compute_grad_norm": False, "zero_optimization.stage": 1}, "0.19.8", "set gradient_clipping to 0"),
     ({"gradient_allreduce_op": "sum", "zero_optimization.stage": 3}, "0.19.8", "sum is not possible"),
-    ({"compile.autoep_non_moe": True}, "0.19.7", "not read by DeepSpeed 0.19.7"),
+    ({"compile.autoep_non_moe": True}, "0.19.7", "DeepSpeed 0.19.7 does not read this key"),
 ]
 
 
