@@ -190,8 +190,10 @@ class DeepSpeedDialect(PackagedDialect):
 
         found = tuple(inspect(config))
         if config.entry == PARTIAL and config.effective.get(BATCH) is None:
-            message = ("the source sets no batch size; DeepSpeed refuses the file until you add "
-                      "this key")
+            message = (
+                "the source sets no batch size; DeepSpeed refuses the file until you add"
+                " this key"
+            )
             return (Finding(BATCH, message, Effect.NUMBERS), *found)
         return found
 
@@ -222,16 +224,16 @@ class DeepSpeedDialect(PackagedDialect):
         # AutoTP splits tensors too, but by a key of the file rather than by the script.
         parts["autotp_size"] = values.get("tensor_parallel.autotp_size") or 1
         BridgeError.raise_if(
-            f"{name}: found {size}, but stagebridge writes DeepSpeed checkpoints only for runs "
-            "whose ranks are all data-parallel: set it to 1"
+            f"{name}: found {size}, but stagebridge writes DeepSpeed checkpoints only for runs"
+            " whose ranks are all data-parallel: set it to 1"
             for name, size in parts.items()
             if size > 1
         )
         level = values.get("zero_optimization.stage") or 0
         if not level:
             raise BridgeError(
-                "zero_optimization.stage: found 0, but stagebridge writes DeepSpeed checkpoints "
-                "only for stage 1 or more: set the stage to 1, which gives the same numbers"
+                "zero_optimization.stage: found 0, but stagebridge writes DeepSpeed checkpoints"
+                " only for stage 1 or more: set the stage to 1, which gives the same numbers"
             )
         dtype = next(
             (code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32"

@@ -42,8 +42,8 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "activation_checkpointing.partition_activations",
         "the docstring calls the key partitioned_activations",
-        "DeepSpeed reads only the key partition_activations, and silently ignores the name from "
-        "the docstring",
+        "DeepSpeed reads only the key partition_activations, and silently ignores the name from"
+        " the docstring",
         "docstring of deepspeed/runtime/activation_checkpointing/config.py",
         "deepspeed/runtime/activation_checkpointing/config.py: get_scalar_param",
     ),

@@ -39,8 +39,8 @@ def effective(
     """
     at = release(version)
     problems = [
-        f"{path}: DeepSpeed {at.version} does not read this key; drop the key, or name another "
-        "release"
+        f"{path}: DeepSpeed {at.version} does not read this key; drop the key, or name another"
+        " release"
         for path in given
         if path not in at.keys and not path.startswith("code.")
     ]

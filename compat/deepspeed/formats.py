@@ -281,8 +281,8 @@ class _Reader(Reader):
             if target in taken:
                 self.problem(
                     written,
-                    f"this key and {taken[target]} are two names of the same setting, and both "
-                    "are given; keep one of them",
+                    f"this key and {taken[target]} are two names of the same setting, and both"
+                    " are given; keep one of them",
                 )
                 continue
             taken[target] = written
@@ -327,8 +327,8 @@ class _Reader(Reader):
             history, version = KEYS[target], self.release.version
             instead = f"; use {history.instead}" if history.instead else ""
             message = (
-                f"DeepSpeed {history.rejected} removed this key, and {version} refuses it even if "
-                f"it is empty; drop the key{instead}"
+                f"DeepSpeed {history.rejected} removed this key, and {version} refuses it even if"
+                f" it is empty; drop the key{instead}"
             )
             self.problem(written, message)
         elif entry is None:
@@ -344,8 +344,8 @@ class _Reader(Reader):
         if target in PRESENCE and not value:
             self.problem(
                 written,
-                "an empty section switches this feature on with all defaults; set at least "
-                f"{next(iter(entry))} in the section, or drop the section",
+                "an empty section switches this feature on with all defaults; set at least"
+                f" {next(iter(entry))} in the section, or drop the section",
             )
         elif target in PARAMS:
             self._params(written, target, value, entry)
@@ -375,8 +375,8 @@ class _Reader(Reader):
             self._set("zero_optimization.stage", int(value), written)
             self.finding(
                 target,
-                f"{str(value).lower()} is an old form of stage {int(value)}; write "
-                "zero_optimization.stage instead",
+                f"{str(value).lower()} is an old form of stage {int(value)}; write"
+                " zero_optimization.stage instead",
                 Effect.NONE,
             )
             return
@@ -477,8 +477,8 @@ class _Reader(Reader):
                 path not in KEYS or KEYS[path].at(self.release.version) is None
             )
         if not fine:
-            self.problem(written, f"found null, expected {expected(path)}; set a value, or drop "
-                                  "the key")
+            self.problem(written, f"found null, expected {expected(path)}; set a value, or drop"
+                                  " the key")
 
     def _object(self, written: str, value: Any) -> None:
         if isinstance(value, str | int | float | Mapping | list | tuple):
@@ -550,8 +550,10 @@ class _Reader(Reader):
         known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
         name = written.rpartition(".")[2]
         if parent == "code" and name in _tree(self.release):
-            known = (f"not a setting of the training script; move {name} from the code part into "
-                    "the config of DeepSpeed")
+            known = (
+                f"not a setting of the training script; move {name} from the code part into"
+                " the config of DeepSpeed"
+            )
         # No stack reads the code part, so no stack can ignore a key in it.
         if not self.lenient or self.release.refuses(parent) or parent == "code":
             self.problem(written, known)
@@ -662,13 +664,13 @@ def _elsewhere(written: str, release: Release) -> str:
     if later:
         first = min(later, key=RELEASES.place)
         return (
-            f"DeepSpeed reads this key from {first} on, but the config is for {release.version}; "
-            "drop the key, or name a later release"
+            f"DeepSpeed reads this key from {first} on, but the config is for {release.version};"
+            " drop the key, or name a later release"
         )
     last = min((RELEASES.last(row.until) for row in rows), key=RELEASES.place)
     return (
-        f"only releases up to DeepSpeed {last} read this key, but the config is for "
-        f"{release.version}; {f'use {instead}' if instead else 'drop the key'}"
+        f"only releases up to DeepSpeed {last} read this key, but the config is for"
+        f" {release.version}; {f'use {instead}' if instead else 'drop the key'}"
     )
 
 
