@@ -92,8 +92,8 @@ AutoTPConfig.from_dict). A nested mapping stands for a section, and None for a s
 """
 
 UNSCHEDULED = (
-    "not given, and Hugging Face's Trainer then builds its own scheduler, by default linear; here"
-    " the learning rate is read as constant; give the real schedule, for example with --code"
+    "not given, and Hugging Face's Trainer then builds its own scheduler, by default linear;"
+    " stagebridge reads the learning rate as constant; give the real schedule, for example with --code"
     " scheduler.name=linear --code scheduler.total_steps=1000"
 )
 """Message for a file that has the value "auto" but no schedule. The value "auto" shows that Hugging
