@@ -93,7 +93,9 @@ MODULES: Mapping[str, Sequence[str]] = {
 """
 
 OPERATORS = "ops.__compatible_ops__"
-"""The only name with underscores that scripts set: which operators can be built, by name."""
+"""The only name with leading underscores, apart from `__version__`, that scripts use: a mapping from
+the name of an operator to whether DeepSpeed can build the operator.
+"""
 KERNELS = "the engine builds no operators; use torch's operators"
 ABSENT: Mapping[str, str] = {
     "DeepSpeedHybridEngine": (

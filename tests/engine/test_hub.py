@@ -156,7 +156,7 @@ def test_frozen_parameters_that_shapes_do_not_tell_are_no_guess(tmp_path: Path) 
         if masters:
             assert [name for name, held in formats.read(folder).parameters.items() if held.trained] == ["b"]
         else:
-            with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and the shapes do not tell which"):
+            with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and the shapes do not show which"):
                 formats.read(folder)
 
 
