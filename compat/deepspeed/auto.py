@@ -248,19 +248,19 @@ def _left(
     """
     ruled = [path for path in paths if path in RULES]
     if ruled:
-        named = ", ".join(
+        keys = ", ".join(
             f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled
         )
         missing = dict.fromkeys(
             fact for path in ruled for fact in RULES[path].needs if fact not in facts
         )
         count = "1 value" if len(ruled) == 1 else f"{len(ruled)} values"
-        give = "pass the TrainingArguments with --auto-from" + (
-            f", or pass {', '.join(missing)} with --auto" if missing else ""
-        )
+        advice = "pass the TrainingArguments with --auto-from"
+        if missing:
+            advice = f"{advice}, or pass {', '.join(missing)} with --auto"
         yield (
             f'found "auto" for {count} that Hugging Face\'s Trainer or accelerate fills in:'
-            f" {named}; {give}"
+            f" {keys}; {advice}"
         )
     for path in paths:
         if path not in RULES:

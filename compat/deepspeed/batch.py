@@ -155,9 +155,11 @@ def _uneven(values: Flat, data: int) -> list[str]:
     # A total below the number of ranks makes a micro batch of 0, whose product may still agree.
     if total == micro * steps * data and micro * steps > 0:
         return []
-    whole = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
-    found = f"{TOTAL}: found {total}, expected {whole} = {micro * steps * data}"
-    return [f"{found}; set only two of the three keys, or make them agree{_apart(values, data)}"]
+    product = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
+    return [
+        f"{TOTAL}: found {total}, expected {product} = {micro * steps * data}; set only two of the"
+        f" three keys, or make them agree{_apart(values, data)}"
+    ]
 
 
 def _apart(values: Flat, data: int) -> str:

@@ -101,8 +101,7 @@ Face's Trainer or accelerate fills in the file.
 """
 
 ABSENT = ("scheduler.type", "optimizer.type")
-"""Keys whose findings report that the file lacks the key. Findings about other keys concern keys in
-the file.
+"""Settings whose findings are about a missing key. All other findings are about a key in the file.
 """
 
 Tree = dict[str, Any]
@@ -355,8 +354,8 @@ class _Reader(Reader):
             self._renamed(written, target, value, entry)
 
     def _renamed(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read a section that has its old name in the file. Messages about its keys show the names
-        that the file has.
+        """Read a section that the file calls by an old name. Messages name the keys in the section
+        as the file does.
         """
         before = set(self.given)
         self.section(value, target, entry)
@@ -380,8 +379,10 @@ class _Reader(Reader):
                 Effect.NONE,
             )
             return
-        found, drop = ("null", "; or drop the section") if value is None else (shown(value), "")
-        self.problem(written, f"found {found}, expected a mapping{drop}")
+        if value is None:
+            self.problem(written, "found null, expected a mapping; or drop the section")
+        else:
+            self.problem(written, f"found {shown(value)}, expected a mapping")
 
     # Leaves
 
@@ -477,8 +478,9 @@ class _Reader(Reader):
                 path not in KEYS or KEYS[path].at(self.release.version) is None
             )
         if not fine:
-            self.problem(written, f"found null, expected {expected(path)}; set a value, or drop"
-                                  " the key")
+            self.problem(
+                written, f"found null, expected {expected(path)}; set a value, or drop the key"
+            )
 
     def _object(self, written: str, value: Any) -> None:
         if isinstance(value, str | int | float | Mapping | list | tuple):

@@ -94,5 +94,5 @@ def strange(
     known |= {"max_grad_norm"}
     if argument in known:
         return None
-    whose = f"{given} in other releases" if elsewhere else f"any of DeepSpeed's {kind}"
-    return f"not an argument of {whose}{nearest(argument, known, before)}", Effect.NUMBERS
+    takers = f"{given} in any release" if elsewhere else f"any of DeepSpeed's {kind}"
+    return f"not an argument of {takers}{nearest(argument, known, before)}", Effect.NUMBERS

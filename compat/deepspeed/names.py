@@ -126,8 +126,9 @@ ABSENT: Mapping[str, str] = {
                                  " modules",
     "runtime.data_pipeline": "order and batch the data with a sampler of torch",
     "runtime.domino": "the engine overlaps communication itself",
-    "runtime.fp16": "use the optimizer that deepspeed.initialize returns; the engine keeps its"
-                    " master weights",
+    "runtime.fp16": (
+        "use the optimizer that deepspeed.initialize returns; the engine itself keeps the masters"
+    ),
     "runtime.sequence_parallel": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "tp_model_init": "set tensor_parallel.autotp_size in the config; deepspeed.initialize then"

@@ -90,8 +90,7 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
             rf'\g<1>"{key}": {shown}, ',
         )
     if line is None or line > len(lines):
-        raise TranslationError(f"{path}: other keys stand on the same line, or the line is not"
-                               " known; write JSON instead")
+        raise TranslationError(f"{path}: the line of this key is not known; write JSON instead")
     # `re.sub` reads \n in the replacement as a line break; JSON's own \n must stay two characters.
     lines[line - 1] = re.sub(pattern, new.replace("\\n", "\\\\n"), lines[line - 1], count=1)
     return "\n".join(lines)

@@ -164,8 +164,8 @@ class LeafModule(Section):
     )
     names: Names | None = field(None, description="Names of such modules.")
     name_suffixes: Names | None = field(
-        None, description=("Suffixes of the names of modules whose parameters are gathered all"
-                           " at once.")
+        None,
+        description="Suffixes of the names of modules whose parameters are gathered all at once.",
     )
 
 
@@ -609,8 +609,10 @@ class OptimizerParams(Section):
     )
     factor_threshold: NonNegative | None = field(
         None,
-        description=("Largest change, from one step to the next, of the factor that scales the"
-                     " frozen trust ratio (1-bit LAMB)."),
+        description=(
+            "Largest change, from one step to the next, of the factor that scales the frozen trust"
+            " ratio (1-bit LAMB)."
+        ),
     )
     var_freeze_step: Whole | None = field(
         None, description="Steps before the second moment is frozen (0/1 Adam)."

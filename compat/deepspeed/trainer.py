@@ -281,16 +281,16 @@ def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
     kind or its length is not known. Otherwise return an empty string.
     """
     kind = args["lr_scheduler_type"].removeprefix("SchedulerType.").lower()
-    reason, advice = "", ""
+    trainer = f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}"
+    read = "stagebridge reads the learning rate as constant"
     if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
-        reason = "which stagebridge cannot translate"
-    elif total is None:
-        reason = "over a number of steps that follows from the data"
-        advice = "; give the number of steps with --auto-from max_steps=1000"
-    return reason and (
-        f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}, {reason};"
-        f" stagebridge reads the learning rate as constant{advice}"
-    )
+        return f"{trainer}, which stagebridge cannot translate; {read}"
+    if total is None:
+        return (
+            f"{trainer}, over a number of steps that follows from the data; {read}; give the number"
+            " of steps with --auto-from max_steps=1000"
+        )
+    return ""
 
 
 def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:

@@ -75,7 +75,7 @@ def _lr_overridden(seen: Seen) -> bool:
 
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"
-"""The last words on settings that DeepSpeedConfig accepts although the run stops soon after."""
+"""Part of messages about settings that DeepSpeedConfig accepts but with which the run stops."""
 
 TRAPS = Checks(
     RELEASES,

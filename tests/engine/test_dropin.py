@@ -153,7 +153,7 @@ def adagrad(parameters: Any) -> Any:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"args": Namespace(deepspeed_config="x.json")}, "config: found 2 of them, expected a config in exactly one of config="),
-    ({"optimizer": adagrad}, "optimizer: found Adagrad; the engine has .* use torch.optim.AdamW, Adam or SGD"),
+    ({"optimizer": adagrad}, "optimizer: found Adagrad, but the engine has no kernel .* use torch.optim.AdamW, Adam or SGD"),
     (
         {"optimizer": partial(torch.optim.Adam, amsgrad=True)},
         "optimizer: group 0 has amsgrad=True, which the engine does not run",

@@ -138,11 +138,10 @@ def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding
     for name in others:
         model.get_parameter(name).requires_grad_(False)
     if others:
+        more = f" and {len(others) - 1} more parameters" if others[1:] else ""
         message = (
-            f"the model's parameter {others[0]} is not in model_parameters, so the engine"
-            " freezes it"
-        ) + (
-            f" (and {len(others) - 1} more)" if others[1:] else ""
+            f"the engine freezes {others[0]}{more} of the model, because model_parameters does not"
+            " contain them"
         )
         yield Finding("model_parameters", message, Effect.NONE, given=True)
 

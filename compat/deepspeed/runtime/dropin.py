@@ -353,13 +353,11 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
             name = next(name for name, found in TORCH.items() if found is kind)
-            said = (
-                f"the model's weights are in {name}, and the config names no format: DeepSpeed"
-                f" computes in {name}, the engine in fp32"
-            )
             yield Finding(
                 "model",
-                f"{said}; set {name}.enabled, or call model.float()",
+                f"the model's weights are in {name}, and the config names no format: DeepSpeed"
+                f" computes in {name}, the engine in fp32; set {name}.enabled, or call"
+                " model.float()",
                 Effect.NUMBERS,
                 given=True,
             )

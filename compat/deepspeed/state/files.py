@@ -34,8 +34,8 @@ OTHERS = {
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
-"""Patterns for the names of files that stagebridge cannot read yet, each with words for the file's
-contents in messages.
+"""Maps patterns for names of files that stagebridge cannot read yet to what such a file holds, in
+words for messages.
 """
 
 SCALERS = ("LossScaler", "DynamicLossScaler")
@@ -165,11 +165,12 @@ class Files:
         return (*self.models.values(), *self.optimizers.values(), *self.beside)
 
 
-def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
+def _complete(folder: Path, found: Mapping[int, Path], kind: str) -> None:
     missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
     if missing:
         raise SourceError(
-            f"{folder}: no {what} {missing[0]}, though {found[max(found)].name} is there; {DAMAGED}"
+            f"{folder}: found no file with {kind} {missing[0]}, although the folder has"
+            f" {found[max(found)].name}; {DAMAGED}"
         )
 
 
@@ -210,9 +211,11 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
 
 def _whole(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
-        for pattern, what in OTHERS.items():
+        for pattern, contents in OTHERS.items():
             if pattern.fullmatch(path.name):
-                raise SourceError(f"{path}: holds {what}, which cannot be read yet")
+                raise SourceError(
+                    f"{path}: the file holds {contents}, which stagebridge cannot read yet"
+                )
 
 
 def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:

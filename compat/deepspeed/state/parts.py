@@ -66,10 +66,10 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
                     " the two files belong to different runs or steps"
                 )
         if len(hub.groups) != len(hubs[0].groups) or hub.origin.layout != hubs[0].origin.layout:
-            said = f"{len(hub.groups)} groups, {dict(hub.origin.layout)}"
-            there = f"{len(hubs[0].groups)} groups, {dict(hubs[0].origin.layout)}"
             raise SourceError(
-                f"{files.models[0]}: found {said}, expected {there} as in {parts[0].models[0].name}; {DAMAGED}"
+                f"{files.models[0]}: found {len(hub.groups)} optimizer groups and the layout"
+                f" {dict(hub.origin.layout)}, expected {len(hubs[0].groups)} groups and"
+                f" {dict(hubs[0].origin.layout)} as in {parts[0].models[0].name}; {DAMAGED}"
             )
 
 
@@ -179,11 +179,10 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
     for rank, held in enumerate(tensors):
         part = row["ranks"][rank]
         if tuple(part["shard_shape"]) != held.shape:
-            said = (
-                f"{held.shape} on tensor-parallel rank {rank}, but the map expects"
-                f" {tuple(part['shard_shape'])}"
+            raise SourceError(
+                f"{files.folder}: {shown(name)} has shape {held.shape} on tensor-parallel rank"
+                f" {rank}, expected {tuple(part['shard_shape'])}; {DAMAGED}"
             )
-            raise SourceError(f"{files.folder}: {shown(name)} has shape {said}; {DAMAGED}")
         # Replicas, such as norms, are on every rank: `locations` has all of them, and one is
         # enough.
         pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))

@@ -70,9 +70,9 @@ def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
     file has no shapes, such as a file written without ZeRO.
     """
     if not isinstance(found := model.get("param_shapes"), list):
-        said = "the file has no shapes of parameters, so the layers of the stage are not known"
         raise SourceError(
-            f"{path}: {said}; save the checkpoint with zero_optimization.stage 1, which gives the"
-            " same numbers"
+            f"{path}: the file has no shapes of parameters, so the layers of the stage are not"
+            " known; save the checkpoint with zero_optimization.stage 1, which gives the same"
+            " numbers"
         )
     yield from ((name, tuple(shape)) for group in found for name, shape in group.items())

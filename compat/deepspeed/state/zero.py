@@ -80,7 +80,7 @@ class Zero(Format):
         """
         found = Files.of(place)
         if not found:
-            raise SourceError(f"{place}: no model states of rank 0; {DAMAGED}")
+            raise SourceError(f"{place}: found no file with the model states of rank 0; {DAMAGED}")
         hubs = []
         for files in found:
             # The first rank's optimizer state: only values that all ranks share are read from it.
@@ -117,12 +117,10 @@ def _of_one_run(files: Files) -> None:
             count = min(len(run), SAMPLE)
             found = cast(run.source, weight.dtype).flat(run.start, run.start + count)
             if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
-                said = (
-                    f"the masters of {shown(name)} in this file do not round to the"
-                    f" weights in {files.models[0].name}"
-                )
                 raise SourceError(
-                    f"{paths[run.source]}: {said}; the file belongs to another run or another step"
+                    f"{paths[run.source]}: the masters of {shown(name)} in this file do not round"
+                    f" to the weights in {files.models[0].name}; the file belongs to another run or"
+                    " another step"
                 )
             at += len(run)
 
@@ -202,13 +200,11 @@ def _excluded(files: Files, stage: int) -> Iterator[Finding]:
     _save_checkpoint). At ZeRO 1 the files do not show whether it was, so there is no finding.
     """
     if stage > 1 and files.model.get("frozen_param_shapes", {}) is None:
-        said = (
+        message = (
             "saved with exclude_frozen_parameters, so the checkpoint lacks frozen parameters if the"
-            " model has any"
+            " model has any; load these parameters from the weights with which the run began"
         )
-        yield lost(
-            "frozen", f"{said}; load them from the weights with which the run began", Effect.NUMBERS
-        )
+        yield lost("frozen", message, Effect.NUMBERS)
 
 
 def _stage(state: Mapping[str, Any]) -> int:

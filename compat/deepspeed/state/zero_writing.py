@@ -92,12 +92,10 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     parameter is in exactly one group.
     """
     if not hub.groups:
-        said = (
-            "the source does not say its optimizer groups, but DeepSpeed reads groups and"
-            " settings from these files by their position"
-        )
         raise SourceError(
-            f"deepspeed: {said}; write the checkpoint with --to universal, which uses names"
+            "deepspeed: the source does not say its optimizer groups, but DeepSpeed reads groups"
+            " and settings from these files by their position; write the checkpoint with --to"
+            " universal, which uses names"
         )
     named = [name for group in hub.groups for name in group.names]
     odd = sorted(set(named) ^ set(hub.trained))
