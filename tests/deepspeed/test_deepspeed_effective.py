@@ -160,7 +160,7 @@ REFUSED = [
     ({"elasticity": {"enabled": True}}, "0.19.7", "batch would be chosen at launch"),
     ({"scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 0}, "0.19.3", "expected at least 1"),
     ({"scheduler.type": "WarmupDecayLR"}, "0.19.8", "total_num_steps: missing"),
-    ({"zero_optimization.cpu_offload": True, "zero_optimization.offload_optimizer.device": "cpu"}, "0.19.8", "which replaces zero_optimization.cpu_offload;"),
+    ({"zero_optimization.cpu_offload": True, "zero_optimization.offload_optimizer.device": "cpu"}, "0.19.8", "which replaces"),
     ({"zero_optimization.compute_grad_norm": False, "zero_optimization.stage": 1}, "0.19.8", "set gradient_clipping to 0"),
     ({"gradient_allreduce_op": "sum", "zero_optimization.stage": 3}, "0.19.8", "sum is not possible"),
     ({"compile.autoep_non_moe": True}, "0.19.7", "DeepSpeed 0.19.7 does not read this key"),

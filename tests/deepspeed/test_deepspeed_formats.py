@@ -211,7 +211,8 @@ def test_lenient_does_not_relax_what_deepspeed_refuses(deepspeed: Dialect, data:
 def test_newer_and_removed_keys_name_their_release(deepspeed: Dialect) -> None:
     newer = _problems(deepspeed, BASE | {"managed_gradient_accumulation": False}, "0.19.3")
     assert newer == (
-        "managed_gradient_accumulation: DeepSpeed reads this key from 0.19.4 on, but the config is for 0.19.3; drop the key, or name a later release",
+        "managed_gradient_accumulation: DeepSpeed reads this key from 0.19.4 on, but the config is for 0.19.3;"
+        " drop the key, or name a later release",
     )
     section = _problems(deepspeed, BASE | {"torch_autocast": {"enabled": True, "dtype": "bf16"}}, "0.17.1")
     assert len(section) == 1

@@ -156,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"optimizer": adagrad}, "optimizer: found Adagrad, but the engine has no kernel .* use torch.optim.AdamW, Adam or SGD"),
     (
         {"optimizer": partial(torch.optim.Adam, amsgrad=True)},
-        "optimizer: group 0 has amsgrad=True, which the engine does not run",
+        "optimizer: group 0 has amsgrad=True, which the engine does not support",
     ),
     ({"lr_scheduler": 3}, r"lr_scheduler: found int, expected an object with step\(\), or a function"),
     ({"mpu": Grid()}, r"mpu: get_model_parallel_world_size\(\) is 2; the engine splits models itself"),
@@ -171,8 +171,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"config": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}},
         "precision.autocast: found 'bf16'; the engine does not use torch.autocast",
     ),
-    ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op: found 'sum'; gradients are summed"),
-    ({"config": {"managed_gradient_accumulation": False}}, "managed_gradient_accumulation: found false, but the engine always counts"),
+    ({"config": {"gradient_allreduce_op": "sum"}}, "gradient_allreduce_op: found 'sum', which the engine does not"),
+    ({"config": {"managed_gradient_accumulation": False}}, "managed_gradient_accumulation: found false, but the engine"),
     ({"config": {"sequence_parallel_size": 2}}, r"sequence_parallel_size \(2\) does not divide world size"),
     (
         {"config": {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}}}},
