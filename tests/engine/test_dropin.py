@@ -176,7 +176,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"config": {"sequence_parallel_size": 2}}, r"sequence_parallel_size \(2\) does not divide world size"),
     (
         {"config": {"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}}}},
-        "scheduler.type: the engine has no OneCycle; use one of",
+        "scheduler.type: the engine has no scheduler OneCycle; use one of",
     ),
     ({"config": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_step": 1}}}}, "warmup_num_step"),
     ({"config": {"zero_optimisation": {"stage": 1}}}, "zero_optimisation: unknown key; did you mean zero_optimization"),
@@ -202,7 +202,7 @@ def test_misuse_is_said() -> None:
     loss = engine(torch.ones(3, 2)).sum()
     with pytest.raises(BridgeError, match="backward: retain_graph=True is not supported"):
         engine.backward(loss, retain_graph=True)
-    with pytest.raises(BridgeError, match="found False at microbatch 1 of 1; set gradient_accumulation_steps"):
+    with pytest.raises(BridgeError, match="found False at microbatch 1 of 1, but a step cannot be longer"):
         engine.set_gradient_accumulation_boundary(False)
     with pytest.raises(BridgeError, match=r"found no loss in the model's output"):
         engine.train_batch([torch.ones(3, 2)])
