@@ -11,7 +11,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "zero_optimization.overlap_comm",
         "the default is false",
-        "the default is true at stage 3 and false at lower stages",
+        "overlap_comm is true by default at ZeRO stage 3, and false at lower stages",
         PAGE,
         f"{ZERO}: overlap_comm_valid",
     ),

@@ -281,14 +281,16 @@ def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
     kind or its length is not known. Otherwise return an empty string.
     """
     kind = args["lr_scheduler_type"].removeprefix("SchedulerType.").lower()
-    trainer = f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}"
-    read = "stagebridge reads the learning rate as constant"
     if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
-        return f"{trainer}, which stagebridge cannot translate; {read}"
+        return (
+            f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}, which"
+            " stagebridge cannot translate; stagebridge reads the learning rate as constant"
+        )
     if total is None:
         return (
-            f"{trainer}, over a number of steps that follows from the data; {read}; give the number"
-            " of steps with --auto-from max_steps=1000"
+            f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}, over a number"
+            " of steps that follows from the data; stagebridge reads the learning rate as constant;"
+            " give the number of steps with --auto-from max_steps=1000"
         )
     return ""
 

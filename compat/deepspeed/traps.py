@@ -580,9 +580,10 @@ def _world(seen: Seen) -> Iterator[Remark]:
     """
     if seen.context.world_size is None:
         assumed = ranks(seen.values, seen.at.version, None)
-        reason = (
-            "as the batch keys imply"
-            if all(key in seen.given for key in (TOTAL, STEPS, MICRO))
-            else "the smallest possible number"
-        )
-        yield "world_size", f"not given; {assumed.world} is assumed, {reason}", Effect.NONE
+        if all(key in seen.given for key in (TOTAL, STEPS, MICRO)):
+            message = (
+                f"not given; {assumed.world} is assumed, because the batch keys imply this number of ranks"
+            )
+        else:
+            message = f"not given; {assumed.world} is assumed, the smallest possible number of ranks"
+        yield "world_size", message, Effect.NONE
