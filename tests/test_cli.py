@@ -224,7 +224,7 @@ class TestConvert:
         (tmp_path / "run.sh").write_text("deepspeed --num_gpus 4 train.py --deepspeed_config ds.json\n")
         for name in ("ds.json", "run.sh"):
             done = cli("convert", str(tmp_path / name), "--to", "megatron", "--code", "optimizer.type=Lamb")
-            assert "error: code.optimizer: not a setting of the training script; write optimizer into" in done.err
+            assert "error: code.optimizer: not a setting of the training script; move optimizer from" in done.err
             assert "line" not in done.err and "ds.json" not in done.err
 
     def test_code_in_sections(self, cli: Cli, deepspeed: Path) -> None:

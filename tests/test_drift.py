@@ -512,7 +512,7 @@ def test_drift_as_json(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "arguments, problem",
     [
-        (["--from-version", "0.19.8"], "elasticity: removed in DeepSpeed 0.19.8"),
+        (["--from-version", "0.19.8"], "elasticity: DeepSpeed 0.19.8 removed this key"),
         (["--from-version", "0.16.3", "--to-version", "0.19.9"], "the nearest known is 0.19.8"),
         (["--from-version", "0.16.33"], "the nearest known are"),
         (["--from-version", "0.16.3", "-o", "OLD"], "is the file that is converted"),

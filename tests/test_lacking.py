@@ -50,7 +50,7 @@ def test_it_is_named_where_sizes_do_not_divide(command: str, said: Said) -> None
 
 def test_where_sizes_divide_the_problem_itself_names_it(said: Said) -> None:
     errors = said("check ds.json --world-size 8")
-    assert "if the .code.json is missing" in errors and NAMED not in errors
+    assert "put the missing .code.json" in errors and NAMED not in errors
 
 
 @pytest.mark.parametrize(

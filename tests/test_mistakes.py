@@ -110,7 +110,7 @@ def test_wrong_usage_of_our_own_stays_the_parsers(said: Said) -> None:
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (ACCELERATE, "the config or the launch script of the training"),
+        (ACCELERATE, "the DeepSpeed config or the launch script of the training"),
         (ACCELERATE + "deepspeed_config:\n  deepspeed_config_file: zero.json\n  zero3_init_flag: true\n", "give zero.json"),
         (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "set deepspeed_config_file to this file"),
     ],

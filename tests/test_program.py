@@ -56,9 +56,9 @@ def test_the_script_of_deepspeed_is_whole(more: str, tmp_path: Path, capsys: pyt
 
 
 REFUSED = {
-    "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2": "needs layers that are split over tensor ranks",
+    "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2": "pipeline layers that are split over tensor ranks",
     "--context-parallel-size 2": "Ulysses attention",
-    "--optimizer soap": "the file has no optimizer",
+    "--optimizer soap": "the config has no optimizer",
 }
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 class DeepSpeedFile(Config):
-    """A DeepSpeed config. `ds_config` is the mapping for `deepspeed.initialize`, and `script` a
-    training script that fits it.
+    """A DeepSpeed config. `ds_config` returns the mapping for `deepspeed.initialize`, and `script`
+    returns a training script for this config.
     """
 
     @cached_property
@@ -45,13 +45,15 @@ class DeepSpeedFile(Config):
 
 __all__ = ["DIALECT", "DeepSpeedDialect", "DeepSpeedFile", "install"]
 PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_parallel")
-"""Names in the code part (`pipeline_stages`, ...) of the settings that set the size of a mesh axis."""
+"""The settings of the training script that set the sizes of the mesh axes."""
 SCRIPT = "train.py"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
-"""The name in safetensors of each 16-bit format, by the section that switches the format on."""
+"""The 16-bit formats: maps the config section that switches a format on to the name of the format
+in safetensors files.
+"""
 PARTIAL = "plan"
-"""Entry point of a config that is written from a plan. Only this entry point allows a config
-without batch keys.
+"""Marks a config that stagebridge has made from a plan (`Config.entry`). Only such a config may
+lack the batch keys.
 """
 BATCH = "train_micro_batch_size_per_gpu"
 
@@ -129,7 +131,9 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
-        """Return the typed values of a source, their spellings and remarks on them."""
+        """Return a `Reading` of the source: the typed values, the lines and spellings of the keys,
+        and the findings.
+        """
         return self._parsed(source, version, lenient, None, None)
 
     def _arguments(self, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -186,7 +190,10 @@ class DeepSpeedDialect(PackagedDialect):
 
         found = tuple(inspect(config))
         if config.entry == PARTIAL and config.effective.get(BATCH) is None:
-            message = "not given in the source; DeepSpeed refuses the file until you give it"
+            message = (
+                "the source sets no batch size; DeepSpeed refuses the file until you add"
+                " this key"
+            )
             return (Finding(BATCH, message, Effect.NUMBERS), *found)
         return found
 
@@ -209,24 +216,24 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """Return the checkpoint format to write: ZeRO's own files if the optimizer's groups are
-        known, because ZeRO's files list them, else universal files.
+        """Return the checkpoint format to write: ZeRO's own files if the source has optimizer
+        groups, else universal files. ZeRO's own files list the parameters of each group.
         """
         values = config.effective
         parts = {name: values.get(f"code.{name}") or 1 for name in PARTS}
         # AutoTP splits tensors too, but by a key of the file rather than by the script.
         parts["autotp_size"] = values.get("tensor_parallel.autotp_size") or 1
         BridgeError.raise_if(
-            f"{name}: found {size}; checkpoints can be written only for data-parallel ranks: set"
-            " it to 1"
+            f"{name}: found {size}, but stagebridge writes DeepSpeed checkpoints only for runs"
+            " whose ranks are all data-parallel: set it to 1"
             for name, size in parts.items()
             if size > 1
         )
         level = values.get("zero_optimization.stage") or 0
         if not level:
             raise BridgeError(
-                "zero_optimization.stage: found 0, but checkpoints can be written only for stage 1"
-                " or more: set it to 1, which gives the same numbers"
+                "zero_optimization.stage: found 0, but stagebridge writes DeepSpeed checkpoints"
+                " only for stage 1 or more: set the stage to 1, which gives the same numbers"
             )
         dtype = next(
             (code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32"
@@ -239,16 +246,15 @@ class DeepSpeedDialect(PackagedDialect):
         )
 
     def grouped(self, file: str) -> Mapping[str, Any]:
-        """Return the code part's setting for parameter groups, with the name of the file that holds
-        them.
+        """Return the setting that makes the script read parameter groups from the file named
+        `file`.
         """
         return {"code.parameter_groups": file}
 
     def resuming(self, written: Written, folder: str, groups: str = "") -> Written:
-        """Return `written` with the checkpoint folder added.
-
-        A script that was written together with the config gets an option in the launch command.
-        Otherwise the user's script gets a line that loads the checkpoint.
+        """Return `written`, changed so that the run continues from the checkpoint in `folder`. If
+        `written` has a complete training script, the launch command gets the option `--save`.
+        Otherwise the script for the user to complete gets a line that loads the checkpoint.
         """
         if written.beside:
             return replace(written, launch=(*written.launch, "--save", folder))
@@ -260,8 +266,8 @@ class DeepSpeedDialect(PackagedDialect):
     def natively(
         self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """Return the user's own script, changed so that the name `deepspeed` means the native
-        engine.
+        """Return `written` with a script and a launch command that run the native engine: in the
+        script the name `deepspeed` means `compat.deepspeed`.
         """
         snippet = written.snippet.replace(
             "import deepspeed\n", "import compat.deepspeed as deepspeed\n"
@@ -274,7 +280,8 @@ class DeepSpeedDialect(PackagedDialect):
     def program(
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """Return a training script, and the model's config as a file next to the script."""
+        """Return the config with a complete training script and with the config file of the model.
+        """
         from compat.deepspeed.program import beside
 
         return beside(written, config, plan, model)
@@ -288,16 +295,16 @@ class DeepSpeedDialect(PackagedDialect):
         return held(plan, model)
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """Return the HJSON file, or the script with a here-document, with new values. All other
-        bytes stay unchanged.
+        """Return the text of the user's HJSON file or launch script with the values of `config` in
+        it. Only the changed values differ from the user's text.
         """
         from compat.deepspeed.rewriting import reworded
 
         return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
-        """Return the number of top-level keys that DeepSpeed reads. For a launch script return 1 if
-        it passes a DeepSpeed config to a run, else 0.
+        """Return the number of top-level keys in a config that DeepSpeed reads. For a launch script
+        return 1 if one of its commands gets a DeepSpeed config, else 0.
         """
         from compat.deepspeed.releases import KEYS
         from compat.deepspeed.scripts import is_launch
@@ -324,7 +331,9 @@ class DeepSpeedDialect(PackagedDialect):
         return path.startswith("code.") or path in self._at(version).keys
 
     def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
-        """Return `given` without the arguments that its optimizer or scheduler does not take."""
+        """Return `given` without optimizer and scheduler arguments that the chosen type does not
+        take.
+        """
         from compat.deepspeed.refusals import strange
 
         out = {*strange(given, self._at(version))}
@@ -338,8 +347,8 @@ class DeepSpeedDialect(PackagedDialect):
         return {path: KEYS[path].at(version) if path in KEYS else None for path in known}
 
     def nullable(self, path: str, version: str) -> bool:
-        """Return whether null is a value for DeepSpeed itself, such as "print nothing" for
-        `steps_per_print`.
+        """Return whether null has a meaning of its own for DeepSpeed, as in `steps_per_print`,
+        where null means "print nothing".
         """
         from compat.deepspeed.formats import NULLABLE
 

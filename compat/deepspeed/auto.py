@@ -1,5 +1,5 @@
-"""Resolves "auto": first with values from the caller, then by the rules of Hugging Face's
-integrations.
+"""Replaces values of "auto" in a config: first by values from the caller, then by the rules of
+Hugging Face's integrations.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ MICRO, STEPS, TOTAL = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule by which "auto" is replaced: the names of the facts that the rule needs, and the
-    function that computes the value from these facts.
+    """The rule by which "auto" is replaced: `needs` names the facts, and `value` computes the new
+    value from these facts.
     """
 
     needs: tuple[str, ...]
@@ -85,10 +85,9 @@ RULES: Mapping[str, Rule] = {
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": _same("save_16bit"),
 }
 """The rules by which Hugging Face's integrations replace "auto", by key
-(transformers/integrations/deepspeed.py, and accelerate/accelerator.py:
-
-`_prepare_deepspeed`). Sizes of buckets are in elements. For a model with several hidden sizes, both
-integrations use the largest.
+(transformers/integrations/deepspeed.py; `_prepare_deepspeed` in accelerate/accelerator.py). Sizes
+of buckets are in elements. For a model with several hidden sizes, both integrations use the
+largest.
 """
 
 SPELLED: Mapping[str, str] = {
@@ -98,7 +97,9 @@ SPELLED: Mapping[str, str] = {
     "max_grad_norm": "clip",
     "max_steps": "total_steps",
 }
-"""The fact that each of Hugging Face's TrainingArguments sets."""
+"""The TrainingArguments of Hugging Face whose names differ from the names of the facts: maps the
+argument to the fact.
+"""
 SAMPLES: Mapping[str, Any] = {
     "micro_batch": 8,
     "accumulation": 1,
@@ -111,7 +112,7 @@ SAMPLES: Mapping[str, Any] = {
     "mixed_precision": "no",
     "save_16bit": False,
 }
-"""Facts for which TrainingArguments has a default, each with this default."""
+"""The Trainer's default for each fact that has a default."""
 WHOLE = frozenset(
     {
         "micro_batch",
@@ -123,10 +124,10 @@ WHOLE = frozenset(
         "warmup_steps",
     }
 )
-"""Facts that are whole numbers."""
+"""Facts that must be whole numbers."""
 
 FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
-"""Every fact that a rule can use. Sizes are in samples, in ranks, or in optimizer steps."""
+"""The names of all facts. Facts about sizes count samples, ranks or optimizer steps."""
 
 _KNOWN_AS: Mapping[str, str] = {
     "micro_batch": MICRO,
@@ -134,17 +135,15 @@ _KNOWN_AS: Mapping[str, str] = {
     "lr": "optimizer.params.lr",
     "zero_stage": "zero_optimization.stage",
 }
-"""Facts that the config itself may give, and the key that gives each fact."""
+"""Facts that a config may contain itself: maps each fact to the key that contains it."""
 
 
 def resolve(
     given: Mapping[str, Any], values: Mapping[str, Any] | None = None, **facts: Any
 ) -> dict[str, Any]:
-    """Return `given` with every "auto" replaced.
-
-    `values` gives replacements by key. The remaining ones are computed by rules from `facts`, by
-    names of `FACTS`. Raises `ConfigError` if an "auto" is left. The error names the facts that are
-    missing.
+    """Return `given` with every "auto" replaced. A key in `values` gets the value from there. All
+    other keys get values that rules compute from `facts`, whose names are in `FACTS`. Raises
+    `ConfigError` if an "auto" is left; the error names the missing facts.
     """
     said = resolved(
         given,
@@ -215,7 +214,9 @@ def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _facts(given: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts that the caller and the config itself give."""
+    """Return all facts for the rules: those in `values`, those that the config `given` contains,
+    and the number of data-parallel ranks.
+    """
     own = {fact: values.get(path, given.get(path)) for fact, path in _KNOWN_AS.items()}
     # Both the Trainer and accelerate make one micro batch a step unless told otherwise.
     own["accumulation"] = own["accumulation"] if own["accumulation"] is not None else 1
@@ -242,23 +243,25 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
 def _left(
     paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield one problem that names all keys with a rule, and one problem for each key without a
-    rule.
+    """Yield messages about keys that still have the value "auto": one message for all keys that
+    Hugging Face fills in, and one for each other key.
     """
     ruled = [path for path in paths if path in RULES]
     if ruled:
-        named = ", ".join(
+        keys = ", ".join(
             f"{path}{f' ({where[path]})' if where.get(path) else ''}" for path in ruled
         )
         missing = dict.fromkeys(
             fact for path in ruled for fact in RULES[path].needs if fact not in facts
         )
         count = "1 value" if len(ruled) == 1 else f"{len(ruled)} values"
-        who = "Hugging Face's Trainer or accelerate fills in"
-        give = "pass its TrainingArguments with --auto-from" + (
-            f", or pass {', '.join(missing)} with --auto" if missing else ""
+        advice = "pass the TrainingArguments with --auto-from"
+        if missing:
+            advice = f"{advice}, or pass {', '.join(missing)} with --auto"
+        yield (
+            f'found "auto" for {count} that Hugging Face\'s Trainer or accelerate fills in:'
+            f" {keys}; {advice}"
         )
-        yield f'found "auto" for {count}, which {who}: {named}; {give}'
     for path in paths:
         if path not in RULES:
             place = f"{where[path]}: " if where.get(path) else ""
@@ -266,8 +269,8 @@ def _left(
 
 
 def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield command-line options that would give the missing facts. As a placeholder, each option
-    has the Trainer's default, or the fact's name in capitals if the Trainer has no default.
+    """Yield example options for the command line that give the missing facts. Each value is the
+    Trainer's default, or the fact's name in capitals if the Trainer has no default.
     """
     needs = dict.fromkeys(
         fact for path in paths if path in RULES for fact in RULES[path].needs if fact not in facts

@@ -1,4 +1,4 @@
-"""Checks DeepSpeed's equation for batch sizes: train batch = micro batch x accumulation steps x
+"""Checks batch sizes as DeepSpeed does: train batch = micro batch x accumulation steps x
 data-parallel ranks. DeepSpeed counts data-parallel ranks in its own way.
 """
 
@@ -16,8 +16,9 @@ from compat.deepspeed.seen import MICRO, STEPS, TOTAL, Flat
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Numbers of ranks: `world` is the world size, and `dividing` the number of ranks over which
-    DeepSpeed divides the batch. `why` names the keys that make the two differ, for messages.
+    """The numbers of ranks for the batch equation: `world` is the world size, and `dividing` is the
+    number of data-parallel ranks. `why` lists, for messages, the keys that make `dividing` smaller
+    than `world`.
     """
 
     world: int
@@ -27,7 +28,7 @@ class Ranks:
 
 def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     """Return the numbers of ranks that DeepSpeed's batch equation uses. Raises `ConfigError` if the
-    world size does not fit the sizes of the axes.
+    world size does not fit the sizes of the mesh axes.
     """
     at = release(version)
     shared, mesh = _shared(values, at), _mesh(values)
@@ -56,25 +57,26 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
 
 
 def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
-    """Yield a problem if the size of AutoTP's groups does not divide the number of ranks. DeepSpeed
-    puts every rank into one group (utils/groups.py, _init_tp_mesh_device).
+    """Yield a problem if the number of ranks is no multiple of autotp_size. DeepSpeed needs groups
+    of equal size (utils/groups.py, _init_tp_mesh_device).
     """
     size = values.get("tensor_parallel.autotp_size") or 1
     if world_size is not None and world_size % size:
-        yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of it"
+        yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of {world_size}"
 
 
 def _coded(values: Flat) -> int:
-    """Return the number of ranks that share a batch: the ranks of the axes in the code part, which
-    the script reports to DeepSpeed through an mpu.
+    """Return the number of ranks that share a batch because of the script: the product of the
+    script's tensor, context and pipeline sizes.
     """
     axes = ("code.tensor_parallel", "code.context_parallel", "code.pipeline_stages")
     return math.prod(int(values[axis]) for axis in axes)
 
 
 def _sequence(values: Flat, at: Release) -> int:
-    """Return the number of sequence-parallel ranks in the batch equation: the mpu's, and from
-    0.17.0 on also the number in the file.
+    """Return the number of sequence-parallel ranks in the batch equation: the larger of the
+    script's number and the file's. Before 0.17.0 the file's number counts only if the script builds
+    groups of ranks.
     """
     seen = at.since("0.17.0") or _coded(values) > 1
     return max(
@@ -95,7 +97,7 @@ def _mesh(values: Flat) -> int:
 
 
 def _shared(values: Flat, at: Release) -> str:
-    """Return the keys whose ranks share one batch, with their sizes, for a message."""
+    """Return, for a message, the keys that make several ranks share one batch, with their sizes."""
     sequence = _sequence(values, at)
     told = (
         "code.context_parallel"
@@ -119,8 +121,9 @@ def _implied(values: Flat) -> int:
 
 
 def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | None) -> list[str]:
-    """Return the three batch keys, with missing ones computed and all checked as in DeepSpeed
-    (runtime/config.py, _set_batch_related_parameters).
+    """Store the three batch keys in `values`, and compute missing ones as DeepSpeed does
+    (runtime/config.py, _set_batch_related_parameters). Return the problems that DeepSpeed would
+    find.
     """
     try:
         data = ranks(values, at.version, world_size).dividing
@@ -128,17 +131,15 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
         return list(error.problems)
     total, micro, steps = (given.get(path) for path in (TOTAL, MICRO, STEPS))
     if total is None and micro is None:
-        return [f"{MICRO}: missing; set it, or {TOTAL}"]
+        return [f"{MICRO}: missing; set this key or {TOTAL}"]
     values.update(_solved(total, micro, steps, data))
     return _uneven(values, data)
 
 
 def _solved(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
-    """Return the three batch keys. Missing keys are computed by floor division, as in DeepSpeed. At
-    least `total` or `micro` must be given.
-
-    A remainder is not reported here. The product of the keys then differs from `total`, and
-    DeepSpeed refuses the config (_batch_assertion).
+    """Return the three batch keys. At least `total` or `micro` must be given. Missing keys are
+    computed by floor division, as in DeepSpeed. If the division leaves a remainder, the keys
+    contradict each other, and `_uneven` reports this.
     """
     if micro is None:
         assert total is not None
@@ -154,16 +155,16 @@ def _uneven(values: Flat, data: int) -> list[str]:
     # A total below the number of ranks makes a micro batch of 0, whose product may still agree.
     if total == micro * steps * data and micro * steps > 0:
         return []
-    whole = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
-    found = f"{TOTAL}: found {total}, expected {whole} = {micro * steps * data}"
-    return [f"{found}; set only two of the three keys, or make them agree{_apart(values, data)}"]
+    product = f"{MICRO} ({micro}) x {STEPS} ({steps}) x data-parallel ranks ({data})"
+    return [
+        f"{TOTAL}: found {total}, expected {product} = {micro * steps * data}; set only two of the"
+        f" three keys, or make them agree{_apart(values, data)}"
+    ]
 
 
 def _apart(values: Flat, data: int) -> str:
-    """Return a hint if the batch keys would be consistent with several ranks that share each batch,
-    else an empty string.
-
-    Only the script, not the file, tells whether ranks share a batch.
+    """Return a hint if the batch keys would agree with each other when several ranks share each
+    batch, else an empty string. Only the script, not the file, decides whether ranks share a batch.
     """
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
     # DeepSpeed expects `size` samples. If that is a multiple of
@@ -171,8 +172,8 @@ def _apart(values: Flat, data: int) -> str:
     shared = size // total if total and size % total == 0 else 1
     if shared < 2 or data % shared or _coded(values) > 1:
         return ""
-    give = f"or pass --code pipeline_stages={shared} or --code tensor_parallel={shared}"
     return (
-        f"; the batch keys agree if {shared} ranks share each batch: if the .code.json is"
-        f" missing, put it beside the file, {give}"
+        f"; the batch keys agree if {shared} ranks share each batch: to say so, put the missing"
+        f" .code.json beside the file, or pass --code pipeline_stages={shared} or --code"
+        f" tensor_parallel={shared}"
     )

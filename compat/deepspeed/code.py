@@ -1,4 +1,4 @@
-"""Settings of the training script (the code part of a config), written as a mapping, as a short
+"""Writes the settings of the training script (the code part of a config) as a mapping, as a short
 script and as a launch command.
 """
 
@@ -37,8 +37,9 @@ def _piped(values: Flat) -> bool:
 
 
 def _mpu(values: Flat) -> bool:
-    """Return whether the script passes an mpu to `deepspeed.initialize`. With pipeline stages it
-    does not, because a PipelineModule has its own mpu.
+    """Return whether the script passes an mpu, an object with groups of ranks, to
+    `deepspeed.initialize`. A script with pipeline stages does not, because a PipelineModule has its
+    own mpu.
     """
     return not _piped(values) and (
         size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1
@@ -102,8 +103,8 @@ def _model(values: Flat, world_size: int | None) -> Iterator[str]:
 
 
 def _groups(values: Flat) -> Iterator[str]:
-    """Yield the line that builds an mpu, with the methods that DeepSpeed calls on it in a comment
-    (runtime/config.py; utils/groups.py).
+    """Yield a line of the script that builds an mpu. A comment in the line lists the methods that
+    DeepSpeed calls on the mpu (runtime/config.py; utils/groups.py).
     """
     sizes, asked = [], []
     if size(values, "tensor_parallel") > 1:

@@ -26,6 +26,6 @@ RULES = (
         "run.loaders",
         "run.backend",
         "run.timeout",
-        note="the training script decides this",
+        note="DeepSpeed has no key for this setting; the training script contains it",
     ),
 )

@@ -1,4 +1,4 @@
-"""Contradictions between DeepSpeed's documentation or docstrings and its code."""
+"""Places where DeepSpeed's documentation or docstrings contradict DeepSpeed's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     Disagreement(
         "zero_optimization.overlap_comm",
         "the default is false",
-        "the default is true at stage 3 and false at lower stages",
+        "overlap_comm is true by default at ZeRO stage 3, and false at lower stages",
         PAGE,
         f"{ZERO}: overlap_comm_valid",
     ),
@@ -24,8 +24,8 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "zero_optimization.allgather_partitions",
-        "the key chooses between all-gather and broadcast for updated parameters",
-        "the value is stored, but no optimizer reads it",
+        "allgather_partitions chooses between all-gather and broadcast for updated parameters",
+        "DeepSpeed stores the value of allgather_partitions, but no optimizer reads the value",
         PAGE,
         "deepspeed/runtime/engine.py: zero_allgather_partitions has no caller",
     ),
@@ -33,7 +33,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
         Disagreement(
             f"zero_optimization.{section}.device",
             "the default is cpu",
-            "the default is none, even if the section is given: set the device",
+            "the default is none, even if the config has the section: set the device",
             PAGE,
             "deepspeed/runtime/zero/offload_config.py",
         )
@@ -41,8 +41,9 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         "activation_checkpointing.partition_activations",
-        "spelled partitioned_activations in the docstring",
-        "only partition_activations is read; the name in the docstring is silently ignored",
+        "the docstring calls the key partitioned_activations",
+        "DeepSpeed reads only the key partition_activations, and silently ignores the name from"
+        " the docstring",
         "docstring of deepspeed/runtime/activation_checkpointing/config.py",
         "deepspeed/runtime/activation_checkpointing/config.py: get_scalar_param",
     ),

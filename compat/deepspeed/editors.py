@@ -10,11 +10,13 @@ from compat.deepspeed.auto import RULES
 from compat.deepspeed.schema import DeepSpeed
 
 CODE = "code"
-"""The code part, which no file of DeepSpeed contains."""
+"""Name of the schema's section for the training script's settings. The JSON Schema leaves the
+section out, because no file of DeepSpeed contains it.
+"""
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema (2020-12) of a file."""
+    """Return the JSON Schema (2020-12) of a DeepSpeed config file."""
     whole = DeepSpeed.model_json_schema()
     whole["properties"].pop(CODE, None)
     for path in RULES:

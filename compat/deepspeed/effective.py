@@ -1,5 +1,5 @@
-"""Computes the values that DeepSpeed would use for a config: defaults of the release, values of
-renamed keys under their new names, and derived values.
+"""Computes the values that DeepSpeed would use for a config: fills in the release's defaults,
+renames old keys, and derives values from other values.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ def effective(
     given: Flat, version: str, world_size: int | None = None, partial: bool = False
 ) -> dict[str, Any]:
     """Return the values by path that DeepSpeed `version` would use for `given` on `world_size`
-    ranks.
-
-    The default world size follows from the three batch keys, or is the smallest possible one. With
-    `partial` the batch keys may be missing, which DeepSpeed itself refuses. Raises `ConfigError`
-    with every reason why DeepSpeed refuses the config.
+    ranks. Without a world size, assume the number of ranks that the batch keys imply, or the
+    smallest possible number. With `partial` the batch keys may be missing, which DeepSpeed itself
+    refuses. Raises `ConfigError` with every reason why DeepSpeed refuses the config.
     """
     at = release(version)
     problems = [
-        f"{path}: not read by DeepSpeed {at.version}; drop it, or name another release"
+        f"{path}: DeepSpeed {at.version} does not read this key; drop the key, or name another"
+        " release"
         for path in given
         if path not in at.keys and not path.startswith("code.")
     ]
@@ -101,7 +100,7 @@ def _filled(given: Flat, at: Release) -> dict[str, Any]:
 
 
 def moved(given: Flat) -> dict[str, str]:
-    """Return the new path for each key in `given` that has been renamed in DeepSpeed, by its old
+    """Return the keys in `given` that DeepSpeed has renamed, as a mapping from old path to new
     path.
     """
     found = {
@@ -118,7 +117,7 @@ def moved(given: Flat) -> dict[str, str]:
 
 
 def _move(values: dict[str, Any], at: Release) -> None:
-    """Replace old keys by new ones, as DeepSpeed does (runtime/config_utils.py, deprecated fields;
+    """Replace old keys by new keys, as DeepSpeed does (runtime/config_utils.py, deprecated fields;
     runtime/precision_config.py, bf16).
     """
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
@@ -134,8 +133,8 @@ def _move(values: dict[str, Any], at: Release) -> None:
 
 
 def _name(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Set the canonical names of optimizer and scheduler types, and the defaults of their
-    constructors.
+    """Replace the user's spellings of optimizer and scheduler types by DeepSpeed's own, and add the
+    default arguments of these types.
     """
     for kind, section in (("optimizers", "optimizer"), ("schedulers", "scheduler")):
         name = values.get(section + ".type")
@@ -177,8 +176,8 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
-    """Reset settings that DeepSpeed ignores: those for half precision in fp32, and those of
-    sections that are not given (runtime/config.py).
+    """Reset settings that DeepSpeed ignores: settings for half precision in an fp32 run, and
+    settings of sections that the config does not contain (runtime/config.py).
     """
     norm, master = "optimizer.params.max_grad_norm", "fp16.fp16_master_weights_and_grads"
     if (
@@ -196,8 +195,8 @@ def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
 
 
 def _adam(values: dict[str, Any], given: Flat) -> None:
-    """Set the kind and default of weight decay: type AdamW is always decoupled, and PyTorch's AdamW
-    has a default of 0.01 (runtime/engine.py).
+    """Set adam_w_mode and the default of weight_decay as DeepSpeed does: type AdamW always
+    decouples weight decay, and PyTorch's AdamW has a default of 0.01 (runtime/engine.py).
     """
     mode, decay = "optimizer.params.adam_w_mode", "optimizer.params.weight_decay"
     if values["optimizer.type"] == "adamw":

@@ -1,5 +1,5 @@
-"""Reads JSON, HJSON, mappings and base64 into typed values by path, with strict checks at every
-level, and writes explicit JSON.
+"""Reads configs in JSON, HJSON or base64, or as mappings, into typed values by path, and checks
+every level strictly. Writes configs as JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from compat.deepspeed.schema import DeepSpeed
 NULLABLE = frozenset(
     {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}
 )
-"""Keys for which null and a missing key have different meanings."""
+"""Keys for which null means something else than a missing key."""
 NULL_SECTIONS = frozenset(
     {
         "bf16",
@@ -43,7 +43,7 @@ NULL_SECTIONS = frozenset(
         "expert_parallel",
     }
 )
-"""Sections for which null means that the section is missing."""
+"""Sections for which null means the same as a missing section."""
 KEYED = "a mapping of DeepSpeed keys"
 OBJECTS = frozenset(
     {"tensor_parallel.dtype", "tensor_parallel.tp.mpu", "tensor_parallel.tp.tp_group"}
@@ -59,9 +59,11 @@ DICTS = frozenset(
         "progressive_layer_drop",
     }
 )
-"""Free-form sections that DeepSpeed opens without a check for null."""
+"""Free-form sections in which null makes DeepSpeed fail, because DeepSpeed reads keys from them
+without a check for null.
+"""
 PRESENCE = frozenset({"zero_optimization.zenflow", "weight_quantization"})
-"""Sections that switch a feature on if they are present, even when empty."""
+"""Sections that switch a feature on by being in the config, even if the section is empty."""
 PARAMS: Mapping[str, str] = {"optimizer.params": "optimizers", "scheduler.params": "schedulers"}
 PARTITION: Mapping[str, Any] = {
     **dict.fromkeys(
@@ -90,26 +92,29 @@ AutoTPConfig.from_dict). A nested mapping stands for a section, and None for a s
 """
 
 UNSCHEDULED = (
-    "not given, and Hugging Face's Trainer then builds its own scheduler, by default linear; here"
-    " the learning rate is read as constant; give the real schedule, for example with --code"
+    "not given, and Hugging Face's Trainer then builds its own scheduler, by default linear;"
+    " stagebridge reads the learning rate as constant; give the real schedule, for example with --code"
     " scheduler.name=linear --code scheduler.total_steps=1000"
 )
-"""Message of the finding for a file that has the value "auto" but no schedule. "auto" shows that
-Hugging Face's Trainer or accelerate fills in the file.
+"""Message for a file that has the value "auto" but no schedule. The value "auto" shows that Hugging
+Face's Trainer or accelerate fills in the file.
 """
 
 ABSENT = ("scheduler.type", "optimizer.type")
-"""Keys about which the reader reports findings only if the file does not have the key."""
+"""Settings whose findings are about a missing key. All other findings are about a key in the file.
+"""
 
 Tree = dict[str, Any]
-"""Names of the keys at one level of a config. A key for a single value maps to its path, and a
-section to a `Tree`.
+"""The key names at one level of a config. The name of a single value maps to the path of the key,
+and the name of a section maps to another `Tree`.
 """
 
 
 @cache
 def _tree(release: Release) -> Tree:
-    """Return all keys that `release` reads, aliases included, as a nested mapping."""
+    """Return all keys that `release` reads as a nested mapping. Alternative names of keys are
+    included.
+    """
     spelled = {
         path: path for path in fields(DeepSpeed) if path in release.keys or path.startswith("code.")
     }
@@ -122,7 +127,9 @@ def _tree(release: Release) -> Tree:
 
 
 def _alias(tree: Tree, alias: str, path: str) -> None:
-    """Add a second name for the key at `path`, unless the release does not read that key."""
+    """Add the alternative name `alias` for the key at `path`, unless the release does not read that
+    key.
+    """
     *parents, name = alias.split(".")
     for parent in parents:
         tree = tree.get(parent, {})
@@ -144,11 +151,10 @@ def read(
     world: int | None = None,
 ) -> Reading:
     """Read a path, text, mapping, `Written`, or live DeepSpeedConfig, for a run on `world` ranks.
-    Raises one error with all problems.
-
-    `values` replaces "auto"; an empty mapping leaves the replacement to the rules of `auto`. `code`
-    is the code part, which takes precedence over the code part of the source. `arguments` are
-    TrainingArguments by name, for a run that Hugging Face's Trainer starts.
+    Raises one error with all problems. `values` replaces "auto" by key; for keys that are not in
+    `values`, the rules of the module `auto` apply. Without `values`, every "auto" is a problem.
+    `code` is the code part, which takes precedence over the code part of the source. `arguments`
+    are TrainingArguments by name, for a run that Hugging Face's Trainer starts.
     """
     script = _script(source)
     # Values that the caller gives win over those of the script.
@@ -173,7 +179,7 @@ def read(
 
 
 def _script(source: Any) -> scripts.Found | None:
-    """Return the config that a launch script passes to its run; None if `source` is not a launch
+    """Return the config of the run that a launch script starts; None if `source` is not a launch
     script.
     """
     if isinstance(source, str | Path) and _decoded(str(source)) is None:
@@ -186,8 +192,8 @@ def _script(source: Any) -> scripts.Found | None:
 
 
 def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
-    """Return the nested mapping, the document with line numbers (None for an object), and the kind
-    of the source: `file` or `object`.
+    """Return three things: the source as a nested mapping, the document with line numbers (None for
+    an object), and the kind of source (`file` or `object`).
     """
     if isinstance(source, Written):
         return {**mapping(load(source.text), KEYED), "code": dict(source.code)}, None, "file"
@@ -206,7 +212,9 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
 
 
 def _beside(source: str | Path | Document) -> dict[str, Any]:
-    """Return the code part from the file next to `source`; empty if there is no such file."""
+    """Return the code part from the file that stands next to `source`; empty if there is no such
+    file.
+    """
     if isinstance(source, str) and is_text(source):
         return {}
     path = Path(source.name if isinstance(source, Document) else source)
@@ -217,8 +225,8 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
 
 
 def _decoded(source: str) -> Document | None:
-    """Return the config that a base64 string encodes, which DeepSpeed accepts in place of a path.
-    Return None if `source` is no base64 string of a mapping.
+    """Return the config in a base64 string, which DeepSpeed accepts in place of a path. Return None
+    if `source` is not such a string.
     """
     # A name such as `ds_config` is made of the same letters, so a file of
     # that name comes first, and what is decoded has to look like a mapping.
@@ -237,28 +245,32 @@ def _of_code(written: str) -> bool:
 
 @dataclass
 class _Reader(Reader):
-    """Reads a nested config by the keys of its release."""
+    """Reads a nested config and checks it against the keys of one release."""
 
     release: Release
     world: int | None = None
 
     def line(self, written: str) -> int | None:
-        """Return the line of the key `written`. The code part stands beside the file or in options,
-        so the line of a parent in the file is not its line.
+        """Return the line of the key `written` in the file, or the line of its section. Return None
+        for a key of the code part that is not in the file itself, even if the file has the section.
         """
         if not _of_code(written):
             return super().line(written)
         return self.document.lines.get(tuple(written.split("."))) if self.document else None
 
     def problem(self, written: str, message: str) -> None:
-        """Record a problem. The file is named only if the key stands in it."""
+        """Record a problem of the key `written`. The message names the file only if the file
+        contains the key.
+        """
         if _of_code(written) and not self.line(written):
             self.problems.append(f"{written}: {message}")
         else:
             super().problem(written, message)
 
     def section(self, data: Mapping[str, Any], path: str, tree: Tree) -> None:
-        """Read `data`, which is the section at `path`, and store its values."""
+        """Read the section at `path` and store the values of its keys. `data` is the section, and
+        `tree` the keys that the release reads in it.
+        """
         taken: dict[str, str] = {}
         for name, value in self._entries(data, path):
             written = f"{path}.{name}" if path else name
@@ -268,7 +280,8 @@ class _Reader(Reader):
             if target in taken:
                 self.problem(
                     written,
-                    f"is another name of {taken[target]}, which is given too; keep one of the two",
+                    f"this key and {taken[target]} are two names of the same setting, and both"
+                    " are given; keep one of them",
                 )
                 continue
             taken[target] = written
@@ -292,7 +305,8 @@ class _Reader(Reader):
             elif hidden and name == "bfloat16":
                 self.finding(
                     "bfloat16",
-                    "DeepSpeed ignores it because bf16 is given too; drop it",
+                    "DeepSpeed ignores the section bfloat16, because the config also has bf16; drop"
+                    " bfloat16",
                     Effect.NUMBERS,
                 )
             elif (
@@ -312,8 +326,8 @@ class _Reader(Reader):
             history, version = KEYS[target], self.release.version
             instead = f"; use {history.instead}" if history.instead else ""
             message = (
-                f"removed in DeepSpeed {history.rejected}; {version} refuses the key even if it is"
-                f" empty; drop it{instead}"
+                f"DeepSpeed {history.rejected} removed this key, and {version} refuses it even if"
+                f" it is empty; drop the key{instead}"
             )
             self.problem(written, message)
         elif entry is None:
@@ -330,7 +344,7 @@ class _Reader(Reader):
             self.problem(
                 written,
                 "an empty section switches this feature on with all defaults; set at least"
-                f" {next(iter(entry))}, or drop the section",
+                f" {next(iter(entry))} in the section, or drop the section",
             )
         elif target in PARAMS:
             self._params(written, target, value, entry)
@@ -340,8 +354,8 @@ class _Reader(Reader):
             self._renamed(written, target, value, entry)
 
     def _renamed(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read a section that the file has under its old name. Messages show the section's keys as
-        the user spelled them.
+        """Read a section that the file calls by an old name. Messages name the keys in the section
+        as the file does.
         """
         before = set(self.given)
         self.section(value, target, entry)
@@ -365,8 +379,10 @@ class _Reader(Reader):
                 Effect.NONE,
             )
             return
-        found, drop = ("null", ", or leave it out") if value is None else (shown(value), "")
-        self.problem(written, f"found {found}, expected a mapping{drop}")
+        if value is None:
+            self.problem(written, "found null, expected a mapping; or drop the section")
+        else:
+            self.problem(written, f"found {shown(value)}, expected a mapping")
 
     # Leaves
 
@@ -413,7 +429,9 @@ class _Reader(Reader):
         return value
 
     def _checked(self, path: str, written: str, value: Any) -> None:
-        """Check that a free-form value is plain JSON and has only keys that DeepSpeed reads."""
+        """Report a free-form value that JSON cannot hold, and keys inside the value that DeepSpeed
+        does not read.
+        """
         if isinstance(value, dict | list | tuple):
             wrong = flaw(value, "JSON cannot")
             if wrong:
@@ -444,8 +462,8 @@ class _Reader(Reader):
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
     def _no_value(self, written: str, path: str) -> None:
-        """Report null as an error, unless DeepSpeed's default is None: then null means the same as
-        a missing key.
+        """Report null as an error, unless DeepSpeed's own default is None, so that null means the
+        same as a missing key.
         """
         section, _, name = path.rpartition(".")
         if section in PARAMS:
@@ -460,7 +478,9 @@ class _Reader(Reader):
                 path not in KEYS or KEYS[path].at(self.release.version) is None
             )
         if not fine:
-            self.problem(written, f"found null, expected {expected(path)}; or leave it out")
+            self.problem(
+                written, f"found null, expected {expected(path)}; set a value, or drop the key"
+            )
 
     def _object(self, written: str, value: Any) -> None:
         if isinstance(value, str | int | float | Mapping | list | tuple):
@@ -481,8 +501,8 @@ class _Reader(Reader):
     # Arguments of optimizers and schedulers
 
     def _params(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
-        """Read the arguments of an optimizer or scheduler. The arguments of a type that DeepSpeed
-        or torch has are checked; the arguments of the user's own type are stored unchanged.
+        """Read the arguments of an optimizer or scheduler. If DeepSpeed or torch has its type, the
+        arguments are checked. If the type is the user's own, the arguments are stored unchanged.
         """
         # Arguments without a type: DeepSpeed builds nothing of them, and a finding tells so.
         if target.replace(".params", ".type") not in self.given:
@@ -504,8 +524,8 @@ class _Reader(Reader):
     def _own(
         self, target: str, value: Mapping[str, Any], entry: Tree, forms: tuple[Type, ...]
     ) -> None:
-        """Store the arguments of an optimizer or scheduler whose constructor is not known.
-        Arguments that DeepSpeed's own types have too are read as typed values.
+        """Store the arguments of an optimizer or scheduler whose constructor is not known. An
+        argument that one of DeepSpeed's own types also has is checked against that argument's type.
         """
         for before, (name, argument) in enumerate(self._entries(value, target)):
             path = f"{target}.{name}"
@@ -525,14 +545,17 @@ class _Reader(Reader):
     # Unknown keys
 
     def unknown(self, written: str, value: Any) -> None:
-        """Report a key that the release does not read: as an error, or as a finding if reading is
-        lenient and DeepSpeed ignores it.
+        """Report a key that the release does not read. The report is a finding if reading is
+        lenient and DeepSpeed ignores the key, else an error.
         """
         parent = written.rpartition(".")[0]
         known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
         name = written.rpartition(".")[2]
         if parent == "code" and name in _tree(self.release):
-            known = f"not a setting of the training script; write {name} into the config of DeepSpeed"
+            known = (
+                f"not a setting of the training script; move {name} from the code part into"
+                " the config of DeepSpeed"
+            )
         # No stack reads the code part, so no stack can ignore a key in it.
         if not self.lenient or self.release.refuses(parent) or parent == "code":
             self.problem(written, known)
@@ -553,12 +576,10 @@ class _Reader(Reader):
         scheduled: bool = False,
         unscheduled: str = UNSCHEDULED,
     ) -> tuple[str, ...]:
-        """Replace "auto" by the caller's values and by rules. Without `values` each "auto" is a
-        problem.
-
-        Return command-line options that would give the missing facts. If the file has no schedule,
-        Hugging Face's Trainer builds one, and the finding `unscheduled` reports this. With
-        `scheduled` the Trainer's schedule is known already, and there is no finding.
+        """Replace "auto" by the caller's values or by rules; without `values` each "auto" is a
+        problem. Return command-line options that would give the missing facts. If the file has no
+        schedule, Hugging Face's Trainer builds one, and a finding with the message `unscheduled`
+        says so. With `scheduled` the Trainer's schedule is already known, and there is no finding.
         """
         lines = {
             path: f"{self.file} line {line}".strip()
@@ -577,12 +598,13 @@ class _Reader(Reader):
         return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
 
     def written(self, path: str) -> bool:
-        """Return whether the file has the key."""
+        """Return whether findings about the key at `path` concern a key that the file contains."""
         return path not in ABSENT
 
     def trained(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Replace "auto" as Hugging Face's Trainer does with these arguments. Report values that
-        the Trainer refuses, and store the Trainer's own schedule.
+        """Fill in the file as Hugging Face's Trainer does with these arguments. Report values in
+        the file that the Trainer refuses, and store the optimizer and the schedule that the Trainer
+        would build. Return command-line options for facts that are missing.
         """
         arguments = {**arguments, **trainer.said_beside(values)}
         said = trainer.filling(arguments, self.world, values.get("total_steps"))
@@ -644,13 +666,13 @@ def _elsewhere(written: str, release: Release) -> str:
     if later:
         first = min(later, key=RELEASES.place)
         return (
-            f"new in DeepSpeed {first}, and the config is for {release.version}; drop it, or"
-            " name a later release"
+            f"DeepSpeed reads this key from {first} on, but the config is for {release.version};"
+            " drop the key, or name a later release"
         )
     last = min((RELEASES.last(row.until) for row in rows), key=RELEASES.place)
     return (
-        f"only releases up to DeepSpeed {last} read this key, and the config is for"
-        f" {release.version}; {f'use {instead}' if instead else 'drop it'}"
+        f"only releases up to DeepSpeed {last} read this key, but the config is for"
+        f" {release.version}; {f'use {instead}' if instead else 'drop the key'}"
     )
 
 
@@ -658,8 +680,8 @@ def _elsewhere(written: str, release: Release) -> str:
 
 
 def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested mapping that DeepSpeed reads: canonical names in the schema's order,
-    without the code part.
+    """Return the config as the nested mapping that DeepSpeed reads. Keys have their canonical names
+    and the order of the schema, and the code part is left out.
     """
     flat = {path: value for path, value in given.items() if not path.startswith("code.")}
     flat |= {path: value for path, value in opaque.items() if path not in OBJECTS}
@@ -669,8 +691,8 @@ def plain(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _place(path: str, order: Mapping[str, int]) -> int:
-    """Return the sort key of `path`: its index in the schema's `order`, or the end of its section
-    if the schema does not list it.
+    """Return a number that sorts keys: the position of `path` in the schema. A path that the schema
+    does not list gets the position of the last key of its section.
     """
     if path in order:
         return order[path]
@@ -682,5 +704,5 @@ def _place(path: str, order: Mapping[str, int]) -> int:
 
 
 def text(given: Mapping[str, Any], opaque: Mapping[str, Any]) -> str:
-    """Return JSON of all given settings, indented by two spaces, with a line break at the end."""
+    """Return the settings as JSON text, indented by two spaces, with a line break at the end."""
     return json.dumps(plain(given, opaque), indent=2, allow_nan=False) + "\n"

@@ -1,7 +1,7 @@
 """Reads the facts of a DeepSpeed release from its own code: keys, sections, optimizers, schedulers.
-
-Its config models list their fields. Other sections are read key by key from a dictionary, so a
-dictionary that listens hears their names and defaults. What a release refuses is found by asking.
+Sections that DeepSpeed reads with a config model list their fields in this model. All other
+sections are dictionaries; a dictionary that records each look-up shows the names and defaults of
+the keys that DeepSpeed reads. Values that a release refuses are found by trying them.
 """
 
 from __future__ import annotations
@@ -37,18 +37,24 @@ TABLES: Mapping[str, tuple[str, ...]] = {
 BATCH = {"train_batch_size": 1}
 """A config that every release accepts."""
 BESIDE: Mapping[str, Row] = {"zero_optimization": {"stage": 3}}
-"""Other settings of a section with which a release accepts most values of the section."""
+"""Settings that are added to a section before a value in this section is tried, because the release
+refuses most values without them.
+"""
 TWICE = {"bf16": "bfloat16"}
 """Sections that DeepSpeed reads under a second name as well."""
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 LOGGER = "comms_logger"
 UNKNOWN = "no_release_reads_this"
 VALUES: tuple[Any, ...] = (True, False, 1, "x", {}, None)
-"""Values of all kinds, to find out whether a release refuses a key or only its value."""
+"""Values of several types. A release that refuses all of them refuses the key, not only a value."""
 BOUNDS: Mapping[str, tuple[float, tuple[float, ...]]] = {">0": (0, (1, 0.5)), "<1": (1, (0.5,))}
-"""Limits to ask for, each with a value beyond it and values within it."""
+"""Limits that a field may have: for each limit, a value that the limit forbids and values that it
+allows.
+"""
 ADAM = {"adam_w_mode": True, "torch_adam": False}
-"""Arguments that the engine takes out before it calls the constructor of Adam, and their defaults."""
+"""Arguments of Adam, with their defaults, that the engine reads itself and does not pass to the
+constructor.
+"""
 ENGINE = "deepspeed.runtime.config:DEEPSPEED_OPTIMIZERS"
 OPS = "deepspeed.ops."
 CONSTRUCTORS: Mapping[tuple[str, str], str] = {
@@ -64,16 +70,20 @@ CONSTRUCTORS: Mapping[tuple[str, str], str] = {
     ("onebitlamb", ""): "deepspeed.runtime.fp16.onebit.lamb:OnebitLamb",
     ("zerooneadam", ""): "deepspeed.runtime.fp16.onebit.zoadam:ZeroOneAdam",
 }
-"""DeepSpeed's own class for each optimizer and implementation."""
+"""The class that DeepSpeed uses for each optimizer and implementation."""
 SCHEDULES = "deepspeed.runtime.lr_schedules:"
 GIVEN_BY_CODE = frozenset(
     ("params", "model_params", "deepspeed", "optimizer", "adamw_mode", "max_grad_norm")
 )
-"""Arguments that the engine passes itself, or refuses."""
+"""Constructor arguments that a config cannot set, because the engine passes them itself or refuses
+them.
+"""
 
 
 class Heard(dict[str, Any]):
-    """A section that keeps, by path, the default of every key that someone looks for in it."""
+    """A section of a config that records each key that DeepSpeed looks up in it, by path and with
+    the default.
+    """
 
     def __init__(self, data: Mapping[str, Any], heard: dict[str, Any], prefix: str = "") -> None:
         inner = {
@@ -101,11 +111,11 @@ class Heard(dict[str, Any]):
         return super().__contains__(name)
 
     def keys(self) -> Any:
-        """Return the section itself, so that `name in section.keys()` is heard as well."""
+        """Return the section itself, so that it records the key in `name in section.keys()` too."""
         return self
 
     def copy(self) -> Heard:
-        """Return the section itself, so that keys of a copy are heard as well."""
+        """Return the section itself, so that it records look-ups in a copy too."""
         return self
 
     __copy__ = copy
@@ -114,12 +124,12 @@ class Heard(dict[str, Any]):
         return self
 
     def __bool__(self) -> bool:
-        """Return True: a section without keys is read like any other."""
+        """Return True, so that DeepSpeed also reads a section without keys."""
         return True
 
 
 def facts(tree: Tree) -> Facts:
-    """Return the rows of facts about the release. Its code must be importable."""
+    """Return the rows of facts about the release, whose package must be importable."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     models = dict(_models())
     shown = {path: row for prefix, model in models.items() for path, row in _fields(model, prefix)}
@@ -144,7 +154,7 @@ def facts(tree: Tree) -> Facts:
 
 
 def _runtime() -> ModuleType:
-    """Return the module that knows where a config object of DeepSpeed keeps its values."""
+    """Return the module that knows the attributes of DeepSpeed's config object."""
     return import_module("compat.deepspeed.runtime.real")
 
 
@@ -162,7 +172,9 @@ def _models() -> Iterator[tuple[str, Any]]:
 
 
 def _model(annotation: Any) -> Any:
-    """Return the config model in an annotation, also behind Optional; None if there is none."""
+    """Return the config model that a type annotation names, also inside Optional; None if the
+    annotation names none.
+    """
     found = (one for one in (annotation, *get_args(annotation)) if hasattr(one, "model_fields"))
     return next(found, None)
 
@@ -183,7 +195,7 @@ def _fields(model: Any, prefix: str) -> Iterator[tuple[str, Row]]:
 
 
 def _bounds(path: str) -> Iterator[str]:
-    """Yield the limits of a field that our schema does not have."""
+    """Yield the limits that the release sets for a field but that our schema does not have."""
     for limit, (beyond, within) in BOUNDS.items():
         # A section may be refused for another reason, so one value has to be taken.
         if not _accepts(path, beyond) and any(_accepts(path, value) for value in within):
@@ -202,7 +214,9 @@ def _nested(path: str, value: Any) -> Row:
 
 
 def _heard(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the default, by path, of every other key that the release looks for in a config."""
+    """Return the defaults, by path, of all keys that the release looks up in a config and that
+    `shown` lacks.
+    """
     found: dict[str, Any] = {}
     sections = {path.partition(".")[0] for path in (*shown, "code.")}
     for on in (False, True):  # some keys are looked for only in a section that is on
@@ -232,12 +246,14 @@ def _heard(shown: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(value: Any) -> Any:
-    """Return a default; None for an object by which the code marks that there is none."""
+    """Return the default `value`; None if it is a bare `object()`, by which DeepSpeed's code marks
+    a key without a default.
+    """
     return None if type(value) is object else value
 
 
 def _refuses(path: str) -> bool:
-    """Return whether the release refuses a key itself: any value, and always for the same reason."""
+    """Return whether the release refuses every value of a key, always for the same reason."""
     reasons = {_reason(path, value) for value in VALUES}
     return len(reasons) == 1 and "" not in reasons
 
@@ -258,7 +274,9 @@ def _reason(path: str, value: Any) -> str:
 
 
 def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield each section that refuses keys that it does not know, or is off unless a file has it."""
+    """Yield a row for each section that refuses unknown keys, or that is off unless a config
+    contains it.
+    """
     bare = real(dict(BATCH), 1)
     off = {section for attribute, section in _runtime().MODELS.items() if getattr(bare, attribute, 0) is None}
     inner = {
@@ -275,7 +293,9 @@ def _sections(models: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _inner(model: Any, prefix: str) -> Iterator[tuple[str, bool]]:
-    """Yield the path of each model inside of a model, and whether it is off by default."""
+    """Yield the path of each config model inside `model`, and whether the section at this path is
+    off by default.
+    """
     for name, info in getattr(model, "model_fields", {}).items():
         if inner := _model(info.annotation):
             path = f"{prefix}.{info.alias or name}"
@@ -314,7 +334,7 @@ def _arguments(base: Row, cls: Any, more: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _stated(row: Row) -> Row:
-    """Return the default and the bounds of a row without those that say nothing."""
+    """Return the default and the bounds of a row, without a value of None."""
     return {name: row[name] for name in ("default", "bound") if row.get(name) is not None}
 
 

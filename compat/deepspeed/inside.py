@@ -1,5 +1,5 @@
-"""Names of keys inside free-form sections and of arguments of optimizers and schedulers. The
-dialect keeps the values of these keys unchanged.
+"""The names of keys inside free-form sections, and of arguments of optimizers and schedulers.
+stagebridge does not change the values of these keys.
 """
 
 from __future__ import annotations
@@ -65,13 +65,12 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
 def strange(
     kind: str, forms: tuple[Type, ...], given: str, argument: str, before: int = 0
 ) -> tuple[str, Effect] | None:
-    """Return message and effect for an argument that this release's optimizer or scheduler does not
-    have; None if it has the argument.
-
-    `kind` is `optimizers` or `schedulers`, `given` the type's name, and `forms` the implementations
-    of the type in this release. For a type that only other releases have, the arguments in those
-    releases are allowed. For a type that no release has, the arguments of all types are allowed.
-    `before` is the number of arguments that precede this one in the file.
+    """Return message and effect for an argument that the optimizer or scheduler does not take in
+    this release; None if the argument is allowed. `kind` is `optimizers` or `schedulers`, `given`
+    the type's name, and `forms` the implementations of the type in this release. For a type that
+    only other releases have, the arguments in those releases are allowed. For a type that no
+    release has, the arguments of all types are allowed. `before` is the number of arguments that
+    precede this one in the file.
     """
     torch = next(
         (names for name, names in _facts()["torch"][kind].items() if name.lower() == given.lower()),
@@ -82,8 +81,7 @@ def strange(
         if argument in (*torch, "max_grad_norm"):
             return None
         return (
-            f"not an argument of {given} in torch 2.13, which refuses"
-            f" it{nearest(argument, torch, before)}",
+            f"{given} in torch 2.13 refuses this argument{nearest(argument, torch, before)}",
             Effect.STOPS,
         )
     rows = all_types(kind)
@@ -96,5 +94,5 @@ def strange(
     known |= {"max_grad_norm"}
     if argument in known:
         return None
-    whose = f"{given} in other releases" if elsewhere else f"any of DeepSpeed's {kind}"
-    return f"not an argument of {whose}{nearest(argument, known, before)}", Effect.NUMBERS
+    takers = f"{given} in any release" if elsewhere else f"any of DeepSpeed's {kind}"
+    return f"not an argument of {takers}{nearest(argument, known, before)}", Effect.NUMBERS

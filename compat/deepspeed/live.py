@@ -29,8 +29,8 @@ def installed() -> str:
 
 
 def build(config: Config) -> Any:
-    """Return the installed release's DeepSpeedConfig for `config`, on as many data-parallel ranks
-    as `config` has.
+    """Return the installed release's DeepSpeedConfig for `config`, with the batch divided over the
+    config's data-parallel ranks.
     """
     found = installed()
     if found != config.version:
@@ -60,7 +60,7 @@ def real(data: dict[str, Any], data_parallel: int) -> Any:
 
 
 class _Groups:
-    """Stands for an mpu, with the methods that DeepSpeedConfig calls."""
+    """Replaces an mpu. It has the only method of an mpu that DeepSpeedConfig calls."""
 
     def __init__(self, data_parallel: int) -> None:
         self._ranks = data_parallel
@@ -70,8 +70,8 @@ class _Groups:
 
 
 class _Ranks:
-    """Stands for the process group. Without one, DeepSpeedConfig assumes one rank and ignores the
-    mpu.
+    """Replaces the process group. Without a process group, DeepSpeedConfig assumes one rank and
+    ignores the mpu.
     """
 
     def __init__(self, world_size: int) -> None:

@@ -1,5 +1,5 @@
-"""Recognizes files that people confuse with a config of DeepSpeed, and tells them which file to use
-instead.
+"""Recognizes files that people confuse with a config of DeepSpeed, and names the file that they
+need instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from compat.deepspeed.trainer import DEFAULTS
 
 OWN = ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "optimizer")
-"""Keys of which every config of DeepSpeed has at least one."""
+"""Keys of DeepSpeed's configs. A file with one of these keys counts as a DeepSpeed config."""
 ACCELERATE = ("compute_environment", "distributed_type")
 """Keys of a file that `accelerate config` writes."""
 PLUGIN, PLUGIN_FILE = "deepspeed_config", "deepspeed_config_file"
@@ -26,12 +26,12 @@ TRAINER = frozenset(
 )
 """Names of TrainingArguments."""
 ENOUGH = 3
-"""Smallest number of TrainingArguments in a file that counts as a dump of TrainingArguments."""
+"""A file with at least this many TrainingArguments counts as a dump of TrainingArguments."""
 
 
 def mistaken(data: Any) -> str:
-    """Return a message if the parsed file `data` belongs to accelerate or to the Trainer, else an
-    empty string. The message names the kind of file and the file to give instead.
+    """Return a message if the parsed file `data` belongs to accelerate or to Hugging Face's
+    Trainer, else an empty string. The message says what the file is and which file to give instead.
     """
     if not isinstance(data, Mapping) or any(key in data for key in OWN):
         return ""
@@ -45,7 +45,7 @@ def _accelerate(data: Mapping[str, Any]) -> str:
     if not isinstance(plugin, Mapping):
         return (
             "a config of accelerate, which only describes how processes are started; give the"
-            " config or the launch script of the training instead"
+            " DeepSpeed config or the launch script of the training instead"
         )
     file = plugin.get(PLUGIN_FILE)
     if isinstance(file, str) and file:
@@ -61,6 +61,8 @@ def _accelerate(data: Mapping[str, Any]) -> str:
 
 def _trainer(data: Mapping[str, Any]) -> str:
     file = data.get("deepspeed")
-    named = file if isinstance(file, str) and file else "DEEPSPEED.json"
-    stands = "TrainingArguments of Hugging Face's Trainer, which fill in a DeepSpeed file"
-    return f"{stands}; give {named} instead, and pass this file with --auto-from"
+    config = file if isinstance(file, str) and file else "DEEPSPEED.json"
+    return (
+        "TrainingArguments of Hugging Face's Trainer, which fill in a DeepSpeed config; give"
+        f" {config} instead, and pass this file with --auto-from"
+    )

@@ -1,9 +1,7 @@
-"""DeepSpeed's modules by name, implemented by the native engine, and advice for names that the
-engine does not have.
-
-`import compat.deepspeed.comm as dist` finds a module of this table. After `install()`, `import
-deepspeed.comm` finds the same module, also in libraries that import DeepSpeed. Nothing that needs
-torch is imported before a script uses it.
+"""Lists DeepSpeed's modules, each with the modules of the native engine that implement it, and
+advice for names that the engine does not have. `import compat.deepspeed.comm as dist` finds a
+module of this list. After `install()`, `import deepspeed.comm` finds the same module, also in
+libraries that import DeepSpeed. Nothing that needs torch is imported before a script uses it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from bridge.errors import BridgeError
 OURS, THEIRS = "compat.deepspeed", "deepspeed"
 RUNTIME = f"{OURS}.runtime"
 RELEASE = "0.19.8"
-"""The release of DeepSpeed that the implementation follows."""
+"""The release of DeepSpeed that the native engine imitates."""
 
 ENTRIES = (
     "DeepSpeedConfig",
@@ -43,8 +41,8 @@ ENTRIES = (
     "log_dist",
     "logger",
 )
-"""Names in DeepSpeed's top-level package. The list is here so that a wrong name is refused without
-loading torch.
+"""The names in DeepSpeed's top-level package. They are listed here so that a wrong name is refused
+without loading torch.
 """
 _UTILS = ("names.utilities", "names.fragments")
 MODULES: Mapping[str, Sequence[str]] = {
@@ -95,39 +93,46 @@ MODULES: Mapping[str, Sequence[str]] = {
 """
 
 OPERATORS = "ops.__compatible_ops__"
-"""The only name with underscores that scripts set: which operators can be built, by name."""
+"""The only name with leading underscores, apart from `__version__`, that scripts use: a mapping from
+the name of an operator to whether DeepSpeed can build the operator.
+"""
 KERNELS = "the engine builds no operators; use torch's operators"
 ABSENT: Mapping[str, str] = {
     "DeepSpeedHybridEngine": (
-        "generate with the model itself; at level 3 do so within zero.GatheredParameters"
+        "call the model's own generate; at ZeRO level 3 call it within zero.GatheredParameters"
     ),
-    "autotuning": "to see before a run how much memory it needs, use stagebridge layout",
-    "compile": "the engine schedules gathers itself; leave the compiler pass out",
+    "autotuning": "use stagebridge layout to see how much memory a run needs",
+    "compile": "the engine schedules gathers itself; leave out DeepSpeed's compiler",
     "compression": (
         "the engine does not train compressed models; DeepSpeed 0.19 has removed compression too"
     ),
     "inference": (
-        "the engine does not serve models; to run one on one rank, use deepspeed.init_inference"
+        "the engine does not serve models; use deepspeed.init_inference to run a model on one"
+        " rank"
     ),
     "io": "checkpoints are written as safetensors; use engine.save_checkpoint",
     "linear": "use peft for LoRA, and freeze the other parameters",
     "model_implementations": KERNELS,
-    "module_inject": f"{KERNELS}; init_inference runs the model's own modules",
+    "module_inject": f"{KERNELS}; init_inference runs a model with the model's own modules",
     "moe": (
         "give the engine a model with its own experts, such as Mixtral; every rank holds all"
         " experts"
     ),
-    "monitor": "read engine.native.progress, or stagebridge train --json",
+    "monitor": "use engine.native.progress, or stagebridge train --json, for metrics of the run",
     "nvme": "the engine keeps all state on the device",
     "ops": KERNELS,
     "profiling": "use torch.profiler",
-    "replace_transformer_layer": f"{KERNELS}; init_inference runs the model's own modules",
+    "replace_transformer_layer": f"{KERNELS}; init_inference runs a model with the model's own"
+                                 " modules",
     "runtime.data_pipeline": "order and batch the data with a sampler of torch",
     "runtime.domino": "the engine overlaps communication itself",
-    "runtime.fp16": "the optimizer of deepspeed.initialize keeps the masters",
+    "runtime.fp16": (
+        "use the optimizer that deepspeed.initialize returns; the engine itself keeps the masters"
+    ),
     "runtime.sequence_parallel": "the engine has no sequence axis; leave sequence_parallel_size at 1",
     "sequence": "the engine has no sequence axis; leave sequence_parallel_size at 1",
-    "tp_model_init": "set tensor_parallel.autotp_size in the config; initialize splits the model",
+    "tp_model_init": "set tensor_parallel.autotp_size in the config; deepspeed.initialize then"
+                     " splits the model",
 }
 """Names of DeepSpeed that the engine does not have, each with advice. An entry for a
 module also applies to all names in this module.
@@ -141,7 +146,9 @@ class Absent(BridgeError, ImportError):
 
 
 class Names(ModuleType):
-    """A module of DeepSpeed whose names are looked up in the table."""
+    """A module that stands for one of DeepSpeed's. `MODULES` lists the modules that its names come
+    from.
+    """
 
     def __init__(self, path: str) -> None:
         super().__init__(".".join((OURS, path)).rstrip("."))
@@ -149,13 +156,13 @@ class Names(ModuleType):
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        """Return the object that the table has for a name. Python calls this method for every name
+        """Return the native engine's object of this name. Python calls this method for every name
         that the module itself lacks.
         """
         return resolved(self._path, name)
 
     def __dir__(self) -> list[str]:
-        """Return all names of the module, including the names in the table."""
+        """Return all names of the module, including names that the native engine implements."""
         return sorted({*super().__dir__(), *names_of(self._path)})
 
 
@@ -163,12 +170,14 @@ _made: dict[str, Names] = {}
 
 
 def module(path: str) -> Names:
-    """Return the module object for DeepSpeed's module `path`."""
+    """Return the module that stands for DeepSpeed's module `path`."""
     return _made.setdefault(path, Names(path))
 
 
 def names_of(path: str) -> Iterator[str]:
-    """Return the names in a module of the table, including its direct submodules."""
+    """Yield the names that the native engine has in DeepSpeed's module `path`, including direct
+    submodules.
+    """
     lead = f"{path}." if path else ""
     for known in MODULES:
         inner = known.removeprefix(lead)
@@ -180,8 +189,8 @@ def names_of(path: str) -> Iterator[str]:
 
 
 def resolved(path: str, name: str) -> Any:
-    """Return the object behind `name` in DeepSpeed's module `path`. Raises `Absent` with advice if
-    the engine lacks it, and `AttributeError` if DeepSpeed has no such name.
+    """Return the native engine's object for `name` in DeepSpeed's module `path`. Raises `Absent`
+    with advice if `ABSENT` lists the name, and `AttributeError` for any other unknown name.
     """
     whole = f"{path}.{name}" if path else name
     # Python and its tools look for names such as __wrapped__.
@@ -205,14 +214,15 @@ def resolved(path: str, name: str) -> Any:
     advice = instead(whole)
     if advice is not None:
         raise Absent(f"{THEIRS}.{whole}: the native engine does not have this name; {advice}")
-    kind, known = f"module {module(path).__name__!r}", ", ".join(sorted(set(names_of(path))))
+    known = ", ".join(sorted(set(names_of(path))))
     raise AttributeError(
-        f"{kind} has no attribute {name!r}; the names of DeepSpeed that it has are {known}"
+        f"module {module(path).__name__!r} has no attribute {name!r}; of DeepSpeed's names this"
+        f" module has {known}"
     )
 
 
 def instead(path: str) -> str | None:
-    """Return advice for a name that the engine does not have; empty if the table has no advice."""
+    """Return advice for a name that the engine does not have; None if `ABSENT` has no advice."""
     # The longest entry that covers the name: `runtime.domino` has
     # advice of its own, and `compression` covers all below it.
     words = path.split(".")
@@ -224,7 +234,7 @@ def instead(path: str) -> str | None:
 
 
 class Finder(MetaPathFinder, Loader):
-    """Import finder for the modules of the table, below `compat.deepspeed` or below `deepspeed`
+    """Import finder for the modules in `MODULES`, below `compat.deepspeed` or below `deepspeed`
     itself.
     """
 
@@ -232,8 +242,9 @@ class Finder(MetaPathFinder, Loader):
         self.root = root
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return the import spec of a module in the table. Raises `Absent` for other modules below
-        `deepspeed`.
+        """Return the import spec of a module in `MODULES`. Return None for a module that Python has
+        to find itself. Raises `Absent` for a module of DeepSpeed that the native engine does not
+        have.
         """
         if name != self.root and not name.startswith(f"{self.root}."):
             return None
@@ -252,7 +263,7 @@ class Finder(MetaPathFinder, Loader):
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module of the table for an import spec."""
+        """Return the module that stands for DeepSpeed's module of the spec's name."""
         return module(spec.name[len(self.root) + 1 :])
 
     def exec_module(self, module: ModuleType) -> None:
@@ -270,8 +281,8 @@ class _Installed(Distribution):
     """
 
     def read_text(self, filename: str) -> str | None:
-        """Return the distribution's metadata, which has only name and release; None for any other
-        file of the distribution.
+        """Return the metadata of the distribution, which are only name and release; None for any
+        other file.
         """
         return (
             f"Metadata-Version: 2.1\nName: {THEIRS}\nVersion: {RELEASE}\n"
@@ -304,8 +315,8 @@ def install() -> None:
 
 
 def listen() -> None:
-    """Register the import finder for the table's modules below `compat.deepspeed`, which have no
-    files of their own.
+    """Register the import finder for the modules in `MODULES` below `compat.deepspeed`, which have
+    no files of their own.
     """
     if not any(isinstance(finder, Finder) and finder.root == OURS for finder in sys.meta_path):
         # Behind Python's own finders: a module on disk comes first.

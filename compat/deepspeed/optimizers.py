@@ -21,11 +21,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
     "muon": {"betas": (0.9, 0.95), "eps": 1e-10, "momentum": 0.95, "weight_decay": 0.0},
 }
-"""Defaults of the constructors (ops/adam/fused_adam.py, ops/lamb, ops/lion, torch.optim,
-zero/muon).
-
-Muon has separate learning rates for matrices and for other parameters, so it has no default for
-`lr`.
+"""DeepSpeed's default arguments for each optimizer (ops/adam/fused_adam.py, ops/lamb, ops/lion,
+torch.optim, zero/muon). Muon has separate learning rates for matrices and for other parameters, so
+it has no default for `lr`.
 """
 
 TYPES = {
@@ -40,13 +38,12 @@ TYPES = {
 TAKES = {name: tuple(values) for name, values in DEFAULTS.items()} | {
     "muon": ("lr", "betas", "eps", "momentum", "weight_decay")
 }
-"""The plan's hyperparameters that each optimizer type has."""
+"""The plan's hyperparameters that each optimizer takes."""
 
 COMPRESSED = {"onebitadam": "adamw", "zerooneadam": "adamw", "onebitlamb": "lamb"}
-"""Types that communicate one bit for each element, each with the optimizer that has the same update
-rule.
-
-All of them decouple weight decay (runtime/fp16/onebit/adam.py, zoadam.py, lamb.py: step).
+"""Maps each optimizer that communicates one bit for each element to the ordinary optimizer with the
+same update rule. All of these optimizers decouple weight decay (runtime/fp16/onebit/adam.py,
+zoadam.py, lamb.py: step).
 """
 
 HYPER = ("lr", "betas", "eps", "weight_decay", "momentum")
@@ -55,8 +52,8 @@ SCHEDULE_LR = ("scheduler.type", "scheduler.params.warmup_max_lr")
 
 
 def _name(values: Group) -> str | None:
-    """Return the plan's name of the optimizer. DeepSpeed's Adam is AdamW unless `adam_w_mode` is
-    off (runtime/engine.py: _configure_basic_optimizer).
+    """Return the plan's name of the optimizer; None if the plan has no name for it. DeepSpeed's
+    Adam is AdamW unless `adam_w_mode` is off (runtime/engine.py: _configure_basic_optimizer).
     """
     name = (values.get("optimizer.type") or "").lower()
     if name == "adam":
@@ -86,11 +83,9 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def _peak(values: Group, lr: float | None, context: Context) -> float | None:
-    """Return the peak learning rate under WarmupLR or WarmupDecayLR: warmup_max_lr if the config
-    sets it.
-
-    Otherwise WarmupLR from 0.17.2 on uses the optimizer's rate, and the others use DeepSpeed's
-    default.
+    """Return the peak learning rate under WarmupLR or WarmupDecayLR. A single warmup_max_lr in the
+    config is the peak. If the config has a list of peaks, the optimizer's rate `lr` is returned.
+    Without warmup_max_lr, the peak is `lr` for WarmupLR from 0.17.2 on, and 0.001 otherwise.
     """
     peak = values.get("scheduler.params.warmup_max_lr")
     if isinstance(peak, int | float):
@@ -163,7 +158,7 @@ SCHEDULE = (
     "decay_shape",
 )
 SHAPES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-"""The plan's name for the decay after the warmup of each scheduler."""
+"""Maps each of DeepSpeed's schedulers to the plan's name for its shape after warmup."""
 WARMUP_STEPS = 1000
 """DeepSpeed's default for the scheduler argument warmup_num_steps (runtime/lr_schedules.py)."""
 COSINE_FLOOR = 0.0001
@@ -171,7 +166,9 @@ COSINE_FLOOR = 0.0001
 of the peak.
 """
 KEEPS_LR_SINCE = "0.17.2"
-"""First release in which WarmupLR without warmup_max_lr rises to the optimizer's own learning rate."""
+"""First release in which WarmupLR without warmup_max_lr rises to the optimizer's learning rate
+instead of 0.001.
+"""
 
 
 def _read_schedule(values: Group, context: Context) -> Group:
@@ -192,8 +189,8 @@ def _read_schedule(values: Group, context: Context) -> Group:
 
 
 def _coded(values: Group) -> Group:
-    """Return the plan's schedule from the code part. If the file has an optimizer and neither the
-    file nor the code part has a scheduler, the learning rate is constant.
+    """Return the plan's schedule from the code part. A file with an optimizer has a constant
+    learning rate if neither the file nor the code part has a scheduler.
     """
     paths = {name: f"code.scheduler.{name}" for name in SCHEDULE}
     said = {name: values[path] for name, path in paths.items() if values.get(path) is not None}
@@ -288,10 +285,10 @@ TAKING = {
     "amsgrad": ("adam", "adamw"),
     "bias_correction": ("adam", "adamw", "lamb"),
 }
-"""Optimizer types that have each of the switches nesterov, amsgrad and bias_correction."""
+"""Maps each switch to the optimizers that take it."""
 MUON = {"optimizer.nesterov": True, "optimizer.update_scale": "shape_scaling"}
-"""Plan fields with the values that they always have in DeepSpeed's Muon
-(runtime/zero/muon/original_muon.py: muon_update, _aspect_ratio_scale).
+"""Plan fields that have a fixed value in DeepSpeed's Muon (runtime/zero/muon/original_muon.py:
+muon_update, _aspect_ratio_scale).
 """
 
 
@@ -327,9 +324,9 @@ SWITCHED = convert(
     sees=("optimizer.type", f"{PARAMS}.adam_w_mode", "optimizer.name"),
     carries={f"{PARAMS}.{switch}": f"optimizer.{switch}" for switch in SWITCHES},
     lossy=(
-        "only SGD has a switch for nesterov; Muon always uses it, and scales updates by shape;"
-        " amsgrad exists only in PyTorch's Adam, bias_correction only in DeepSpeed's own Adam and"
-        " LAMB"
+        "only SGD has a switch for nesterov; Muon always uses nesterov, and scales updates by"
+        " shape; amsgrad exists only in PyTorch's Adam, bias_correction only in DeepSpeed's own"
+        " Adam and LAMB"
     ),
     source="runtime/engine.py: _configure_basic_optimizer hands all parameters to the class",
 )
@@ -362,8 +359,8 @@ DECAYED = (
         ),
         carries={f"{PARAMS}.weight_decay": "optimizer.decay_scope"},
         note=(
-            "the script builds parameter groups that exclude biases and norms from decay; with a"
-            " flat list all parameters decay"
+            "the script builds parameter groups that exclude biases and norms from decay;"
+            " without such groups all parameters decay"
         ),
         source="runtime/engine.py: _configure_basic_optimizer takes model_parameters as they are",
     ),

@@ -287,34 +287,34 @@ if __name__ == "__main__":
 '''
 
 PIPELINES = {**dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ROTARY), "gpt2": LEARNED}
-"""The code of pipeline layers for each family of models that has a template. Each layer computes
-rotary angles itself, because a pipeline passes on only hidden states.
+"""The code of pipeline layers, for each family of models that stagebridge can put into a pipeline.
+Each layer computes rotary angles itself, because a pipeline passes on only hidden states.
 """
 
 
 def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why no complete script can be written: it would need facts about the model
-    that no config has.
-    """
+    """Yield the reasons why stagebridge cannot write a complete script for this run."""
     piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
     # Outside a pipeline AutoTP splits the layers of any family; a
     # PipelineModule has to bring split layers.
     if piped and code.size(values, "tensor_parallel") > 1:
-        yield "a pipeline with tensor groups needs layers that are split over tensor ranks"
+        yield "stagebridge has no code for pipeline layers that are split over tensor ranks"
     if code.size(values, "context_parallel") > 1:
-        yield "ranks that share a sequence need Ulysses attention in the model (deepspeed.sequence)"
+        yield (
+            "ranks that share a sequence need Ulysses attention (deepspeed.sequence) in the"
+            " model's code"
+        )
     if piped and family not in (None, *PIPELINES):
         yield (
-            f"there is no template that puts the layers of a {family} model into a pipeline; do"
-            " that by hand"
+            f"stagebridge has no code for a pipeline of {family} layers"
         )
     if piped and (model.get("sliding_window") or model.get("attention_dropout")):
         yield (
-            "there is no template for a pipeline's layers with sliding windows or attention"
-            " dropout; write them by hand"
+            "stagebridge has no code for pipeline layers with sliding windows or attention"
+            " dropout"
         )
     if values.get("optimizer.type") is None:
-        yield "the file has no optimizer, because DeepSpeed does not have the run's optimizer"
+        yield "the config has no optimizer, because DeepSpeed does not have this run's optimizer"
     if schedule.said(values).get("name") == schedule.OTHER:
         yield "stagebridge cannot translate this learning-rate schedule"
 
@@ -355,14 +355,15 @@ RESIDUAL: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("out_proj", "fc2"): ("opt",),
     (".dense", "fc2"): ("phi",),
 }
-"""For each pair of name endings (last matrix of attention, last matrix of the feed-forward layer),
-the families that use these names. transformers initialises these matrices like all others.
+"""Families of models for which the script can scale initial weights, because transformers does not
+scale them. Each key is a pair: the endings of the names of the last matrix in attention and the
+last matrix in the feed-forward layer.
 """
 
 
 def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
     """Return the name endings of the two matrices whose initial values the script must scale.
-    Return None if the plan asks for no scaling, or if the family's own code scales them.
+    Return None if the plan asks for no scaling, or if `RESIDUAL` lacks the family.
     """
     if not plan.get("model.init.scaled"):
         return None
@@ -383,16 +384,16 @@ def held(plan: Flat, model: Config | None) -> frozenset[str]:
 
 PADDED = "model.embedding.padded_vocab"
 SCRIPT, MODEL, DATA = ".train.py", ".model.json", "tokens.npy"
-"""Endings of the names of the script and of the model's config, and the placeholder in the launch
-command for the user's data file.
+"""Three parts of names: the endings of the script's file and of the model's config file, and the
+name in the launch command that the user replaces by the data file.
 """
 
 
 def beside(
     written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
 ) -> Program:
-    """Return the config together with its training script, and with the model's config if it is
-    known, as files in one folder.
+    """Return the config with its training script. If the model is known, a file with the model's
+    config is added. All files belong in one folder.
     """
     place = Path(written.file)
     script, described = place.with_suffix(SCRIPT).name, place.with_suffix(MODEL).name
@@ -411,25 +412,25 @@ def beside(
 
 
 def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> Iterator[Finding]:
-    """Yield a finding for each value that the user still has to give to the script."""
+    """Yield a finding for each thing that the user still has to give to the script."""
     yield Finding("--data", f"replace {DATA} by a file of token ids", Effect.NONE, how=How.MISSING)
     if model is None:
         yield Finding(
             described,
-            "add the model's config.json: no source describes it",
+            "add the model's config.json, because no source describes the model",
             Effect.STOPS,
             how=How.MISSING,
         )
     if plan.get("model.sequence") is None:
         yield Finding(
             "--sequence",
-            "add the length of a sample in tokens: no source gives it",
+            "add the length of a sample in tokens, because no source gives this length",
             Effect.STOPS,
             how=How.MISSING,
         )
     if values.get("code.steps") is None:
         yield Finding(
-            "--steps", "add the number of steps: no source gives it", Effect.STOPS, how=How.MISSING
+            "--steps", "add the number of steps, because no source gives this number", Effect.STOPS, how=How.MISSING
         )
     for path, (holds, what, effect) in UNTAKEN.items():
         if holds(values):
@@ -439,8 +440,8 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
 UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
     "code.expert_parallel": (
         lambda values: code.size(values, "expert_parallel") > 1,
-        "split the experts with deepspeed.moe.layer.MoE(ep_size=): in the script every rank holds"
-        " all experts",
+        "split the experts with deepspeed.moe.layer.MoE(ep_size=), because in the script every"
+        " rank holds all experts",
         Effect.COST,
     ),
     "code.manual_accumulation": (
@@ -454,12 +455,12 @@ UNTAKEN: Mapping[str, tuple[Callable[[Flat], bool], str, Effect]] = {
             code.size(values, "checkpoint_interval") > 1
             and code.size(values, "pipeline_stages") == 1
         ),
-        "choose the layers to recompute: the script recomputes all of them",
+        "choose the layers to recompute, because the script recomputes all layers",
         Effect.COST,
     ),
 }
-"""Keys of the code part that the script does not implement. Each has a condition for when the key
-matters, advice for the user, and the effect of ignoring it.
+"""Settings of the code part that the script does not implement. Each has a condition for when the
+setting matters, advice for the user, and the effect of ignoring the setting.
 """
 
 
@@ -469,8 +470,8 @@ def program(
     """Return the training script for the config file `name` and the model's config in the file
     `beside`. `course` is the plan.
     """
-    instead = "or drop --script and write your own script from the code part"
-    BridgeError.raise_if(f"script: {problem}; {instead}" for problem in refused(values, model))
+    advice = "drop --script and write your own script from the code part"
+    BridgeError.raise_if(f"script: {problem}; {advice}" for problem in refused(values, model))
     piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
     # The code that builds the model: whole, or as the layers of a pipeline.
     layers = PIPELINES.get(model.get("model_type") or "", ROTARY)
@@ -523,8 +524,8 @@ def _imports(values: Flat, scaled: bool) -> Iterator[str]:
 
 
 def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
-    """Return the values to insert into the template of the model: settings of the pipeline, and
-    scaling of initial weights.
+    """Return the values to insert into the template that builds the model: settings of the
+    pipeline, and a call that scales initial weights.
     """
     if code.size(values, "pipeline_stages") <= 1:
         plain = "AutoModelForCausalLM.from_config(config)"

@@ -15,7 +15,8 @@ from compat.deepspeed.seen import GATHER, OFFLOAD, OLD_GATHER, PARAM, ZERO, Seen
 
 CONFIG = "runtime/config.py, _do_error_check"
 FP16_MASTER, BF16_MASTER = (f"{name}.{name}_master_weights_and_grads" for name in ("fp16", "bf16"))
-ANY_STAGE = "needs zero_optimization.stage 1, 2 or 3"
+ANY_STAGE = "this key needs zero_optimization.stage 1, 2 or 3"
+ANY_STAGE_NAME = "needs-zero_optimization-stage-1-2"
 AUTOTP = "tensor_parallel.autotp_size"
 SAMPLING = "data_efficiency.data_sampling"
 
@@ -38,7 +39,7 @@ def _dynamic(seen: Seen) -> bool:
 
 
 def _unnormed(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
-    """Return a condition that holds if compute_grad_norm is false and `other` holds."""
+    """Return a condition that holds if `compute_grad_norm` is false and `other` holds."""
     return lambda seen: seen[ZERO + "compute_grad_norm"] is False and other(seen)
 
 
@@ -47,18 +48,23 @@ def _split(seen: Seen) -> bool:
 
 
 def _switched(section: str) -> Check:
-    """Return a check that a given section has the key `enabled`. DeepSpeed fails without this key."""
+    """Return a check that holds if `section` lacks the key `enabled`, without which DeepSpeed
+    fails.
+    """
     return _refuse(
         f"{section}.enabled",
         lambda seen: isinstance(seen[section], Mapping) and "enabled" not in seen[section],
-        "missing; without it DeepSpeed stops with a KeyError; add it, or drop the section",
+        "missing; DeepSpeed stops with a KeyError without this key; add the key, or drop the"
+        " section",
         "runtime/config.py, get_amp_params, get_pld_params and get_curriculum_params_legacy",
         name="missing-and-deepspeed-trips-on",
     )
 
 
-def _unfilled(section: str, name: str, what: str, place: str) -> Check:
-    """Return a check that a section has the key `name` if the section is enabled."""
+def _unfilled(section: str, name: str, word: str, place: str) -> Check:
+    """Return a check that holds if `section` is enabled and lacks the key `name`. `word` is the
+    last word of the check's id.
+    """
 
     def lacks(seen: Seen) -> bool:
         values = seen[section] or {}
@@ -67,8 +73,9 @@ def _unfilled(section: str, name: str, what: str, place: str) -> Check:
     return _refuse(
         section,
         lacks,
-        f"enabled without {name}; add {what}",
+        f"the section is enabled without {name}; add {name}",
         f"runtime/data_pipeline/config.py, {place}",
+        name=f"enabled-without-{name}-add-{word}",
     )
 
 
@@ -79,12 +86,12 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
         ("sparse_pruning", "row_pruning", "head_pruning", "channel_pruning"), ("dense_ratio",)
     ),
 }
-"""Compression techniques, and the parameters that each weight group of the technique needs."""
+"""Maps each compression technique to the parameters that each of its groups needs."""
 
 
 def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
-    """Return checks that a compression technique has weight groups, and that each group has all
-    required parameters. DeepSpeed requires both even if the technique is not enabled.
+    """Yield two checks: one holds if a compression technique has no groups, the other if a group
+    lacks a required parameter. DeepSpeed requires both even if the technique is not enabled.
     """
     path, place = "compression_training", f"compression/config.py, get_{technique}_different_groups"
 
@@ -103,9 +110,13 @@ def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
             not isinstance(one, Mapping) or any(key not in one for key in needed) for one in said
         )
 
-    message = f"{technique} without different_groups; add them, or drop {technique}"
-    yield _refuse(path, lambda seen: groups(seen) is None, message, place, until="0.19.7")
-    message = f"found {{{path}}}; a group of {technique} lacks {' or '.join(needed)} in its params; add it"
+    message = f"{technique} has no different_groups; add different_groups, or drop {technique}"
+    name = f"{technique}-without-different_groups-add-them"
+    yield _refuse(path, lambda seen: groups(seen) is None, message, place, "", "0.19.7", name)
+    message = (
+        f"found {{{path}}}; a group of {technique} lacks {' or '.join(needed)} in the"
+        " group's params; add the missing key"
+    )
     yield _refuse(path, short, message, place, until="0.19.7")
 
 
@@ -115,8 +126,9 @@ REFUSALS = Checks(
     _refuse(
         "fp16.enabled, bf16.enabled",
         lambda seen: seen["fp16.enabled"] and seen["bf16.enabled"],
-        "both are true, expected one precision; switch one off",
+        "both are true, but a run has only one precision; switch one of the two off",
         "runtime/config.py, _initialize_params",
+        name="both-are-true-expected-one",
     ),
     # Masters in half precision: stage 2 alone until 0.18.3, then every stage that shards.
     # Before 0.17.1 DeepSpeed reads the key only if fp16 is on, and since then in any case.
@@ -141,13 +153,21 @@ REFUSALS = Checks(
         ANY_STAGE,
         CONFIG,
         since="0.18.3",
+        name=ANY_STAGE_NAME,
     ),
-    _refuse(BF16_MASTER, lambda seen: seen[BF16_MASTER] and seen.stage == 0, ANY_STAGE, CONFIG),
+    _refuse(
+        BF16_MASTER,
+        lambda seen: seen[BF16_MASTER] and seen.stage == 0,
+        ANY_STAGE,
+        CONFIG,
+        name=ANY_STAGE_NAME,
+    ),
     _refuse(
         "bf16.bf16_optimizer_states",
         lambda seen: seen["bf16.bf16_optimizer_states"] and not (seen[BF16_MASTER] and seen.stage),
-        "needs bf16.bf16_master_weights_and_grads and zero_optimization.stage 1, 2 or 3",
+        "this key needs bf16.bf16_master_weights_and_grads and zero_optimization.stage 1, 2 or 3",
         CONFIG,
+        name="needs-bf16-bf16_master_weights_and_grads-and-zero_optimization",
     ),
     _refuse(
         "fp16.loss_scale_window",
@@ -166,7 +186,7 @@ REFUSALS = Checks(
     _refuse(
         ZERO + "compute_grad_norm",
         _unnormed(lambda seen: seen.stage not in (1, 2)),
-        "found false, which needs zero_optimization.stage 1 or 2; drop it, or set the stage",
+        "found false, which needs zero_optimization.stage 1 or 2; drop the key, or set the stage",
         "runtime/zero/config.py, compute_grad_norm_valid",
         name="false-needs-stage-1-or",
     ),
@@ -209,21 +229,24 @@ REFUSALS = Checks(
     _refuse(
         ZERO + "stage",
         lambda seen: seen.piped and seen.stage >= 2,
-        "2 and 3 do not go with pipeline stages; use 0 or 1",
+        "DeepSpeed's pipeline engine refuses ZeRO stages 2 and 3; use 0 or 1",
         "runtime/pipe/engine.py, PipelineEngine.__init__",
+        name="2-and-3-do-not",
     ),
     _refuse(
         AUTOTP,
         lambda seen: _split(seen) and seen.stage == 3,
-        "does not go with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a lower stage, or"
-        " a later release",
+        "AutoTP cannot be combined with zero_optimization.stage 3 before DeepSpeed 0.19.4; use a"
+        " lower stage, or a later release",
         "runtime/engine.py",
         until="0.19.4",
+        name="does-not-go-with-zero_optimization",
     ),
     _refuse(
         "tensor_parallel.tp.tp_size",
         lambda seen: _split(seen) and seen["tensor_parallel.tp.tp_size"] not in (1, seen[AUTOTP]),
-        "differs from tensor_parallel.autotp_size, which DeepSpeed uses; drop tp_size",
+        "tp_size differs from tensor_parallel.autotp_size, and DeepSpeed uses only autotp_size;"
+        " drop tp_size",
         "runtime/engine.py, _apply_autotp_partitioning",
         since="0.18.6",
         name="is-not-tensor_parallel-autotp_size-which",
@@ -232,14 +255,16 @@ REFUSALS = Checks(
     _refuse(
         "aio.use_gds",
         lambda seen: seen["aio.use_gds"] and seen["code.accelerator"] != "cuda",
-        "needs a CUDA accelerator; switch it off, or set code.accelerator to cuda",
+        "use_gds needs a CUDA accelerator; switch use_gds off, or set code.accelerator to cuda",
         "runtime/swap_tensor/aio_config.py, get_aio_config",
+        name="needs-a-cuda-accelerator-switch",
     ),
     _refuse(
         "expert_parallel.load_balance_coeff",
         lambda seen: seen["expert_parallel.load_balance_coeff"] is not None,
-        "only null is supported; leave it out",
+        "DeepSpeed supports only null for this key; drop the key",
         "module_inject/auto_ep_presets/base.py",
+        name="only-null-is-supported-leave",
     ),
     _unfilled(
         f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"
@@ -250,16 +275,18 @@ REFUSALS = Checks(
     _refuse(
         "compile.passes",
         lambda seen: "autotp" in (seen["compile.passes"] or ()),
-        "autotp is a pass since DeepSpeed 0.19.6, and unknown before; drop it",
+        "DeepSpeed has the pass autotp only from 0.19.6 on; drop autotp from the list",
         "compile/config.py, PassName",
         until="0.19.6",
+        name="autotp-is-a-pass-since",
     ),
     _refuse(
         "elasticity",
         lambda seen: (seen["elasticity"] or {}).get("enabled"),
-        "enabled, so the batch would be chosen at launch, which is not supported; set the batch"
-        " keys that it would choose, and drop the section",
+        "elasticity is enabled, so the batch would be chosen at launch, which stagebridge does"
+        " not support; set the batch keys that DeepSpeed would choose, and drop the section",
         "elasticity/elasticity.py, compute_elastic_config",
+        name="enabled-so-the-batch-would",
     ),
     _refuse(
         "scheduler.params.warmup_num_steps",
@@ -298,24 +325,32 @@ def refused(seen: Seen) -> Iterator[str]:
 
 
 def _twice(seen: Seen) -> Iterator[str]:
-    """Yield a problem for each old key that is given together with the key that replaced it
+    """Yield a problem for each old key that is given together with its new key
     (runtime/config_utils.py, _process_deprecated_field).
     """
     for old, section in ((ZERO + "cpu_offload", OFFLOAD), (ZERO + "cpu_offload_param", PARAM)):
         if old in seen.given and seen.wrote(section):
-            yield f"{old}: given together with {section}, which replaces it; drop {old}"
+            yield f"{old}: the config also has {section}, which replaces {old}; drop {old}"
     if seen.wrote("bfloat16") and seen.wrote("bf16"):
-        yield "bfloat16: given together with bf16, which takes precedence; keep one of the two"
+        yield (
+            "bfloat16: the config also has bf16, which takes precedence; keep only one of the"
+            " two sections"
+        )
     if OLD_GATHER in seen.given and GATHER in seen.given:
-        yield f"{OLD_GATHER}: given together with {GATHER}, which replaces it; drop {OLD_GATHER}"
+        yield (
+            f"{OLD_GATHER}: the config also has {GATHER}, which replaces {OLD_GATHER}; drop"
+            f" {OLD_GATHER}"
+        )
 
 
 MODEL_INFO = {"profile": False, "num_params": None, "hidden_size": None, "num_layers": None}
-"""Keys of autotuning.model_info, with their defaults."""
+"""The keys that DeepSpeed reads in autotuning.model_info, with their defaults."""
 
 
 def strange(given: Mapping[str, Any], at: Release) -> Iterator[str]:
-    """Yield the arguments in `given` that its optimizer or scheduler does not take."""
+    """Yield the paths of optimizer and scheduler arguments in `given` that the chosen type does not
+    take.
+    """
     for section in ("optimizer", "scheduler"):
         prefix, name = f"{section}.params.", given.get(f"{section}.type")
         known = at.arguments(f"{section}s", name) if isinstance(name, str) else None
@@ -325,13 +360,14 @@ def strange(given: Mapping[str, Any], at: Release) -> Iterator[str]:
 
 
 def _arguments(seen: Seen) -> Iterator[str]:
-    """Yield a problem for each argument that the optimizer's or scheduler's constructor does not
-    take, and for each missing one that the scheduler's requires (runtime/lr_schedules.py).
+    """Yield a problem for each argument that the chosen optimizer or scheduler does not take, and
+    for each argument that the scheduler requires and the config lacks (runtime/lr_schedules.py).
     """
     for path in strange(seen.given, seen.at):
         name = seen.given[path.replace(".params", ".type").rpartition(".")[0]]
-        yield f"{path}: {name} does not take it; drop it"
+        yield f"{path}: {name} does not take this argument; drop the argument"
     form = form_of(seen.values, seen.at, "schedulers", seen["scheduler.type"] or "")
     for argument in form.required if form else ():
-        if f"scheduler.params.{argument}" not in seen.given:
-            yield f"scheduler.params.{argument}: missing; {form.type if form else ''} needs it; add it"
+        path = f"scheduler.params.{argument}"
+        if form and path not in seen.given:
+            yield f"{path}: missing, but {form.type} requires this argument; add it"

@@ -1,4 +1,6 @@
-"""Writes new values into the user's own file: HJSON with its comments, or the here-document of a launch script."""
+"""Writes new values into the user's own file: an HJSON file with its comments, or a launch script
+that contains the config.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,10 @@ VALUE = r'(?:\$\{[^}]*\}|\$\([^)]*\)|"[^"]*"|[^,}\]\n])*?'
 
 
 def reworded(given: Mapping[str, Any], original: Original, was: Release, release: Release) -> str:
-    """Return the text of `original` with the values of `given`. `was` is the release for which the
-    text is read. Lines with unchanged values stay as they are.
-
-    The result is read again and must have exactly the values of `given`. Raises `TranslationError`
-    otherwise, for example if a key was removed or a value spans several lines.
+    """Return the text of `original` with the values of `given`. `was` is the release that the text
+    was written for. Lines with unchanged values stay as they are. The result is read again for
+    `release`. Raises `TranslationError` if the result does not have exactly the values of `given`,
+    for example if a key was removed or a value spans several lines.
     """
     before, document = _reading(original, was), original.document
     if isinstance(document.data, Script):
@@ -32,8 +33,8 @@ def reworded(given: Mapping[str, Any], original: Original, was: Release, release
         document = scripts.read(document.data).document
     if before is None:
         raise TranslationError(
-            f"{document.name}: cannot be read as a config of release {was.version}; write JSON"
-            " instead"
+            f"{document.name}: release {was.version} refuses this config, so stagebridge cannot"
+            " change single values in it; write JSON instead"
         )
     text = original.text
     # Known keys first: each takes the first match on its line,
@@ -89,7 +90,7 @@ def _put(text: str, path: str, value: Any, before: Reading, document: Document) 
             rf'\g<1>"{key}": {shown}, ',
         )
     if line is None or line > len(lines):
-        raise TranslationError(f"{path}: does not have a line of its own; write JSON instead")
+        raise TranslationError(f"{path}: the line of this key is not known; write JSON instead")
     # `re.sub` reads \n in the replacement as a line break; JSON's own \n must stay two characters.
     lines[line - 1] = re.sub(pattern, new.replace("\\n", "\\\\n"), lines[line - 1], count=1)
     return "\n".join(lines)

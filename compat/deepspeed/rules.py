@@ -1,4 +1,4 @@
-"""The table of rules between DeepSpeed's keys and `Plan`: one rule for each group of fields."""
+"""The table of rules between DeepSpeed's keys and the fields of `Plan`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def layout_rules() -> tuple[Rule, ...]:
             lambda values, context: {"parallel.tensor": _tensor(values)},
             lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
             effect=Effect.ROUNDING,
-            lossy="AutoTP becomes tensor-parallel layers in the model's code",
+            lossy="the script gets tensor-parallel layers in the model's code in place of AutoTP",
         ),
         convert(
             "code.pipeline_stages",
@@ -65,7 +65,8 @@ def layout_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.ROUNDING,
             sees=HEADS,
-            lossy=f"sequence_parallel_size becomes groups of ranks that the script builds; {UNSERVED}",
+            lossy="in place of sequence_parallel_size, the script builds groups of ranks;"
+                  f" {UNSERVED}",
             note="Ulysses attention: all-to-all over heads, not a ring",
             source="runtime/sequence_parallel/ulysses_sp.py: UlyssesSPAttentionHF; runtime/pipe/topology.py",
         ),
@@ -79,7 +80,7 @@ def layout_rules() -> tuple[Rule, ...]:
             },
             lambda values, context: _above_one("code.expert_parallel", values.get("parallel.expert")),
             effect=Effect.ROUNDING,
-            lossy="AutoEP becomes MoE layers in the model's code",
+            lossy="the script gets MoE layers in the model's code in place of AutoEP",
         ),
         only_ours("parallel.expert_tensor", note=("DeepSpeed has no separate tensor-parallel size"
                                                  " for experts"), effect=Effect.ROUNDING),
@@ -90,15 +91,16 @@ def layout_rules() -> tuple[Rule, ...]:
 
 HEADS = ("parallel.pipeline", "parallel.tensor", "model.heads")
 UNSERVED = (
-    "Ulysses gives whole heads to its ranks, and DeepSpeed's pipeline engine has no groups for it;"
-    " where Ulysses cannot be used, context ranks become data-parallel ranks"
+    "Ulysses needs as many heads as context ranks or a multiple, and DeepSpeed's pipeline engine"
+    " does not support Ulysses; where Ulysses cannot be used, context ranks become data-parallel"
+    " ranks"
 )
 """The reason why a plan's context parallelism may be lost."""
 
 
 def _unserved(values: Group) -> bool:
-    """Return whether DeepSpeed cannot split sequences over the plan's context ranks: in a pipeline,
-    or if these ranks do not divide the heads.
+    """Return whether DeepSpeed cannot split sequences over the plan's context ranks. This holds in
+    a pipeline, and if the number of heads is not a multiple of context ranks x tensor ranks.
     """
     ranks, heads = values.get("parallel.context") or 1, values.get("model.heads")
     if ranks == 1:
@@ -128,7 +130,9 @@ def _read_context(values: Group, context: Context) -> Group:
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
 METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
-"""The partition method of PipelineModule for each name of the plan; `PARTITIONS` is the reverse."""
+"""Maps the plan's names for rules of partition to PipelineModule's names. `PARTITIONS` is the
+reverse.
+"""
 
 
 def pipeline_rules() -> tuple[Rule, ...]:
@@ -150,7 +154,8 @@ def pipeline_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.COST,
             sees=("code.pipeline_stages", "parallel.pipeline"),
-            lossy="PipelineModule splits layers uniformly, by parameters or by type; stage boundaries cannot be given",
+            lossy="PipelineModule splits layers uniformly, by parameters or by type; it does not"
+                  " take stage boundaries",
             source="runtime/pipe/module.py: _partition_layers",
         ),
         convert(
@@ -206,16 +211,18 @@ BATCH = convert(
         "train_batch_size": ("batch.global_", "parallel.data"),
     },
     lossy=(
-        "with AutoTP DeepSpeed counts all ranks as data-parallel ranks, so its train_batch_size is"
-        " too large; without batch keys the number of data-parallel ranks is not known"
+        "with AutoTP DeepSpeed counts all ranks as data-parallel ranks, so DeepSpeed's"
+        " train_batch_size is too large; without batch keys the number of data-parallel ranks is"
+        " not known"
     ),
-    source="runtime/config.py: _configure_train_batch_size; data-parallel ranks are those that the mpu does not use",
+    source="runtime/config.py: _configure_train_batch_size; the mpu gives the number of"
+           " data-parallel ranks",
 )
 
 
 def _write_batch(values: Group, context: Context) -> Group:
-    """Write the batch keys that the plan sets. If context ranks become data-parallel ranks, the
-    number of micro batches is left out, and DeepSpeed computes it.
+    """Return the batch keys that the plan sets. If context ranks become data-parallel ranks, the
+    number of micro batches is left out, and DeepSpeed computes the number.
     """
     micro, steps, whole = (
         values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_")
@@ -226,11 +233,10 @@ def _write_batch(values: Group, context: Context) -> Group:
             values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline")
         )
         if whole % (micro * data):
-            fits = (
-                f"found {whole}, which is not a multiple of micro batch ({micro}) x data ranks"
-                f" ({data})"
+            raise ConfigError(
+                f"batch.global_: found {whole}, which is not a multiple of micro batch ({micro}) x"
+                f" data ranks ({data}): {UNSERVED}; use a multiple, or fewer ranks"
             )
-            raise ConfigError(f"batch.global_: {fits}: {UNSERVED}; use a multiple, or fewer ranks")
     return {
         "train_micro_batch_size_per_gpu": micro,
         # More data ranks make fewer micro batches each. DeepSpeed
@@ -287,8 +293,8 @@ ZERO = convert(
         "optimizer.clip",
     ),
     lossy=(
-        "DeepSpeed's pipeline engine accepts only ZeRO stages 0 and 1; stage 0 makes an extra"
-        " optimizer step in half precision, and in a pipeline it clips by a wrong norm; stage 1"
+        "DeepSpeed's pipeline engine accepts only ZeRO stages 0 and 1; in half precision stage 0"
+        " makes an extra optimizer step, and in a pipeline stage 0 clips by a wrong norm; stage 1"
         " gives the right numbers"
     ),
     source="traps.py: stage 0; runtime/pipe/engine.py refuses stage 2 and 3",
@@ -351,7 +357,8 @@ def exchange_rules() -> tuple[Rule, ...]:
             source="runtime/tensor_parallel/config.py: tp_overlap_comm",
         ),
         OVERLAP,
-        only_ours("zero.overlap_gather", note="DeepSpeed has no switch for gathering weights ahead", effect=Effect.COST),
+        only_ours("zero.overlap_gather", note="DeepSpeed has no switch for gathering weights"
+                                              " ahead of their use", effect=Effect.COST),
         convert(
             MICS,
             "zero.replicas",
@@ -360,14 +367,14 @@ def exchange_rules() -> tuple[Rule, ...]:
             effect=Effect.COST,
             sees=("zero_optimization.stage", "zero.stage", "parallel.data", "parallel.pipeline", *AXES, *STAGE_SEES),
             lossy=(
-                "DeepSpeed shards over groups of ranks only with MiCS, which needs ZeRO stage 3 and"
-                " ends with 0.19.6"
+                "only DeepSpeed's MiCS shards over groups of ranks; MiCS needs ZeRO stage 3 and"
+                " was removed after 0.19.6"
             ),
             source="runtime/zero/mics.py: MiCS_Init; runtime/engine.py: mics_shard_size at stage 3",
         ),
         only_ours(
-            "zero.weight_buffers", "zero.grad_buffers", note=("DeepSpeed sets the sizes of buffers in elements,"
-                                                             " not in stages"), effect=Effect.COST
+            "zero.weight_buffers", "zero.grad_buffers", note=("DeepSpeed sets the sizes of buffers as numbers of"
+                                                              " elements, not as numbers of stages"), effect=Effect.COST
         ),
         OFFLOAD,
     )
@@ -401,14 +408,15 @@ OVERLAP = convert(
     ),
     effect=Effect.COST,
     sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
-    lossy="DeepSpeed overlaps reductions at stage 1 and above, without a pipeline",
+    lossy="DeepSpeed overlaps gradient reductions with the backward pass only at ZeRO stages 1"
+          " to 3 and without a pipeline",
     source="runtime/engine.py: overlap_comm is off with pipelines; stage 0 reduces after the backward pass",
 )
 
 
 def _read_replicas(values: Group, context: Context) -> Group:
-    """Read the number of replica groups from mics_shard_size. This key is the number of ranks in
-    one group, or -1 without MiCS; the plan's field is the number of groups.
+    """Return the number of replica groups, computed from mics_shard_size, which is the number of
+    ranks in one group, or -1 without MiCS.
     """
     size, data = values.get(MICS) or -1, _data_ranks(values, context)
     if size > 0 and data and data % size == 0 and _read_stage(values) == 3:
@@ -456,10 +464,10 @@ OFFLOAD = convert(
     # A plan has one switch for both sections.
     blurs=lambda values: len(_pinned(values)) > 1,
     lossy=(
-        "DeepSpeed offloads optimizer state only from ZeRO stage 1 on, and parameters, or only a"
-        " part of the optimizer state, only at stage 3"
+        "DeepSpeed offloads the optimizer state only at ZeRO stages 1 to 3, and parameters or a"
+        " part of the optimizer state only at stage 3"
     ),
-    source="traps.py: DeepSpeed accepts and ignores offload below these stages",
+    source="traps.py: DeepSpeed accepts offload at lower stages and ignores it",
 )
 
 
@@ -482,8 +490,8 @@ def _read_offload(values: Group) -> Group:
 
 
 def _devices(values: Group) -> dict[str, str]:
-    """Return the device of each offload section. It is "none" if DeepSpeed ignores the section at
-    the config's ZeRO stage.
+    """Return the device of each offload section. A section that DeepSpeed ignores at the config's
+    ZeRO stage has the device "none".
     """
     stage = values.get("zero_optimization.stage") or 0
     least = {OPTIMIZER_DEVICE: 1, PARAM_DEVICE: 3}
@@ -494,8 +502,8 @@ def _devices(values: Group) -> dict[str, str]:
 
 
 def _pinned(values: Group) -> list[bool]:
-    """Return the distinct values of pin_memory in the active offload sections: two values if the
-    sections disagree.
+    """Return the values of pin_memory in the offload sections that have an effect, without
+    repetitions. Two values mean that the sections disagree.
     """
     kept = [section for section, device in _devices(values).items() if device != "none"]
     return list(dict.fromkeys(bool(values.get(f"{section}.pin_memory")) for section in kept))
@@ -566,8 +574,8 @@ COMMUNICATION = convert(
         "precision.reduce",
     ),
     lossy=(
-        "DeepSpeed has no fp64; reductions over sequence-parallel ranks have a separate format with"
-        " its own key"
+        "DeepSpeed has no fp64; another key sets the format of reductions over sequence-parallel"
+        " ranks"
     ),
     source=(
         "runtime/engine.py: communication_data_type, allreduce_bucket, _configure_distributed_model; "
@@ -601,8 +609,9 @@ def _read_precision(values: Group) -> Group:
 
 
 def _read_communication(values: Group, context: Context) -> Group:
-    """Read the format of gradient reductions. The plan's field stays open if gradients accumulate
-    in the same format, or if sequence-parallel ranks reduce in a format of their own.
+    """Return the plan's format of gradient reductions. The field stays open if it equals the format
+    in which gradients accumulate, or if the run has sequence-parallel ranks, whose reductions have
+    a separate key.
     """
     compute = _computed(values)
     # Unset, the format is that of training, even if gradients
@@ -639,8 +648,8 @@ def _write_precision(values: Group) -> Group:
 
 
 UNUSED_WINDOW = 1000
-"""Loss-scale window in the plan for a DeepSpeed window of 0. DeepSpeed accepts 0 only with a
-constant scale, which uses no window.
+"""The plan's loss-scale window if DeepSpeed's window is 0. DeepSpeed accepts 0 only with a constant
+scale, which uses no window.
 """
 
 SCALES = ("static", "initial", "hysteresis")
@@ -657,7 +666,7 @@ LOSS_SCALE = convert(
         "fp16.initial_scale_power": "precision.loss_scale.initial",
         "fp16.hysteresis": "precision.loss_scale.hysteresis",
     },
-    lossy="DeepSpeed scales the loss only in fp16, and starts at a power of two",
+    lossy="DeepSpeed scales the loss only in fp16, and the first scale is a power of two",
     source="runtime/fp16/loss_scaler.py; runtime/fp16/fused_optimizer.py: _update_scale at stage 0",
 )
 WINDOW = convert(
@@ -669,7 +678,8 @@ WINDOW = convert(
     ),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
-    lossy="DeepSpeed's scale doubles one good step after its window, and that step's gradients are divided by the new scale",
+    lossy="DeepSpeed doubles the loss scale one good step after the end of the window, and"
+          " divides that step's gradients by the new scale",
     source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale; runtime/zero/stage_1_and_2.py: step",
 )
 FLOOR = convert(
@@ -857,8 +867,8 @@ def missing_rules() -> tuple[Rule, ...]:
         always(
             "loss",
             "mean_of_microbatches",
-            "DeepSpeed averages over microbatches; the script's loss decides how tokens are"
-            " averaged",
+            "DeepSpeed averages over microbatches; the loss function in the script decides how"
+            " tokens are averaged",
         ),
     )
 
@@ -866,29 +876,29 @@ def missing_rules() -> tuple[Rule, ...]:
 SECTIONS: dict[str, tuple[str, Effect]] = {
     "zero_optimization": ("a setting inside DeepSpeed's ZeRO", Effect.COST),
     "zero_optimization.zero_quantized_weights": (
-        "weights are gathered in fewer bits",
+        "DeepSpeed gathers weights in fewer bits",
         Effect.NUMBERS,
     ),
     "zero_optimization.zero_quantized_nontrainable_weights": (
-        "frozen weights are gathered in fewer bits",
+        "DeepSpeed gathers frozen weights in fewer bits",
         Effect.NUMBERS,
     ),
     "zero_optimization.zero_quantized_gradients": (
-        "gradients are reduced in fewer bits",
+        "DeepSpeed reduces gradients in fewer bits",
         Effect.NUMBERS,
     ),
     "zero_optimization.zenflow": (
-        "the most important gradients are applied first, others later",
+        "DeepSpeed applies the most important gradients first, and all others later",
         Effect.NUMBERS,
     ),
     "zero_optimization.log_trace_cache_warnings": ("logs of DeepSpeed's engine", Effect.NONE),
-    "zero_optimization.ignore_unused_parameters": ("a check of DeepSpeed's engine", Effect.NONE),
+    "zero_optimization.ignore_unused_parameters": ("an internal check of DeepSpeed's engine", Effect.NONE),
     "zero_optimization.round_robin_gradients": (
-        "the setting decides which rank owns which gradient",
+        "the setting decides which rank reduces which gradient",
         Effect.COST,
     ),
-    "tensor_parallel": ("AutoTP replaces layers in its own way", Effect.COST),
-    "expert_parallel": ("AutoEP replaces layers in its own way", Effect.COST),
+    "tensor_parallel": ("a setting of AutoTP, which replaces layers of the model", Effect.COST),
+    "expert_parallel": ("a setting of AutoEP, which replaces layers of the model", Effect.COST),
     **{
         f"expert_parallel.{name}": (
             "the setting decides how AutoEP routes tokens to experts",
@@ -908,23 +918,23 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
         )
     },
     "pipeline": ("a setting inside DeepSpeed's pipeline engine", Effect.COST),
-    "pipeline.seed_layers": ("layers are seeded one by one", Effect.NUMBERS),
+    "pipeline.seed_layers": ("DeepSpeed seeds the layers one by one", Effect.NUMBERS),
     "activation_checkpointing": ("a setting of DeepSpeed's checkpointing functions", Effect.COST),
     "compile": ("DeepCompile is DeepSpeed's own", Effect.COST),
     "compile.debug_log": ("logs of DeepCompile", Effect.NONE),
     "aio": ("I/O of DeepSpeed's offload", Effect.COST),
     "hybrid_engine": ("DeepSpeed's engine for generation", Effect.COST),
     "autotuning": ("DeepSpeed's autotuner", Effect.NONE),
-    "data_efficiency": ("DeepSpeed's data sampling and layer dropping", Effect.NUMBERS),
+    "data_efficiency": ("a setting of DeepSpeed's data sampling or layer dropping", Effect.NUMBERS),
     "data_efficiency.data_sampling.num_workers": ("how data is loaded", Effect.COST),
     "data_efficiency.data_sampling.pin_memory": ("how data is loaded", Effect.COST),
     "dataloader_drop_last": (
         "the setting decides whether the last, incomplete batch is dropped",
         Effect.NUMBERS,
     ),
-    "memory_breakdown": ("logs of memory, which take time", Effect.COST),
+    "memory_breakdown": ("DeepSpeed logs memory, which takes time", Effect.COST),
     "disable_python_gc": ("when Python collects garbage", Effect.COST),
-    "graph_harvesting": ("the step runs as a CUDA graph", Effect.COST),
+    "graph_harvesting": ("DeepSpeed runs the step as a CUDA graph", Effect.COST),
     "torch_autocast": ("torch.autocast inside DeepSpeed's engine", Effect.NUMBERS),
     "data_types": ("formats inside DeepSpeed's engine", Effect.ROUNDING),
     "fp16": ("a setting inside DeepSpeed's fp16 optimizer", Effect.NUMBERS),
@@ -940,32 +950,30 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     "timers": ("logs of DeepSpeed's engine", Effect.NONE),
     "code": ("a setting of the training script", Effect.NONE),
     "code.manual_accumulation": (
-        "only the script knows how often it calls backward before a step; multiply"
-        " the number of micro batches in a step by that number",
+        "only the script determines the number of backward calls before a step; multiply the"
+        " number of micro batches in a step by this number",
         Effect.NUMBERS,
     ),
     "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),
     "scheduler": ("a setting of DeepSpeed's own scheduler", Effect.NUMBERS),
     "amp": ("Apex mixed precision", Effect.NUMBERS),
-    "compression_training": ("DeepSpeed's compression, which 0.19.7 removed", Effect.NUMBERS),
-    "quantize_training": ("quantised training was removed from DeepSpeed", Effect.NUMBERS),
-    "sparse_attention": ("sparse attention was removed from DeepSpeed", Effect.NUMBERS),
+    "compression_training": ("a setting of DeepSpeed's compression, which 0.19.7 removed", Effect.NUMBERS),
+    "quantize_training": ("a setting of quantised training, which DeepSpeed removed", Effect.NUMBERS),
+    "sparse_attention": ("a setting of sparse attention, which DeepSpeed removed", Effect.NUMBERS),
     "curriculum_learning": ("DeepSpeed's curriculum", Effect.NUMBERS),
     "progressive_layer_drop": ("DeepSpeed's layer dropping", Effect.NUMBERS),
     "elasticity": ("DeepSpeed's elastic batch sizes", Effect.NUMBERS),
     "eigenvalue": ("removed from DeepSpeed", Effect.NONE),
-    "gradient_allreduce_op": ("gradients are summed instead of averaged", Effect.NUMBERS),
-    "seq_parallel_communication_data_type": ("a format inside DeepSpeed's engine", Effect.ROUNDING),
+    "gradient_allreduce_op": ("DeepSpeed sums gradients instead of averaging them", Effect.NUMBERS),
+    "seq_parallel_communication_data_type": ("a number format inside DeepSpeed's engine", Effect.ROUNDING),
     "managed_gradient_accumulation": (
         "the setting decides whether DeepSpeed's engine or the script counts micro batches",
         Effect.NONE,
     ),
     "sparse_gradients": ("only DeepSpeed has sparse embedding gradients", Effect.COST),
 }
-"""Sections and keys that no plan field stands for. Each has the reason, and the effect on the run
-if the key is dropped.
-
-If several entries match a key, the longest one applies.
+"""Sections and keys that no plan field stands for, each with the reason and with the effect of
+dropping the key. If several entries match a key, the longest entry applies.
 """
 
 OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
@@ -975,18 +983,21 @@ LACKS = {
     "model": "the model is defined by the training script",
     "parallel": "DeepSpeed has no key for this field",
     "parallel.dispatcher": (
-        "DeepSpeed has a key for it from 0.19.7 on, but only for experts that AutoEP inserts"
+        "DeepSpeed has a key for this field from 0.19.7 on, but only for experts that AutoEP"
+        " inserts"
     ),
-    "zero": "DeepSpeed has no key for it",
-    "precision": "DeepSpeed has no key for it",
+    "zero": "DeepSpeed has no key for this field",
+    "precision": "DeepSpeed has no key for this field",
     "precision.fp8_recipe": NO_FP8,
     "precision.fp8_weights": NO_FP8,
-    "optimizer": "the training script makes groups of parameters",
-    "adapters": "the training script brings adapters",
+    "optimizer": "the training script makes the groups of parameters",
+    "adapters": "the training script adds adapters to the model",
     "recompute.modules": "DeepSpeed recomputes groups of whole layers",
     "run": "the training script decides",
 }
-"""Reasons why DeepSpeed lacks the plan fields that no rule above names, by section of the plan."""
+"""Reasons why DeepSpeed lacks the plan fields that no rule in this module names. Each reason
+applies to one field or to a section of the plan.
+"""
 
 
 @cache

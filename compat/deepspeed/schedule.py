@@ -1,8 +1,7 @@
-"""A learning-rate schedule as Python code for `torch.optim.lr_scheduler.LambdaLR`, with the plan's
-rate in every step.
-
-A script needs this code for a schedule from another stack, because DeepSpeed's own schedulers start
-one step late and warm up over at least two steps (runtime/lr_schedules.py).
+"""Writes a learning-rate schedule as Python code for `torch.optim.lr_scheduler.LambdaLR`, so that
+every step has the plan's learning rate. A script needs this code for a schedule from another stack,
+because DeepSpeed's own schedulers start one step late and warm up over at least two steps
+(runtime/lr_schedules.py).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ SHARES = {
     "exponential": "(2 * 0.5**done - 1)",
     "minus_sqrt": "(1 - math.sqrt(done))",
 }
-"""Python expressions for the share of the range from minimum to peak that is left during the decay
-of wsd. `done` is the completed share of the decay, from 0 to 1.
+"""Python expressions for the decay of a wsd schedule: the share of the way from minimum to peak
+that is left. `done` is the completed share of the decay, from 0 to 1.
 """
 
 
@@ -41,7 +40,9 @@ def said(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def steers(values: Mapping[str, Any]) -> bool:
-    """Return whether the schedule changes the learning rate and a plan can express it."""
+    """Return whether the script has to build the schedule: the learning rate changes, and a plan
+    can express the change.
+    """
     found = said(values)
     # A constant rate without warmup is what the optimizer has anyway.
     still = found.get("name") == "constant" and not found.get("warmup_steps")
@@ -49,10 +50,9 @@ def steers(values: Mapping[str, Any]) -> bool:
 
 
 def lines(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield lines of code that define `lr_factor(step)`: the learning rate at a step, counted from
-    0, divided by the optimizer's rate.
-
-    LambdaLR multiplies the optimizer's rate by this factor.
+    """Yield the lines of a Python function `lr_factor(step)`. It returns the learning rate at a
+    step, counted from 0, divided by the optimizer's rate. LambdaLR multiplies the optimizer's rate
+    by this factor.
     """
     found = said(values)
     name, warmup = found.get("name") or "constant", found.get("warmup_steps") or 0

@@ -74,17 +74,18 @@ class OffloadParam(Section):
     """Offload of parameters to host memory or NVMe while they are not in use (stage 3)."""
 
     device: Literal["none", "cpu", "nvme"] | None = field(
-        None, description="Where parameters live between uses."
+        None, description="Device that stores parameters between uses."
     )
     nvme_path: str | None = field(None, description="Directory on the NVMe device.")
     buffer_count: Size | None = field(
-        None, description="Buffers in the pool for transfers to NVMe."
+        None, description="Number of buffers in the pool for transfers to NVMe."
     )
     buffer_size: Size | None = field(
-        None, description=("Elements in one buffer of the pool for transfers to NVMe.")
+        None, description=("Number of elements in one buffer of the pool for transfers to NVMe.")
     )
     max_in_cpu: Size | None = field(
-        None, description="Elements kept in host memory when offloading to NVMe."
+        None, description="Number of elements that stay in host memory when parameters are"
+                          " offloaded to NVMe."
     )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
 
@@ -97,7 +98,8 @@ class OffloadOptimizer(Section):
     )
     nvme_path: str | None = field(None, description="Directory on the NVMe device.")
     buffer_count: Size | None = field(
-        None, description="Buffers in the pool for transfers to NVMe; one for each state."
+        None, description="Number of buffers in the pool for transfers to NVMe; each optimizer"
+                          " state needs one."
     )
     pin_memory: bool | None = field(None, description="Page-locked host memory.")
     pipeline_read: bool | None = field(
@@ -114,7 +116,7 @@ class OffloadOptimizer(Section):
         None, description="Offload path for superchips with tightly coupled CPU and GPU (stage 3)."
     )
     cpuadam_cores_perc: Fraction | None = field(
-        None, description="Share of the CPU cores for Adam with super_offload."
+        None, description="Share of the CPU cores that Adam uses with super_offload."
     )
 
 
@@ -140,13 +142,14 @@ class ZenFlow(Section):
         None, description=("The state of the selected gradients is offloaded too.")
     )
     auto_ratio: Fraction | None = field(
-        None, description="Threshold for an automatic interval between updates."
+        None, description="Threshold by which DeepSpeed chooses the interval between updates if"
+                          " the interval is \"auto\"."
     )
     full_warm_up_rounds: Whole | None = field(
         None, description="Number of first rounds in which every gradient is applied."
     )
     pt_reserved_cores_perc: Fraction | None = field(
-        None, description="Share of CPU cores left to PyTorch."
+        None, description="Share of the CPU cores that PyTorch keeps."
     )
     steps_per_epoch: Whole | None = field(
         None, description="Number of steps in an epoch, which the engine sets at run time."
@@ -157,11 +160,12 @@ class LeafModule(Section):
     """Modules whose parameters stage 3 gathers all at once."""
 
     classes: Names | None = field(
-        None, description=("Class names of modules that are fetched as a whole.")
+        None, description=("Class names of modules whose parameters are gathered all at once.")
     )
     names: Names | None = field(None, description="Names of such modules.")
     name_suffixes: Names | None = field(
-        None, description=("Suffixes of the names of modules that are fetched as a whole.")
+        None,
+        description="Suffixes of the names of modules whose parameters are gathered all at once.",
     )
 
 
@@ -178,17 +182,19 @@ class ZeroOptimization(Section):
         None, description="Gradients are copied into one buffer as they are produced."
     )
     reduce_scatter: bool | None = field(
-        None, description="Gradients are reduced only to their owner instead of to every rank."
+        None, description="Each gradient is reduced only to the rank that updates with it,"
+                          " instead of to every rank."
     )
-    reduce_bucket_size: Size | None = field(None, description="Elements reduced in one collective.")
+    reduce_bucket_size: Size | None = field(None, description="Number of gradient elements that one collective"
+                                                              " reduces.")
     use_multi_rank_bucket_allreduce: bool | None = field(
-        None, description="One all-reduce for the gradient buckets of several ranks."
+        None, description="The gradient buckets of several ranks share one all-reduce."
     )
     allgather_partitions: bool | None = field(
         None, description="No effect in any release covered here."
     )
     allgather_bucket_size: Size | None = field(
-        None, description="Elements gathered in one collective."
+        None, description="Number of parameter elements that one collective gathers."
     )
     overlap_comm: bool | None = field(
         None, description="Gradient reduction overlaps the backward pass. Default: only at stage 3."
@@ -206,15 +212,16 @@ class ZeroOptimization(Section):
     offload_optimizer: OffloadOptimizer | None = field(None, description="Optimizer offload.")
     zenflow: ZenFlow | None = field(None, description="ZenFlow.")
     sub_group_size: Size | None = field(
-        None, description="Elements in one tile of the stage 3 optimizer step."
+        None, description="Number of elements in one tile of the stage 3 optimizer step."
     )
     cpu_offload_param: bool | None = field(
-        None, description=("Old switch for parameters on the CPU.")
+        None, description=("Old switch that offloads parameters to the CPU.")
     )
     cpu_offload_use_pin_memory: bool | None = field(
         None, description="Old switch for pinned memory; no effect."
     )
-    cpu_offload: bool | None = field(None, description="Old switch for the optimizer on the CPU.")
+    cpu_offload: bool | None = field(None, description="Old switch that offloads the optimizer"
+                                                       " to the CPU.")
     stage3_prefetch_bucket_size: Size | None = field(
         None, description="Number of elements that are fetched ahead of their use."
     )
@@ -222,7 +229,8 @@ class ZeroOptimization(Section):
         None, description="Smaller parameters stay whole."
     )
     stage3_model_persistence_threshold: Size | None = field(
-        None, description="Largest number of elements in parameters that stay whole."
+        None, description="Largest total number of elements in all parameters that every rank"
+                          " keeps whole."
     )
     stage3_max_live_parameters: Size | None = field(
         None, description="Largest number of elements that are whole at the same time."
@@ -232,14 +240,15 @@ class ZeroOptimization(Section):
         description=("Parameters that are used again within this number of elements stay whole."),
     )
     stage3_gather_16bit_weights_on_model_save: bool | None = field(
-        None, description="Weights in save_16bit_model are whole."
+        None, description="Weights are whole in the file that save_16bit_model writes."
     )
     stage3_module_granularity_threshold: Whole | None = field(
         None,
-        description="A module with fewer elements for each submodule than this is fetched as a unit.",
+        description="A module is gathered all at once if it has fewer elements for each"
+                    " submodule than this number.",
     )
     stage3_use_all_reduce_for_fetch_params: bool | None = field(
-        None, description="Parameters are fetched by all-reduce."
+        None, description="Parameters are gathered by all-reduce instead of all-gather."
     )
     stage3_allgather_sequential: bool | None = field(
         None, description="Parameters are gathered one by one, without buckets."
@@ -262,7 +271,8 @@ class ZeroOptimization(Section):
         None, description="Parameters start at 16-byte boundaries of the flat buffers."
     )
     zero_hpz_partition_size: Size | None = field(
-        None, description="Number of ranks in a secondary group that together hold all weights."
+        None, description="Number of ranks in a secondary group; each such group holds all"
+                          " weights."
     )
     zero_quantized_weights: bool | None = field(
         None, description="Weights are gathered in quantized form."
@@ -277,7 +287,7 @@ class ZeroOptimization(Section):
         None, description="Error feedback for quantized gradients."
     )
     memory_efficient_linear: bool | None = field(
-        None, description="Linear layers save less memory for backward (stage 3)."
+        None, description="Linear layers store less for the backward pass (stage 3)."
     )
     pipeline_loading_checkpoint: bool | None = field(
         None, description="Checkpoint files are loaded one after the other."
@@ -298,7 +308,7 @@ class ZeroOptimization(Section):
     mics_hierarchical_params_gather: bool | None = field(
         None, description="Two-level gathering of MiCS."
     )
-    leaf_module: LeafModule | None = field(None, description="Modules fetched as a whole.")
+    leaf_module: LeafModule | None = field(None, description="Modules whose parameters are gathered all at once.")
 
 
 class Fp16(Section):
@@ -319,7 +329,7 @@ class Fp16(Section):
         None, description=("Number of overflows before the scale halves.")
     )
     consecutive_hysteresis: bool | None = field(
-        None, description="A good step refills the hysteresis."
+        None, description="A step without overflow resets the count of overflows."
     )
     min_loss_scale: Size | None = field(None, description="Smallest dynamic scale.")
     fp16_master_weights_and_grads: bool | None = field(
@@ -350,7 +360,8 @@ class TensorParallelGroup(Section):
         None, description=("Number of ranks over which the model is split.")
     )
     tp_grain_size: Whole | None = field(
-        None, description="Granularity of the split sizes; not used in training."
+        None, description="Number of which the sizes of the split parts are multiples; not used"
+                          " in training."
     )
 
 
@@ -363,14 +374,15 @@ class TensorParallel(Section):
     )
     tp_overlap_comm: bool | None = field(None, description="All-reduce overlaps compute.")
     vocab_parallel_lm_head: bool | None = field(
-        None, description="The output head is split by vocabulary. Default: as the model says."
+        None, description="The output head is split by vocabulary. Default: the model's own"
+                          " setting."
     )
     vocab_parallel_ce_backend: Literal["torch", "liger"] | None = field(
         None, description="Implementation of the cross entropy for a split output head."
     )
     tp: TensorParallelGroup | None = field(None, description="Sizes for the splitter.")
     injection_policy_tuple: Annotated[tuple[Any, ...], BeforeValidator(_tuple)] | None = field(
-        None, description="Names of layers whose output is reduced over the tensor ranks."
+        None, description="Names of layers whose output is summed over the tensor ranks."
     )
     partition_config: Opaque | None = field(
         None, description="Rules that say how each parameter is split."
@@ -517,7 +529,8 @@ class WeightQuantization(Section):
     q_type: Literal["symmetric", "asymmetric"] | None = field(
         None, description="Kind of quantization."
     )
-    q_groups: Whole | None = field(None, description="Number of groups with separate scales.")
+    q_groups: Whole | None = field(None, description="Number of groups of weights that have"
+                                                     " separate scales.")
     quantized_initialization: Opaque | None = field(
         None, description="Quantization while the model is built."
     )
@@ -587,26 +600,33 @@ class OptimizerParams(Section):
         None, description=("Decay rate of the average trust ratio (1-bit LAMB).")
     )
     factor_max: NonNegative | None = field(
-        None, description="Upper bound on the scaling of the frozen trust ratio (1-bit LAMB)."
+        None, description="Upper bound on the factor that scales the frozen trust ratio (1-bit"
+                          " LAMB)."
     )
     factor_min: NonNegative | None = field(
-        None, description="Lower bound on the scaling of the frozen trust ratio (1-bit LAMB)."
+        None, description="Lower bound on the factor that scales the frozen trust ratio (1-bit"
+                          " LAMB)."
     )
     factor_threshold: NonNegative | None = field(
         None,
-        description=("Bound on the change of the scaling of the frozen trust ratio (1-bit LAMB)."),
+        description=(
+            "Largest change, from one step to the next, of the factor that scales the frozen trust"
+            " ratio (1-bit LAMB)."
+        ),
     )
     var_freeze_step: Whole | None = field(
         None, description="Steps before the second moment is frozen (0/1 Adam)."
     )
     var_update_scaler: Whole | None = field(
-        None, description="Growth of the interval between updates of the second moment (0/1 Adam)."
+        None, description="Number of updates of the second moment after which the interval"
+                          " between these updates grows (0/1 Adam)."
     )
     local_step_scaler: Whole | None = field(
-        None, description="Growth of the interval of local steps (0/1 Adam)."
+        None, description="Number of steps after which the interval between communications grows"
+                          " (0/1 Adam)."
     )
     local_step_clipper: Whole | None = field(
-        None, description="Largest interval of local steps (0/1 Adam)."
+        None, description="Largest number of steps between communications (0/1 Adam)."
     )
 
 
@@ -630,7 +650,7 @@ class SchedulerParams(Section):
 
     warmup_min_lr: Rates | None = field(None, description="Learning rate at the start of warmup.")
     warmup_max_lr: Rates | None = field(
-        None, description="Learning rate after warmup. Default: the optimizer's."
+        None, description="Learning rate after warmup. Default: the optimizer's learning rate."
     )
     warmup_num_steps: Size | None = field(None, description="Steps of warmup.")
     warmup_type: Literal["log", "linear"] | None = field(None, description="Shape of warmup.")
@@ -691,7 +711,9 @@ class Scheduler(Section):
 
 
 class ActivationCheckpointing(Section):
-    """Settings of deepspeed.checkpointing, which take effect only if the model's code calls it."""
+    """Settings of deepspeed.checkpointing, which take effect only if the model's code calls
+    deepspeed.checkpointing.
+    """
 
     partition_activations: bool | None = field(
         None, description="Saved activations are split over the tensor group."
@@ -729,7 +751,8 @@ class Pipeline(Section):
     activation_checkpoint_interval: Size | None = field(
         None,
         description=(
-            "Number of layers between activation checkpoints; 0 leaves it to PipelineModule."
+            "Number of layers between activation checkpoints; 0 leaves the choice to"
+            " PipelineModule."
         ),
     )
     pipe_partitioned: bool | None = field(
@@ -744,7 +767,7 @@ class Pipeline(Section):
 
 
 class ParallelWrite(Section):
-    """Distribution over ranks of the work of writing a checkpoint."""
+    """Distribution of the work of writing a checkpoint over ranks."""
 
     pipeline_stage: bool | None = field(
         None, description="The data ranks of a pipeline stage share the work of writing."
@@ -788,13 +811,13 @@ class DataTypes(Section):
     """Number formats in addition to the training precision."""
 
     grad_accum_dtype: Dtype | None = field(
-        None, description="Format in which gradients accumulate. Default: the model's."
+        None, description="Format in which gradients accumulate. Default: the model's format."
     )
     param_dtype: Dtype | None = field(
         None, description="Format of the parameters, which must be the training precision."
     )
     buffer_dtype: Dtype | None = field(
-        None, description=("Format of the buffers. Default: as loaded.")
+        None, description=("Format of the buffers. Default: the format in which they are loaded.")
     )
     keep_in_fp32_modules: Auto | Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = field(
         None, description="Buffers kept in fp32; auto leaves the choice to the model."
@@ -823,7 +846,7 @@ class FlopsProfiler(Section):
     )
     profile_step: Whole | None = field(None, description="Step to profile.")
     module_depth: Whole | None = field(
-        None, description=("Depth of modules in the report; -1 lists all.")
+        None, description=("Depth of modules in the report; -1 lists modules at every depth.")
     )
     top_modules: Whole | None = field(None, description="Modules listed at each depth.")
     detailed: bool | None = field(None, description="Print the whole tree.")
@@ -1006,7 +1029,8 @@ class ExpertParallel(Section):
     shared_experts_pattern: str | None = field(None, description="Names of shared experts.")
     shared_experts_gate_pattern: str | None = field(None, description="Names of their gates.")
     expert_activation: str | None = field(
-        None, description="Activation function of the experts. Default: that of the preset."
+        None, description="Activation function of the experts. Default: the function of the"
+                          " preset."
     )
 
 
@@ -1130,7 +1154,7 @@ class DeepSpeed(Section):
         None, description="Format of reductions over sequence-parallel ranks."
     )
     seq_parallel_comm_data_type: CommDtype | None = field(
-        None, description="Name of seq_parallel_communication_data_type before 0.16.5."
+        None, description="Old name of seq_parallel_communication_data_type, before 0.16.5."
     )
     prescale_gradients: bool | None = field(
         None, description="Gradients are divided before the reduction."
@@ -1232,4 +1256,4 @@ class DeepSpeed(Section):
 
 
 SCHEMA = DeepSpeed
-"""The schema, under the name by which `PackagedDialect` finds it."""
+"""The schema under the name that every dialect's module has for it."""

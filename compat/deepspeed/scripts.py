@@ -1,5 +1,5 @@
-"""Reads launch scripts: finds the DeepSpeed config of a run, in a here-document or in a file, and
-the settings on the command line of the run.
+"""Reads launch scripts: finds a run's DeepSpeed config, either a file or text in the script itself,
+and the settings on the run's command line.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ CODE: Mapping[str, str] = {
     "pipeline-model-parallel-size": "pipeline_stages",
     "ds-sequence-parallel-size": "context_parallel",
 }
-"""Flags of Megatron-DeepSpeed that set the code part (megatron/arguments.py in Megatron-DeepSpeed),
-each with the setting.
+"""Maps flags of Megatron-DeepSpeed (megatron/arguments.py there) to the settings of the code part
+that they set.
 """
 
 MODEL = {"num-layers", "hidden-size", "num-attention-heads"}
-"""Flags that every run of Megatron-DeepSpeed has: it refuses to start without them."""
+"""Flags without which Megatron-DeepSpeed refuses to start. They show that a run is one of
+Megatron-DeepSpeed.
+"""
 OWN: Sequence[str] = (
     "optimizer",
     "lr",
@@ -57,16 +59,16 @@ OWN: Sequence[str] = (
     "train-tokens",
 )
 """Flags from which Megatron-DeepSpeed builds optimizer and schedule itself (megatron/training.py:
-setup_model_and_optimizer passes both to deepspeed.initialize). The DeepSpeed file lacks them.
+setup_model_and_optimizer passes both to deepspeed.initialize). The run's DeepSpeed file therefore
+has neither an optimizer nor a schedule.
 """
 
 
 @dataclass(frozen=True)
 class Found:
-    """The config of a run: its document, the arguments of Hugging Face's Trainer, the code part,
-    the number of ranks, and findings.
-
-    `file` is the name of the config file; empty if the script itself contains the document.
+    """The config that a script passes to its run, with everything else that the script says: the
+    arguments of Hugging Face's Trainer, the code part, the number of ranks, and findings. `file` is
+    the name of the config file; empty if the script itself contains the document.
     """
 
     document: Document
@@ -78,13 +80,13 @@ class Found:
 
 
 def is_launch(launch: Launch) -> bool:
-    """Return whether a command of the script gets a DeepSpeed config."""
+    """Return whether a command of the script passes a DeepSpeed config to its program."""
     return _config(launch) is not None
 
 
 def read(script: Script) -> Found:
-    """Return the config of the only command in `script` that gets one. Raises `BridgeError` with
-    the line of every problem.
+    """Return the config that the script passes to its run. Raises `BridgeError` unless
+    exactly one command gets a config and the config's text is known.
     """
     launch = script.launch(is_launch, "--deepspeed_config")
     path, line = _config(launch) or ((), launch.line)
@@ -105,17 +107,18 @@ def read(script: Script) -> Found:
 
 
 def _unread(launch: Launch) -> Iterator[Finding]:
-    """Yield a finding on the flags of Megatron-DeepSpeed that change numbers and that are not read.
-
-    Their values need not be known, so the words are asked and not the options with known values.
+    """Yield a finding on flags of Megatron-DeepSpeed that change numbers and that stagebridge does
+    not read. The search is over all words of the command, because a flag counts even if its value
+    is not known.
     """
     names = [text.partition("=")[0].removeprefix("--") for text in launch.texts]
     flags = [f"--{name}" for name in OWN if name in names]
     if flags and set(names) >= MODEL:
         message = (
-            f"Megatron-DeepSpeed builds optimizer and schedule from {', '.join(flags)}, which are"
-            " not read here; write an optimizer section into the DeepSpeed file, and pass the"
-            " schedule with --code (--code scheduler.name=cosine --code scheduler.total_steps=N)"
+            f"Megatron-DeepSpeed builds optimizer and schedule from {', '.join(flags)}, but"
+            " stagebridge does not read these flags; write an optimizer section into the"
+            " DeepSpeed file, and pass the schedule with --code (--code scheduler.name=cosine"
+            " --code scheduler.total_steps=N)"
         )
         line = next(
             line
@@ -142,9 +145,9 @@ def _names_file(word: Pieces) -> bool:
 
 
 def _here(script: Script, content: Pieces) -> Document:
-    """Return the document that the script itself writes to the config file."""
+    """Return the config that the script itself writes to a file."""
     ConfigError.raise_if(
-        f"{script.name}: line {part.line}: {part.spelling} is not known: {part.why}"
+        f"{script.name}: line {part.line}: the value of {part.spelling} is not known: {part.why}"
         for part in unknowns(content)
     )
     document = parse(spelled(content), script.name, ".hjson")
@@ -155,21 +158,24 @@ def _here(script: Script, content: Pieces) -> Document:
 
 
 def _beside(script: Script, path: Pieces, line: int) -> Document:
-    """Return the config file, found in the script's folder or in a folder that the user allowed."""
+    """Return the config file, which must be in the script's folder or in a folder that the user
+    allowed.
+    """
     path = cut_folder(path)
     name = known(path)
     if name is None:
         part = next(unknowns(path))
         raise SourceError(
-            f"{script.name}: line {line}: {part.spelling} in the name of the config is not known: {part.why}"
+            f"{script.name}: line {line}: the name of the config contains {part.spelling}, whose"
+            f" value is not known: {part.why}"
         )
     found = find(name, folder_of(script.name))
     if found is None:
-        here = "no such file in the script's folder or in the current folder"
-        give = (
-            "put it there, or pass the folder in which the script starts with --allow-path FOLDER"
+        raise SourceError(
+            f"{script.name}: line {line}: {name}: no such file in the script's folder or in the"
+            " current folder; put the file there, or pass the folder in which the script starts"
+            " with --allow-path FOLDER"
         )
-        raise SourceError(f"{script.name}: line {line}: {name}: {here}; {give}")
     return load(found)
 
 
@@ -184,8 +190,8 @@ def cut_folder(path: Pieces) -> Pieces:
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each option with exactly one known value. Names have no dashes, and a
-    switch has the value `true`.
+    """Yield name and value of each option in a command whose value is known. Names have no dashes.
+    An option without a value has the value `true`.
     """
     words: Sequence[str | None] = [known(word) for word in launch.words]
     for index, word in enumerate(words):
@@ -201,7 +207,7 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
 
 
 def _code(said: Mapping[str, str]) -> dict[str, Any]:
-    """Return the code part that flags of Megatron-DeepSpeed set. An axis with one rank is left out."""
+    """Return the code part that flags of Megatron-DeepSpeed set. Sizes of one rank are left out."""
     sizes = {name: scalar(said[flag]) for flag, name in CODE.items() if flag in said}
     # With this flag the model is no PipelineModule, whatever the
     # size of the axis (its pretrain_gpt.py, model_provider).

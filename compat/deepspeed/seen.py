@@ -1,4 +1,4 @@
-"""The view of a DeepSpeed config that checks get, and names of keys that several checks need."""
+"""The form in which checks get a DeepSpeed config, and names of keys that several checks need."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HALF = ("fp16", "bf16")
 
 
 class Seen(checks.Seen):
-    """A config of DeepSpeed, as the checks get it."""
+    """A config of DeepSpeed in the form that the checks get."""
 
     @property
     def at(self) -> Release:
@@ -58,7 +58,7 @@ class Seen(checks.Seen):
 
 
 def offloaded(values: Flat) -> bool:
-    """Return whether the optimizer runs on the CPU."""
+    """Return whether the config offloads the optimizer, so that its step runs on the CPU."""
     return bool(values.get(OFFLOAD + ".device", "none") != "none")
 
 

@@ -38,7 +38,7 @@ def _field(path: str) -> SearchStrategy[Any]:
 @st.composite
 def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({})) -> Group:
     """Draw a group of settings with all of the `must` keys and most of the `may` keys. `own` has
-    strategies for keys whose type alone is not enough.
+    strategies for keys whose type allows unsuitable values.
     """
     chosen = {path: own[path] if path in own else _field(path) for path in may if draw(LIKELY)}
     return {path: draw(value) for path, value in {**must, **chosen}.items()}
@@ -49,8 +49,8 @@ def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
-    """Draw axes and batch first, then groups of settings. The settings within each group are
-    consistent.
+    """Draw the sizes of mesh axes and batches, and then groups of further settings. The settings
+    within each group are consistent.
     """
     # Groups that the script builds are the common case, so they are drawn twice as often.
     axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
@@ -64,7 +64,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
 
 
 def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
-    """Draw the sizes of the groups of ranks that the training script builds."""
+    """Draw the sizes of the tensor, pipeline and context axes, which the training script sets."""
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
@@ -75,7 +75,7 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
-    """Draw the size of AutoTP's groups. DeepSpeed's batch equation ignores it."""
+    """Draw the size of AutoTP's groups. DeepSpeed's batch equation ignores this size."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
     nested = (
@@ -87,8 +87,8 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
 
 
 def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
-    """Draw a mesh of data and sequence ranks, set in the file. From 0.17.0 on, DeepSpeed divides
-    the batch over these data ranks.
+    """Draw a mesh of data and sequence ranks that the config file sets. Before 0.17.0, DeepSpeed's
+    batch equation ignores sequence ranks, so all ranks are data ranks.
     """
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8)))
     sequence = draw(st.sampled_from([size for size in (1, 2, 4, 8) if world % size == 0]))
@@ -103,7 +103,9 @@ TRIANGLES = (
     lambda micro, steps, data: {STEPS: steps, TOTAL: micro * steps * data},
     lambda micro, steps, data: {TOTAL: micro * data},
 )
-"""Functions that compute batch keys. Each returns two or all three of them, or only the total."""
+"""Functions from micro batch, accumulation steps and data ranks to batch keys that agree with each
+other. Each function sets other keys.
+"""
 
 
 @cache
@@ -166,8 +168,9 @@ CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps",
 
 
 def _built(section: str, version: str) -> list[Groups]:
-    """Return one strategy for each optimizer or scheduler type of the release, with its arguments.
-    The list has DeepSpeed's own types several times, so that they are drawn more often.
+    """Return strategies for the section `section`: one for each type of optimizer or scheduler that
+    the release has. DeepSpeed's own types are in the list several times, so that they are drawn
+    more often.
     """
     at = release(version)
     found: list[Groups] = []
@@ -181,8 +184,8 @@ def _built(section: str, version: str) -> list[Groups]:
 
 
 def _type(section: str, name: str, forms: Sequence[Type]) -> Groups:
-    """Return a strategy for a section with this type, its required arguments, and some of its other
-    arguments.
+    """Return a strategy for a section with the type `name`, the arguments that this type requires,
+    and some optional arguments.
     """
     own = forms[0].args is not None
     # DeepSpeed takes the names of its own optimizers in any case, and torch's only as they are.
@@ -236,14 +239,14 @@ SIZES = (
     "tensor_parallel.tp.tp_size",
 )
 RESERVED = (MICRO, STEPS, TOTAL, *AXES, *SIZES, *ARGUMENTS)
-"""Keys that need a strategy of their own: keys that depend on the number of ranks, and arguments
-that only some types have.
+"""Keys that are not drawn one by one: keys that depend on the number of ranks, and arguments that
+only some types have.
 """
 UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
 
 
 def paths(case: Case) -> Iterable[str]:
-    """Return the keys that the release reads, and the keys of the code part."""
+    """Return the keys to draw: those that the release reads, and those of the code part."""
     return settable(case.version)
 
 
@@ -300,12 +303,12 @@ BESIDE: Mapping[str, Group] = {
     "aio.use_gds": {"code.accelerator": "cuda"},
     "zero_optimization.compute_grad_norm": {ZERO + "stage": 1, "gradient_clipping": 0.0},
 }
-"""For each key that needs further settings: these settings with their values."""
+"""For each key that DeepSpeed accepts only together with other settings: the other settings."""
 
 
 def required(config: Config) -> Iterable[str]:
-    """Return the keys that cannot be removed from a config: the batch size if there is only one,
-    and the scheduler's required arguments.
+    """Return the keys in a config that DeepSpeed requires: a batch size if the config has only one,
+    and the arguments that the scheduler requires.
     """
     sizes = [path for path in (MICRO, TOTAL) if path in config.given]
     forms = release(config.version).forms("schedulers", config.given.get("scheduler.type", ""))

@@ -1,4 +1,4 @@
-"""Rules for switches of DeepSpeed's engine that exist in other stacks too: logs, autocast, format
+"""Rules for settings of DeepSpeed's engine that exist in other stacks too: logs, autocast, format
 of moments, context parallelism.
 """
 
@@ -11,8 +11,8 @@ OFF: Group = {}
 
 
 def _write_moments(values: Group) -> Group:
-    """Write the key for bf16 moments. DeepSpeed supports them only together with bf16 master
-    weights, and only from ZeRO stage 1 on.
+    """Return the key for bf16 moments. DeepSpeed supports bf16 moments only together with bf16
+    master weights, and only from ZeRO stage 1 on.
     """
     fits = values.get("precision.compute") == values.get(
         "precision.master"
@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
             else OFF
         ),
         effect=lambda values: Effect.NUMBERS if values.get(f"{AUTOCAST}.enabled") else Effect.NONE,
-        lossy="DeepSpeed's autocast is in bf16, fp16 or fp32",
+        lossy="DeepSpeed's autocast supports only bf16, fp16 and fp32",
         source="runtime/torch_autocast.py: autocast_if_enabled; runtime/config.py: get_torch_autocast_dtype",
     ),
     convert(
@@ -77,8 +77,8 @@ RULES: tuple[Rule, ...] = (
         effect=EFFECTS["precision.moments"],
         sees=("precision.compute", "precision.master", "zero.stage"),
         lossy=(
-            "DeepSpeed keeps both moments in bf16 or neither of them; for bf16 moments it needs"
-            " bf16 master weights and ZeRO"
+            "DeepSpeed keeps either both moments in bf16 or neither; bf16 moments need bf16"
+            " master weights and ZeRO"
         ),
         source="runtime/base_optimizer.py: bf16_optimizer_states needs bf16_master_weights_and_gradients",
     ),

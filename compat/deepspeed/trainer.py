@@ -38,7 +38,7 @@ DEFAULTS: Mapping[str, Any] = {
     "lr_scheduler_kwargs": None,
     "optim": "adamw_torch",
 }
-"""The TrainingArguments that affect a DeepSpeed file, each with its default."""
+"""The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
 
 SCHEDULES: Mapping[str, str] = {
     "linear": "linear",
@@ -46,26 +46,28 @@ SCHEDULES: Mapping[str, str] = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
-"""The plan's name for each schedule of the Trainer (transformers/optimization.py). All of them warm
-up from 0, and those with a decay end at 0.
+"""The plan's name for each schedule of the Trainer (transformers/optimization.py). Every warmup
+starts at 0, and every decay ends at 0.
 """
 WITHOUT_WARMUP = "constant"
-"""The Trainer's schedule that ignores all arguments for warmup (optimization.py: get_scheduler)."""
+"""The Trainer's schedule without warmup: it ignores all arguments for warmup (optimization.py:
+get_scheduler).
+"""
 
 ADAMW = frozenset(
     {"adamw_torch", "adamw_torch_fused", "adamw_torch_npu_fused", "adamw_apex_fused", "adamw_hf"}
 )
 """Values of the argument `optim` that mean AdamW with default arguments
-(Trainer.get_optimizer_cls_and_kwargs). Recent releases use the fused AdamW by default, which
+(Trainer.get_optimizer_cls_and_kwargs). The fused AdamW, which recent releases use by default,
 differs only in rounding.
 """
 OWN_OPTIMIZER = (
-    "not given: Hugging Face's Trainer then builds AdamW from its own arguments, without"
-    " decay of biases and norms; this optimizer is read as DeepSpeed's"
+    "not given: Hugging Face's Trainer then builds AdamW from its own arguments, without decay"
+    " of biases and norms; stagebridge reads this optimizer as DeepSpeed's AdamW"
 )
 OTHER_OPTIMIZER = (
-    "not given: Hugging Face's Trainer then builds optim={}, which stagebridge cannot translate; the"
-    " optimizer is left open"
+    "not given: Hugging Face's Trainer then builds optim={}, which stagebridge cannot translate;"
+    " the optimizer's fields in the plan stay open"
 )
 
 MICRO, STEPS, TOTAL = (
@@ -78,13 +80,12 @@ NODE_LOCAL = "checkpoint.use_node_local_storage"
 
 @dataclass(frozen=True)
 class Filling:
-    """The changes that the Trainer makes to a file.
-
-    `values` replace "auto" by key, and `facts` are for the rules that replace further "auto".
-    `demands` has the values that explicit values must equal, each with the names of the arguments
-    that set it. `sets` replace even explicit values. `schedule` is the Trainer's own schedule by
-    names of the code part, and `unscheduled` the reason if the schedule is not known. `optimizer`
-    is the Trainer's own optimizer by key, and `said_of_it` the message about it.
+    """The changes that the Trainer makes to a DeepSpeed file. `values` replace "auto" by key, and
+    `facts` are for the rules that replace all other "auto". `demands` has, by key, the only
+    explicit value that the Trainer accepts, and the names of the arguments that set it. `sets`
+    replaces explicit values. `schedule` is the schedule that the Trainer builds, by names of the
+    code part; `unscheduled` says why this schedule is not known. `optimizer` is the optimizer that
+    the Trainer builds, by key, and `said_of_it` is the message about this optimizer.
     """
 
     values: Mapping[str, Any]
@@ -103,18 +104,18 @@ class Filling:
         for path, (wanted, names) in self.demands.items():
             found = given.get(path)
             if found not in (None, "auto") and found != wanted:
-                said = f"found {shown(found)}, but {names} of TrainingArguments {'make' if '+' in names else 'makes'} it"
                 yield (
                     path,
-                    f"{said} {shown(wanted)}, which the Trainer refuses; use the same value for"
-                    ' both, or write "auto"',
+                    f"found {shown(found)}, but the TrainingArguments ({names}) give"
+                    f" {shown(wanted)}, and the Trainer refuses two values; use the same value in"
+                    ' both places, or write "auto"',
                 )
 
 
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """Return the arguments in `said` that a DeepSpeed file depends on, after a check of their
-    values. If `said` is a `whole` dump, other names are allowed. Raises `ConfigError` with every
-    problem.
+    """Return the arguments in `said` that affect a DeepSpeed file. If `said` is a `whole` dump,
+    other arguments are left out. Raises `ConfigError` with all problems: wrong values, and other
+    arguments if `said` is not a whole dump.
     """
     known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
     strange = [] if whole else [name for name in said if name not in DEFAULTS]
@@ -124,8 +125,8 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     ]
     if whole and not known:
         problems.append(
-            "--auto-from: found none of the used TrainingArguments, expected for example"
-            f" {', '.join(list(DEFAULTS)[:4])}"
+            "--auto-from: found no TrainingArguments that fill in a DeepSpeed file, expected for"
+            f" example {', '.join(list(DEFAULTS)[:4])}"
         )
     problems += [
         f"--auto-from: {name}: {flaw}"
@@ -144,14 +145,13 @@ SPELLED: Mapping[str, str] = {
     "lr": "learning_rate",
     "eps": "adam_epsilon",
 }
-"""The TrainingArgument for each fact of --auto that has another name."""
+"""Maps names of facts of --auto to TrainingArguments with another name."""
 
 
 def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the TrainingArguments that correspond to facts of --auto. A fact given with --auto
-    takes precedence over the same argument in a dump or a script.
-
-    A fact with a value of the wrong type is left out, and the rules for "auto" then report it.
+    """Return the TrainingArguments that the facts of --auto set. A fact given with --auto takes
+    precedence over the same argument in a dump or a script. A fact whose value has the wrong type
+    is left out, because the rules for "auto" report the problem.
     """
     found = {SPELLED.get(name, name): value for name, value in values.items()}
     betas = found.get("betas")
@@ -167,8 +167,8 @@ def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flaw(value: Any, usual: Any) -> str:
-    """Return the problem of an argument's value, which must have the type of the default `usual`;
-    empty if there is no problem.
+    """Return a message if an argument's value does not have the type of the default `usual`, else
+    an empty string.
     """
     # lr_scheduler_kwargs, whose default is None, takes anything.
     if usual is None:
@@ -246,7 +246,9 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
 
 
 def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all arguments. Arguments that are not given have their defaults."""
+    """Return all TrainingArguments in `DEFAULTS`, with the values of `given` and defaults for all
+    others.
+    """
     # A dump of JSON may hold 8.0 for a batch of 8, and such sizes go into messages and files.
     sizes = {
         name
@@ -261,8 +263,8 @@ def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
 def _optimizer(
     args: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str]:
-    """Return the Trainer's own optimizer by key, and the message about it. If a plan cannot express
-    the optimizer, there are no keys.
+    """Return two things: the optimizer that the Trainer builds, by key, and a message about this
+    optimizer. If a plan cannot express the optimizer, there are no keys.
     """
     # A dump may hold the name of the enum's member: OptimizerNames.ADAMW_TORCH.
     own = args["optim"].removeprefix("OptimizerNames.").lower()
@@ -275,25 +277,27 @@ def _optimizer(
 
 
 def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
-    """Return a message if the Trainer's own schedule cannot be read, because its kind or its length
-    is not known, else an empty string.
+    """Return a message if stagebridge cannot read the schedule that the Trainer builds, because its
+    kind or its length is not known. Otherwise return an empty string.
     """
     kind = args["lr_scheduler_type"].removeprefix("SchedulerType.").lower()
-    own = f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}"
-    read = "the learning rate is read as constant"
     if args["lr_scheduler_kwargs"] or kind not in SCHEDULES:
-        return f"{own}, which stagebridge cannot translate; {read}"
+        return (
+            f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}, which"
+            " stagebridge cannot translate; stagebridge reads the learning rate as constant"
+        )
     if total is None:
         return (
-            f"{own}, over a number of steps that follows from the data; {read}; give the"
-            " steps with --auto-from max_steps=1000"
+            f"not given: Hugging Face's Trainer then builds its own scheduler, {kind}, over a number"
+            " of steps that follows from the data; stagebridge reads the learning rate as constant;"
+            " give the number of steps with --auto-from max_steps=1000"
         )
     return ""
 
 
 def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
-    """Return the number of warmup steps; None if it is not known. A value below 1 is a share of all
-    steps. In older releases the share has an argument of its own.
+    """Return the number of warmup steps; None if the number is not known. A value below 1 is a
+    share of all steps. Older releases have a separate argument for the share.
     """
     said = args["warmup_steps"] or args["warmup_ratio"]
     if said >= 1:
@@ -304,8 +308,8 @@ def _warmup(args: Mapping[str, Any], total: int | None) -> int | None:
 
 
 def _schedule(kind: str, warmup: int | None, total: int | None) -> dict[str, Any]:
-    """Return the Trainer's own schedule by names of the code part; empty if a plan cannot express
-    it or if its length is not known.
+    """Return the schedule that the Trainer builds, by names of the code part; empty if a plan
+    cannot express the schedule or if its length is not known.
     """
     # A dump may hold the name of the enum's member: SchedulerType.LINEAR.
     own = kind.removeprefix("SchedulerType.").lower()

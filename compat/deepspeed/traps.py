@@ -40,16 +40,16 @@ def _dead(
 
 
 FUSED = ("lion", "lamb")
-"""Optimizers whose step in DeepSpeed is a kernel for accelerators."""
+"""Optimizers whose step needs a kernel that DeepSpeed has only for some accelerators."""
 FUSED_ON = ("cuda", "npu", "supa")
-"""Accelerators for which DeepSpeed has the kernels of these optimizers (ops/op_builder and its
-folders).
+"""Accelerators for which DeepSpeed has the kernels of the optimizers in `FUSED` (ops/op_builder and
+its folders).
 """
 
 
 def _fused(seen: Seen) -> bool:
-    """Return whether the optimizer needs a kernel that only few accelerators have. Offloaded Lion
-    does not, because DeepSpeed compiles its CPU kernel on every machine.
+    """Return whether the optimizer needs a kernel that only few accelerators have. Lion with
+    offload needs none, because DeepSpeed compiles Lion's CPU kernel on every machine.
     """
     name = str(seen["optimizer.type"]).lower()
     return name in FUSED and not (name == "lion" and offloaded(seen.values))
@@ -62,8 +62,8 @@ WarmupLR before 0.17.2 (runtime/lr_schedules.py).
 
 
 def _lr_overridden(seen: Seen) -> bool:
-    """Return whether the scheduler replaces the optimizer's learning rate. WarmupDecayLR always
-    does; WarmupLR does if the config sets warmup_max_lr.
+    """Return whether the scheduler replaces the optimizer's learning rate by a different rate.
+    WarmupDecayLR always replaces the rate; WarmupLR does if the config sets warmup_max_lr.
     """
     kind, peak = seen["scheduler.type"], seen["scheduler.params.warmup_max_lr"]
     sets = kind == "WarmupDecayLR" or (
@@ -75,75 +75,93 @@ def _lr_overridden(seen: Seen) -> bool:
 
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"
-"""End of messages about settings that DeepSpeedConfig accepts but with which the run stops later."""
+"""Part of messages about settings that DeepSpeedConfig accepts but with which the run stops."""
 
 TRAPS = Checks(
     RELEASES,
     # Keys that nothing reads
     _dead(
         "pipeline.stages",
-        "no effect; the script's PipelineModule(num_stages=) decides: set code.pipeline_stages",
+        "this key has no effect; the script sets the number of stages with"
+        " PipelineModule(num_stages=): set code.pipeline_stages",
+        name="no-effect-the-script-s",
     ),
     _dead(
         "pipeline.partition",
-        "no effect; the script's PipelineModule(partition_method=) decides: set code.partition_method",
+        "this key has no effect; the script sets the partition method with"
+        " PipelineModule(partition_method=): set code.partition_method",
+        name="no-effect-the-script-s",
     ),
     _dead(
         "pipeline.seed_layers",
-        "no effect; the script's PipelineModule(seed_layers=) decides; drop it",
+        "this key has no effect; the script sets it with PipelineModule(seed_layers=); drop the"
+        " key",
+        name="no-effect-the-script-s",
     ),
     _dead("disable_allgather", "no effect; drop it"),
     _dead(
         "tensor_parallel.tp.tp_size",
-        "no effect; DeepSpeed uses tensor_parallel.autotp_size",
+        "tp_size has no effect; DeepSpeed uses tensor_parallel.autotp_size",
         "runtime/engine.py, autotp_size",
         name="no-effect-tensor_parallel-autotp_size-counts",
     ),
     _dead(ZERO + "allgather_partitions", "no effect; drop it"),
     _dead(
         ZERO + "cpu_offload_use_pin_memory",
-        "no effect; use pin_memory in offload_optimizer or offload_param",
+        "this key has no effect; use pin_memory in offload_optimizer or offload_param",
+        name="no-effect-use-pin_memory-in",
     ),
-    _dead("fp32_allreduce", "no effect since DeepSpeed 0.6; use communication_data_type"),
+    _dead(
+        "fp32_allreduce",
+        "this key has no effect since DeepSpeed 0.6; use communication_data_type",
+        name="no-effect-since-deepspeed-0",
+    ),
     Check(
         "data_parallel_size",
         lambda seen: (
             "data_parallel_size" in seen.given and "sequence_parallel_size" not in seen.given
         ),
-        "no effect without sequence_parallel_size; drop it",
+        "this key has no effect without sequence_parallel_size; drop the key",
         Effect.NONE,
         "__init__.py: initialize",
+        name="no-effect-without-sequence_parallel_size-drop",
     ),
     Check(
         "sequence_parallel_size",
         lambda seen: (
             seen["sequence_parallel_size"] > 1 and not seen.wrote("data_parallel_size", "code")
         ),
-        "the batch arithmetic ignores it before DeepSpeed 0.17.0 unless data_parallel_size is set too; set both",
+        "before 0.17.0 DeepSpeed's batch equation ignores sequence_parallel_size unless"
+        " data_parallel_size is set too; set both",
         Effect.NUMBERS,
         "runtime/config.py: world_size",
         until="0.17.0",
+        name="the-batch-arithmetic-ignores-it",
     ),
     Check(
         "optimizer.params",
         lambda seen: seen.wrote("optimizer.params") and seen["optimizer.type"] is None,
-        "ignored without optimizer.type; the script's optimizer is used",
+        "DeepSpeed ignores this section without optimizer.type, and uses the script's optimizer",
         Effect.NUMBERS,
         "runtime/config.py: get_optimizer_params",
+        name="ignored-without-optimizer-type-the",
     ),
     Check(
         "scheduler.params",
         lambda seen: seen.wrote("scheduler.params") and seen["scheduler.type"] is None,
-        "ignored without scheduler.type; the script's scheduler is used",
+        "DeepSpeed ignores this section without scheduler.type, and uses the script's scheduler",
         Effect.NUMBERS,
         "runtime/config.py: get_scheduler_params",
+        name="ignored-without-scheduler-type-the",
     ),
     Check(
         "pipeline",
         lambda seen: seen.wrote("pipeline.activation_checkpoint_interval") and not seen.piped,
-        "no effect without a PipelineModule; set code.pipeline_stages if the script builds one",
+        "this section has no effect without a PipelineModule; set code.pipeline_stages if the"
+        " script builds a PipelineModule",
         Effect.COST,
         "runtime/pipe/engine.py: the only reader",
+        name="no-effect-without-a-pipelinemodule",
     ),
     Check(
         "activation_checkpointing",
@@ -153,56 +171,65 @@ TRAPS = Checks(
             )
             and not (seen["code.checkpointing"] or seen.piped)
         ),
-        "no effect unless the model calls deepspeed.checkpointing; set code.checkpointing if it does",
+        "this section has no effect unless the model calls deepspeed.checkpointing; set"
+        " code.checkpointing if the model calls it",
         Effect.COST,
         "runtime/activation_checkpointing/checkpointing.py: configure",
+        name="no-effect-unless-the-model",
     ),
     # Kernels that few accelerators have
     Check(
         "optimizer.type",
         lambda seen: _fused(seen) and seen["code.accelerator"] is None,
-        f"DeepSpeed has this kernel for {', '.join(FUSED_ON)} only; on other accelerators and on"
-        " CPUs the run stops",
+        f"DeepSpeed has this optimizer's kernel only for {', '.join(FUSED_ON)}; on other"
+        " accelerators and on CPUs the run stops",
         Effect.COST,
         "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
+        name="deepspeed-has-this-kernel-for",
     ),
     Check(
         "optimizer.type",
         lambda seen: _fused(seen) and seen["code.accelerator"] not in (None, *FUSED_ON),
-        f"no kernel for this accelerator, only for {', '.join(FUSED_ON)}: {NOT_THERE}; use another optimizer, or offload Lion",
+        f"DeepSpeed has this optimizer's kernel only for {', '.join(FUSED_ON)}, not for the run's"
+        f" accelerator: {NOT_THERE}; use another optimizer, or offload Lion",
         Effect.STOPS,
         "ops/lion/fused_lion.py, ops/lamb/fused_lamb.py, ops/op_builder",
+        name="no-kernel-for-this-accelerator",
     ),
     # ZeRO settings that a stage ignores
     Check(
         PARAM,
         lambda seen: seen[PARAM + ".device"] != "none" and seen.stage < 3,
-        "ignored below stage 3; drop it or use stage 3",
+        "DeepSpeed ignores this section below ZeRO stage 3; drop the section, or use stage 3",
         Effect.COST,
-        "runtime/engine.py: only stage 3 reads it",
+        "runtime/engine.py: only stage 3 reads the section",
+        name="ignored-below-stage-3-drop",
     ),
     Check(
         OFFLOAD,
         lambda seen: offloaded(seen.values) and seen.stage == 0,
-        "ignored at stage 0; drop it or use stage 1",
+        "DeepSpeed ignores this section at ZeRO stage 0; drop the section, or use stage 1",
         Effect.COST,
-        "runtime/engine.py: only ZeRO optimizers read it",
+        "runtime/engine.py: only ZeRO optimizers read the section",
+        name="ignored-at-stage-0-drop",
     ),
     Check(
         OFFLOAD + ".super_offload",
         lambda seen: bool(seen[OFFLOAD + ".super_offload"]) and seen.stage < 3,
-        "ignored below stage 3; drop it or use stage 3",
+        "DeepSpeed ignores this key below ZeRO stage 3; drop the key, or use stage 3",
         Effect.COST,
         "runtime/engine.py: _configure_zero_optimizer",
+        name="ignored-below-stage-3-drop",
     ),
     Check(
         PARAM + ".nvme_path",
         lambda seen: (
             seen[PARAM + ".device"] == "nvme" and not seen[PARAM + ".nvme_path"] and seen.stage == 3
         ),
-        f"missing for device nvme: {NOT_THERE}; give a directory",
+        f"missing, although device is nvme: {NOT_THERE}; set this key to a directory",
         Effect.STOPS,
         "runtime/zero/partition_parameters.py",
+        name="missing-for-device-nvme-deepspeed",
     ),
     Check(
         OFFLOAD + ".nvme_path",
@@ -211,26 +238,29 @@ TRAPS = Checks(
             and not seen[OFFLOAD + ".nvme_path"]
             and seen.stage == 3
         ),
-        f"missing for device nvme: {NOT_THERE}; give a directory",
+        f"missing, although device is nvme: {NOT_THERE}; set this key to a directory",
         Effect.STOPS,
         "runtime/zero/stage3.py",
+        name="missing-for-device-nvme-deepspeed",
     ),
     Check(
         ZERO + "legacy_stage1",
         lambda seen: bool(seen[ZERO + "legacy_stage1"]) and seen.stage > 0,
-        f"gone since DeepSpeed 0.5.9: {NOT_THERE}; drop it",
+        f"DeepSpeed 0.5.9 removed this switch: {NOT_THERE}; drop it",
         Effect.STOPS,
         "runtime/engine.py: _configure_zero_optimizer",
+        name="gone-since-deepspeed-0-5",
     ),
     Check(
         "prescale_gradients",
         lambda seen: (
             seen["prescale_gradients"] and seen.stage >= 2 and seen[ZERO + "reduce_scatter"]
         ),
-        f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; switch one of the two"
-        " off",
+        "prescale_gradients cannot be combined with reduce_scatter at ZeRO stages 2 and 3:"
+        f" {NOT_THERE}; switch one of the two off",
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
+        name="not-possible-at-stage-2",
     ),
     Check(
         "gradient_predivide_factor",
@@ -239,16 +269,19 @@ TRAPS = Checks(
             and seen.stage >= 2
             and seen[ZERO + "reduce_scatter"]
         ),
-        f"not possible at stage 2 and 3 with reduce_scatter: {NOT_THERE}; use 1.0",
+        "a factor other than 1.0 cannot be combined with reduce_scatter at ZeRO stages 2 and 3:"
+        f" {NOT_THERE}; use 1.0",
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
+        name="not-possible-at-stage-2",
     ),
     # Settings that change the numbers. The engine accumulates,
     # clips and scales in its own way at each stage.
     Check(
         "gradient_clipping",
         lambda seen: "gradient_clipping" not in seen.given,
-        "not given: the default is 0.0 (off) before DeepSpeed 0.19.3, and 1.0 since; write it out",
+        "not given: the default is 0.0 (off) before DeepSpeed 0.19.3, and 1.0 since; set the"
+        " value you want",
         Effect.NUMBERS,
         "runtime/constants.py: GRADIENT_CLIPPING_DEFAULT",
         name="not-given-0-0-off",
@@ -262,8 +295,8 @@ TRAPS = Checks(
             and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.piped))
             and seen["optimizer.type"] in ADAM
         ),
-        "stage 0 in half precision takes an optimizer step with zero gradients before training, so Adam's bias correction is one "
-        "step ahead; use stage 1",
+        "stage 0 in half precision takes an optimizer step with zero gradients before training, so Adam's bias correction is one"
+        " step ahead; use stage 1",
         Effect.NUMBERS,
         "runtime/fp16/fused_optimizer.py, unfused_optimizer.py: initialize_optimizer_states",
     ),
@@ -289,10 +322,12 @@ TRAPS = Checks(
             and seen.stage in (1, 2)
             and seen["managed_gradient_accumulation"] is not False
         ),
-        "stages 1 and 2 lose the gradients of all but the last backward before a step; set gradient_accumulation_steps, or "
-        "(since DeepSpeed 0.19.4) managed_gradient_accumulation to false",
+        "ZeRO stages 1 and 2 lose the gradients of every backward call before a step except the"
+        " last one; set gradient_accumulation_steps, or (since DeepSpeed 0.19.4) set"
+        " managed_gradient_accumulation to false",
         Effect.NUMBERS,
         "runtime/zero/stage_1_and_2.py: gradients are averaged at the engine's own boundary",
+        name="stages-1-and-2-lose",
     ),
     Check(
         "managed_gradient_accumulation",
@@ -304,33 +339,40 @@ TRAPS = Checks(
                 or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"]))
             )
         ),
-        f"false does not go with a pipeline, DeepCompile, or overlap_comm below stage 2: {NOT_THERE}",
+        "false cannot be combined with a pipeline, with DeepCompile, or with overlap_comm below"
+        f" ZeRO stage 2: {NOT_THERE}",
         Effect.STOPS,
         "runtime/engine.py: _do_sanity_check",
+        name="false-does-not-go-with",
     ),
     Check(
         TOTAL,
         lambda seen: (seen["tensor_parallel.autotp_size"] or 0) > 1 and TOTAL in seen.given,
-        "with AutoTP DeepSpeed divides it by all ranks, not by the data-parallel ones, so the"
-        f" batch is too small by a factor of autotp_size; give only {MICRO} and {STEPS}",
+        "with AutoTP DeepSpeed divides the train batch over all ranks, not over the"
+        " data-parallel ranks, so the batch is too small by a factor of autotp_size; give only"
+        f" {MICRO} and {STEPS}",
         Effect.NUMBERS,
         "runtime/config.py: the config is built before the tensor-parallel groups",
+        name="with-autotp-deepspeed-divides-it",
     ),
     Check(
         "data_types.grad_accum_dtype",
         lambda seen: (
             seen.stage == 0 and seen["data_types.grad_accum_dtype"] not in (None, seen.precision)
         ),
-        f"another format than the model's is not possible at stage 0: {NOT_THERE}; use stage 1",
+        "gradients at ZeRO stage 0 cannot accumulate in another format than the model's:"
+        f" {NOT_THERE}; use stage 1",
         Effect.STOPS,
         "runtime/engine.py: _do_optimizer_sanity_check",
+        name="another-format-than-the-model",
     ),
     Check(
         "data_types.param_dtype",
         lambda seen: seen["data_types.param_dtype"] not in (None, seen.precision),
-        f"must be the training precision, or {NOT_THERE}; drop it",
+        f"this format differs from the training precision: {NOT_THERE}; drop the key",
         Effect.STOPS,
         "runtime/engine.py: _assert_valid_mixed_precision_config",
+        name="must-be-the-training-precision",
     ),
     Check(
         "fp16.initial_scale_power",
@@ -340,11 +382,12 @@ TRAPS = Checks(
             and seen.stage > 0
             and not any(path in seen.given for path in SCALE_KEYS)
         ),
-        "not given, nor any other scaling key: before DeepSpeed 0.17.1 ZeRO then starts at a scale"
-        " of 2**32 with hysteresis 1; write it out",
+        "the config sets no key of loss scaling: before DeepSpeed 0.17.1 ZeRO then starts at a"
+        " scale of 2**32 with hysteresis 1; set this key",
         Effect.NUMBERS,
         "runtime/fp16/loss_scaler.py: CreateLossScaler",
         until="0.17.1",
+        name="not-given-nor-any-other",
     ),
     Check(
         "fp16.hysteresis",
@@ -354,10 +397,11 @@ TRAPS = Checks(
             and not seen["fp16.loss_scale"]
             and seen.given.get("fp16.hysteresis", 1) != 1
         ),
-        "not read at stage 0: each overflow halves the scale there, and an overflow at the smallest scale does not end the run; "
-        "use stage 1",
+        "DeepSpeed does not read this key at stage 0: there, each overflow halves the scale, and"
+        " an overflow at the smallest scale does not end the run; use stage 1",
         Effect.NUMBERS,
         "runtime/fp16/fused_optimizer.py, unfused_optimizer.py: _update_scale",
+        name="not-read-at-stage-0",
     ),
     # Optimizers and schedulers
     Check(
@@ -365,18 +409,19 @@ TRAPS = Checks(
         lambda seen: (
             seen["optimizer.type"] is not None and not seen.wrote("scheduler", "code.scheduler")
         ),
-        "not given: taken as a constant learning rate, which is DeepSpeed's own behaviour; if the"
-        " script or a trainer builds a scheduler, give its settings, for example with --code"
-        " scheduler.name=linear --code scheduler.total_steps=1000",
+        "not given: taken as a constant learning rate, which is DeepSpeed's own behaviour; if"
+        " the script or a trainer builds a scheduler, give the scheduler's settings, for example"
+        " with --code scheduler.name=linear --code scheduler.total_steps=1000",
         Effect.NONE,
         "runtime/engine.py: _configure_lr_scheduler",
     ),
     Check(
         "optimizer.params.max_grad_norm",
         lambda seen: "optimizer.params.max_grad_norm" in seen.given,
-        f"not an optimizer parameter: {NOT_THERE}; use gradient_clipping",
+        f"DeepSpeed refuses this argument: {NOT_THERE}; use gradient_clipping",
         Effect.STOPS,
         "runtime/engine.py: _configure_basic_optimizer",
+        name="not-an-optimizer-parameter-deepspeed",
     ),
     Check(
         "optimizer.type",
@@ -397,7 +442,7 @@ TRAPS = Checks(
             and not seen["zero_allow_untested_optimizer"]
             and bool(seen.at.forms("optimizers", seen["optimizer.type"]))
         ),
-        f"ZeRO needs true for this optimizer: {NOT_THERE}; set it to true",
+        f"ZeRO accepts this optimizer only if the key is true: {NOT_THERE}; set the key to true",
         Effect.STOPS,
         "runtime/engine.py: _do_optimizer_sanity_check",
         name="zero-wants-it-true-for",
@@ -410,38 +455,44 @@ TRAPS = Checks(
             and "scheduler.params.warmup_max_lr" not in seen.given
             and seen["optimizer.params.lr"] != WARMUP_MAX_LR
         ),
-        "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, and to the optimizer's lr since; write it out",
+        "not given: WarmupLR warms up to 0.001 before DeepSpeed 0.17.2, and to the optimizer's"
+        " lr since; set the rate you want",
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR",
     ),
     Check(
         "optimizer.params.lr",
         _lr_overridden,
-        "replaced by the scheduler's warmup_max_lr (0.001 if not given); write the same rate there",
+        "the scheduler replaces this rate by warmup_max_lr (0.001 if not given); set"
+        " warmup_max_lr to the same rate",
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR, WarmupDecayLR",
+        name="replaced-by-the-scheduler-s",
     ),
     # Pipeline
     Check(
         ZERO + "overlap_comm",
         lambda seen: seen.piped and bool(seen.given.get(ZERO + "overlap_comm")),
-        "ignored with a pipeline; drop it",
+        "DeepSpeed ignores this key with a pipeline; drop the key",
         Effect.COST,
         "runtime/engine.py: _configure_zero_optimizer",
+        name="ignored-with-a-pipeline-drop",
     ),
     Check(
         "steps_per_print",
         lambda seen: (
             seen.piped and seen["wall_clock_breakdown"] and seen["steps_per_print"] is None
         ),
-        "missing: with a pipeline and wall_clock_breakdown the first step fails; give a number",
+        "missing: with a pipeline and wall_clock_breakdown the first step fails; set this key to"
+        " a number",
         Effect.STOPS,
         "runtime/pipe/engine.py: _exec_optimizer_step",
     ),
     Check(
         "steps_per_print",
         lambda seen: seen.piped and seen["steps_per_print"] is None,
-        "missing: with a pipeline the first step fails before DeepSpeed 0.16.5; give a number",
+        "missing: with a pipeline the first step fails before DeepSpeed 0.16.5; set this key to"
+        " a number",
         Effect.STOPS,
         "runtime/pipe/engine.py: train_batch",
         since="0.15.2",
@@ -473,14 +524,15 @@ def _strange(seen: Seen) -> Iterator[Remark]:
 
     Source: runtime/engine.py: _configure_basic_optimizer, _scheduler_from_config.
     """
-    for section, what in (("optimizer", "an optimizer"), ("scheduler", "a scheduler")):
+    for section, article in (("optimizer", "an"), ("scheduler", "a")):
         path, known = f"{section}.type", f"{section}s"
         name = seen[path]
         if name is not None and not seen.at.forms(known, name):
             close = nearest(str(name), seen.at.types[known])
             yield (
                 path,
-                f"{name}: not {what} of this release or of PyTorch: {NOT_THERE}{close}",
+                f"neither this release nor PyTorch has {article} {section} {name}:"
+                f" {NOT_THERE}{close}",
                 Effect.STOPS,
             )
 
@@ -500,7 +552,9 @@ def _old_names(seen: Seen) -> Iterator[Remark]:
 
 
 def _arguments(seen: Seen) -> Iterator[Remark]:
-    """Yield remarks on arguments that only another implementation of the same optimizer has."""
+    """Yield remarks on optimizer arguments that the selected implementation does not take, although
+    another implementation of the same optimizer does.
+    """
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
     form = next(
@@ -514,8 +568,8 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
         if argument not in (*form.args, *form.ignored):
             yield (
                 path,
-                f"not an argument of the {form.form} implementation of {name}, which these"
-                f" settings select: {NOT_THERE}",
+                f"the settings select the {form.form} implementation of {name}, which does not"
+                f" take this argument: {NOT_THERE}",
                 Effect.STOPS,
             )
 
@@ -526,9 +580,10 @@ def _world(seen: Seen) -> Iterator[Remark]:
     """
     if seen.context.world_size is None:
         assumed = ranks(seen.values, seen.at.version, None)
-        how = (
-            "it follows from the batch keys"
-            if all(key in seen.given for key in (TOTAL, STEPS, MICRO))
-            else "the least possible"
-        )
-        yield "world_size", f"not given; {assumed.world} is assumed ({how})", Effect.NONE
+        if all(key in seen.given for key in (TOTAL, STEPS, MICRO)):
+            message = (
+                f"not given; {assumed.world} is assumed, because the batch keys imply this number of ranks"
+            )
+        else:
+            message = f"not given; {assumed.world} is assumed, the smallest possible number of ranks"
+        yield "world_size", message, Effect.NONE

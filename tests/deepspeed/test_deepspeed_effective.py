@@ -147,23 +147,23 @@ def _compressed(technique: str, **said: Any) -> dict[str, Any]:
 
 
 REFUSED = [
-    (_compressed("weight_quantization"), "0.19.6", "weight_quantization without different_groups"),
+    (_compressed("weight_quantization"), "0.19.6", "weight_quantization has no different_groups"),
     (_compressed("row_pruning", different_groups=BITS), "0.15.0", "row_pruning lacks dense_ratio"),
     (_compressed("row_pruning", different_groups={"g": ["a"]}), "0.15.0", "row_pruning lacks dense_ratio"),
     (_compressed("row_pruning", different_groups=["a"]), "0.15.0", "row_pruning lacks dense_ratio"),
     ({"fp16.enabled": True, "bf16.enabled": True}, "0.19.8", "both are true"),
-    ({"code.pipeline_stages": 2, "zero_optimization.stage": 2}, "0.19.8", "do not go with pipeline stages"),
-    ({"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3}, "0.19.3", "does not go with"),
+    ({"code.pipeline_stages": 2, "zero_optimization.stage": 2}, "0.19.8", "refuses ZeRO stages 2 and 3"),
+    ({"tensor_parallel.autotp_size": 2, "zero_optimization.stage": 3}, "0.19.3", "AutoTP cannot be combined with"),
     ({"fp16.fp16_master_weights_and_grads": True, "zero_optimization.stage": 1}, "0.18.2", "needs zero_optimization.stage 2"),
     ({"zero_optimization.reduce_bucket_size": 0}, "0.19.6", "expected > 0"),
     ({"aio.use_gds": True}, "0.19.8", "CUDA"),
     ({"elasticity": {"enabled": True}}, "0.19.7", "batch would be chosen at launch"),
     ({"scheduler.type": "WarmupLR", "scheduler.params.warmup_num_steps": 0}, "0.19.3", "expected at least 1"),
     ({"scheduler.type": "WarmupDecayLR"}, "0.19.8", "total_num_steps: missing"),
-    ({"zero_optimization.cpu_offload": True, "zero_optimization.offload_optimizer.device": "cpu"}, "0.19.8", "replaces it"),
+    ({"zero_optimization.cpu_offload": True, "zero_optimization.offload_optimizer.device": "cpu"}, "0.19.8", "which replaces"),
     ({"zero_optimization.compute_grad_norm": False, "zero_optimization.stage": 1}, "0.19.8", "set gradient_clipping to 0"),
     ({"gradient_allreduce_op": "sum", "zero_optimization.stage": 3}, "0.19.8", "sum is not possible"),
-    ({"compile.autoep_non_moe": True}, "0.19.7", "not read by DeepSpeed 0.19.7"),
+    ({"compile.autoep_non_moe": True}, "0.19.7", "DeepSpeed 0.19.7 does not read this key"),
 ]
 
 

@@ -177,7 +177,7 @@ UNKNOWN = [
     ({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 9}}}, "scheduler.params.total_num_steps: unknown key"),
     (
         {"aio": {"thread_count": 2}},
-        "aio.thread_count: only releases up to DeepSpeed 0.16.3 read this key, and the config is for 0.19.8;"
+        "aio.thread_count: only releases up to DeepSpeed 0.16.3 read this key, but the config is for 0.19.8;"
         " use aio.intra_op_parallelism",
     ),
     (
@@ -211,14 +211,15 @@ def test_lenient_does_not_relax_what_deepspeed_refuses(deepspeed: Dialect, data:
 def test_newer_and_removed_keys_name_their_release(deepspeed: Dialect) -> None:
     newer = _problems(deepspeed, BASE | {"managed_gradient_accumulation": False}, "0.19.3")
     assert newer == (
-        "managed_gradient_accumulation: new in DeepSpeed 0.19.4, and the config is for 0.19.3; drop it, or name a later release",
+        "managed_gradient_accumulation: DeepSpeed reads this key from 0.19.4 on, but the config is for 0.19.3;"
+        " drop the key, or name a later release",
     )
     section = _problems(deepspeed, BASE | {"torch_autocast": {"enabled": True, "dtype": "bf16"}}, "0.17.1")
     assert len(section) == 1
-    assert "new in DeepSpeed 0.17.2" in section[0]
+    assert "from 0.17.2 on" in section[0]
     for empty in ({}, None, {"enabled": False}):
         removed = _problems(deepspeed, BASE | {"elasticity": empty})
-        assert "removed in DeepSpeed 0.19.8" in removed[0]
+        assert "DeepSpeed 0.19.8 removed this key" in removed[0]
         assert "even if it is empty" in removed[0]
     assert _given(deepspeed, BASE | {"elasticity": {"enabled": False}}, "0.19.7")["elasticity"] == {"enabled": False}
 
@@ -226,8 +227,8 @@ def test_newer_and_removed_keys_name_their_release(deepspeed: Dialect) -> None:
 def test_two_spellings_of_one_key_are_refused(deepspeed: Dialect) -> None:
     data = BASE | {"zero_optimization": {"max_live_parameters": 1, "stage3_max_live_parameters": 1}}
     assert _problems(deepspeed, data) == (
-        "zero_optimization.stage3_max_live_parameters: is another name of zero_optimization.max_live_parameters,"
-        " which is given too; keep one of the two",
+        "zero_optimization.stage3_max_live_parameters: this key and zero_optimization.max_live_parameters are"
+        " two names of the same setting, and both are given; keep one of them",
     )
 
 

@@ -74,11 +74,11 @@ def test_models_made_within_init_and_steps_that_end_early(run: Run) -> None:
 def test_weights_that_are_not_whole_are_never_shown(run: Run) -> None:
     for called, part, state, whole, half, load, compiled, evaluated, loaded in run(2, refused):
         assert called.startswith("model(...): each layer's weights are whole only while that layer runs")
-        assert part.startswith("0(...): its weights are whole only")
+        assert part.startswith("0(...): the module's weights are whole only")
         assert state.startswith("state_dict: 0.weight is whole only while its layer runs; call engine.module_state_dict()")
         assert whole.startswith("[[")
         assert half.startswith("engine.to: 0.weight would change from torch.float32 on cpu to torch.float16 on cpu")
-        assert load.startswith("load_module_state_dict: 0.bias of the model is missing from the given state")
+        assert load.startswith("load_module_state_dict: the given state lacks 0.bias")
         assert compiled.startswith("engine.compile: ")
         assert (evaluated, loaded) == ("True", "{2.0}")
 

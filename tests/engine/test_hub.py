@@ -156,7 +156,7 @@ def test_frozen_parameters_that_shapes_do_not_tell_are_no_guess(tmp_path: Path) 
         if masters:
             assert [name for name, held in formats.read(folder).parameters.items() if held.trained] == ["b"]
         else:
-            with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and the shapes do not tell which"):
+            with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and the shapes do not show which"):
                 formats.read(folder)
 
 
@@ -455,7 +455,7 @@ FLAWS: dict[str, tuple[Callable[[Path], Any], str]] = {
         "layers of a pipeline",
     ),
     "a tensor rank": (lambda place: shutil.copy(place / MODEL, place / "mp_rank_01_model_states.pt"), "2 parts of model states"),
-    "it is no checkpoint": (lambda place: resaved(place, lambda found: found.pop("module"), MODEL), "no 'module'"),
+    "it is no checkpoint": (lambda place: resaved(place, lambda found: found.pop("module"), MODEL), "lacks 'module'"),
     "a payload": (lambda place: resaved(place, lambda found: found.update(x=Call(os.system, "touch x")), MODEL), "posix.system"),
     "a payload of a shard": (lambda place: resaved(place, lambda found: found.update(x=Call(eval, "1"))), "eval"),
 }

@@ -235,7 +235,7 @@ def test_what_cannot_be_moved_or_proved_is_refused_before_anything_is_written(be
     config = checkpoints.config_of(replace(TASK, level=0), 2)
     (tmp_path / "level0.json").write_text(json.dumps(config))
     code, said = moved(tmp_path / "level0.json", begun / "run", "deepspeed", tmp_path / "out")
-    assert code == 1 and "set it to 1, which gives the same numbers" in said
+    assert code == 1 and "set the stage to 1, which gives the same numbers" in said
     checkpoints.model_of("llama").save_pretrained(tmp_path / "weights")  # type: ignore[operator]
     words = ("--prove", "1", "--model", str(begun / "model"))
     code, said = moved(begun / "ds_config.json", tmp_path / "weights", "native", tmp_path / "out", *words)

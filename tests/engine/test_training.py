@@ -172,7 +172,7 @@ def test_what_no_plan_holds_is_said(tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text(json.dumps({**CONFIG, "steps_per_print": 5, "gradient_allreduce_op": "sum"}))
     assert cli(["train", str(path), "--steps", "1"]) == 0
     notes = capsys.readouterr().err.splitlines()
-    assert "note: gradient_allreduce_op: gradients are summed instead of averaged (different numbers)" in notes
+    assert "note: gradient_allreduce_op: DeepSpeed sums gradients instead of averaging them (different numbers)" in notes
     assert not any("steps_per_print" in note for note in notes)
 
 

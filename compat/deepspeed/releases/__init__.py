@@ -15,29 +15,34 @@ from bridge.releases import Releases, table
 from compat.deepspeed.schema import DeepSpeed
 
 DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
-"""The date of each release's tag, oldest first; empty if the tag is not public."""
+"""The date of each release's public tag, oldest release first. A release without a public tag has
+an empty date.
+"""
 RELEASES = Releases("deepspeed", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 """All releases in the tables, oldest first."""
 DECIDED: Mapping[str, Any] = MappingProxyType(table(__name__, "decided.json"))
-"""Facts that the parser of a release does not show: keys that only the engine reads, arguments that it
-takes out itself or ignores, and what replaces a key or a section."""
+"""Facts that `harvest` cannot read from a release's parser, decided by hand: keys that only the
+engine reads, arguments that the engine reads itself or ignores, and the replacement of a removed
+key or section.
+"""
 STATES = ("required", "ignored")
 FORMS = ("fused", "torch", "cpu", "")
 """Implementations of optimizers, in the order of the engine's preference."""
 
 
 def _rows(file: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the harvested rows of a file, and then the rows of it that were decided by hand."""
+    """Yield the rows of the file `file` in this folder, and then the rows that were decided by
+    hand.
+    """
     yield from table(__name__, f"{file}.json")
     yield from DECIDED.get(file, ())
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """The default of a key, and limits such as `>0` that the schema does not have, in some releases.
-
-    Without a default, the key is unset.
+    """A span of releases, with a key's default in these releases and with limits such as `>0` that
+    the schema does not have. If `default` is None, the key is unset.
     """
 
     since: str = ""
@@ -48,8 +53,8 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """History of one key: the periods in which releases read it, oldest first. Releases from
-    `rejected` on refuse it. The key `instead` replaces it.
+    """History of one key: `periods` are the spans of releases that read the key, oldest first.
+    Releases from `rejected` on refuse the key. `instead` names the key that replaces this one.
     """
 
     key: str
@@ -59,12 +64,12 @@ class Key:
 
     @property
     def since(self) -> str:
-        """The first release that reads the key; empty for the oldest of all."""
+        """The first release that reads the key; empty if the oldest known release reads it."""
         return self.periods[0].since
 
     @property
     def until(self) -> str:
-        """The first release that no longer reads the key; empty if there is none."""
+        """The first release that no longer reads the key; empty if the newest release reads it."""
         return self.periods[-1].until
 
     def known(self, version: str) -> bool:
@@ -76,14 +81,15 @@ class Key:
         return next((period.default for period in RELEASES.having(version, self.periods)), None)
 
     def bounds(self, version: str) -> tuple[str, ...]:
-        """Return the limits that apply in release `version`."""
+        """Return the limits on the key in release `version` that the schema does not have."""
         return next((period.bound for period in RELEASES.having(version, self.periods)), ())
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One section. From release `since` on it refuses unknown keys if `refuses` is true. If
-    `optional` is true, the section is off unless the config has it.
+    """One section in the releases from `since` to before `until`. If `refuses` is true, these
+    releases refuse unknown keys in the section. If `optional` is true, the section is off unless
+    the config contains it.
     """
 
     section: str
@@ -96,10 +102,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """An optimizer or a scheduler with its arguments and their defaults.
-
-    If `args` is None, any argument is allowed. `form` names the implementation (fused, torch, cpu),
-    because one type can have several. Arguments in `ignored` have no effect.
+    """An optimizer or a scheduler: `args` are its optional arguments with their defaults. If `args`
+    is None, any argument is allowed. `form` names the implementation (fused, torch, cpu), because
+    one type can have several. Arguments in `ignored` have no effect.
     """
 
     type: str
@@ -128,7 +133,7 @@ def _window(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _keys() -> Iterator[tuple[str, Key]]:
-    """Yield the history of each key, in the order of the schema, whatever the order of the rows."""
+    """Yield each key with its history. Keys have the order of the schema."""
     found: dict[str, list[Mapping[str, Any]]] = {path: [] for path in fields(DeepSpeed)}
     for row in _rows("keys"):
         found.setdefault(row["key"], []).append(row)
@@ -178,8 +183,8 @@ class Release(AnyRelease):
         return {path: value for path, value in filled.items() if value is not None}
 
     def section_defaults(self, section: str) -> Mapping[str, Any]:
-        """Return the defaults within an optional section, which apply if the config has the
-        section.
+        """Return the defaults of the keys in an optional section. These defaults apply only if the
+        config contains the section.
         """
         return {
             path: value for path, value in self._filled.items() if path.startswith(section + ".")
@@ -187,20 +192,19 @@ class Release(AnyRelease):
 
     @cached_property
     def bounds(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the limits by path that this release has in addition to the schema's limits."""
+        """Return the limits of this release that the schema does not have, by path."""
         found = {path: KEYS[path].bounds(self.version) for path in KEYS}
         return {path: bounds for path, bounds in found.items() if bounds}
 
     @cached_property
     def rejected(self) -> frozenset[str]:
-        """Return the paths that the release refuses, with any value."""
+        """Return the paths of keys that the release refuses whatever their value is."""
         return frozenset(
             path for path, row in KEYS.items() if row.rejected and self.since(row.rejected)
         )
 
     def refuses(self, section: str) -> bool:
-        """Return whether the release refuses an unknown key in `section`. If not, it ignores the
-        key.
+        """Return whether the release refuses unknown keys in `section`. Otherwise it ignores them.
         """
         return any(part.section == section and part.refuses for part in self.having(_PARTS))
 
@@ -214,9 +218,9 @@ class Release(AnyRelease):
         return tuple(row for row in self._types.get(kind, ()) if row.type == wanted)
 
     def arguments(self, kind: str, name: str) -> frozenset[str] | None:
-        """Return the arguments that any implementation of the optimizer or scheduler `name` takes;
-        None if it takes arguments that are not listed, as a type of the user does. The config
-        decides later which implementation is built.
+        """Return the arguments that at least one implementation of the optimizer or scheduler
+        `name` takes. Return None if the release's tables do not list the arguments, as for a type
+        that the user wrote.
         """
         forms = self.forms(kind, name)
         listed = [form.args for form in forms if form.args is not None]
@@ -237,8 +241,8 @@ class Release(AnyRelease):
 
     @cached_property
     def types(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the names of the release's optimizers (`kind` is `optimizers`) or schedulers
-        (`schedulers`).
+        """Return the names of the release's optimizers, under the key `optimizers`, and of its
+        schedulers, under the key `schedulers`.
         """
         return {
             # A type may have several implementations.
@@ -249,7 +253,7 @@ class Release(AnyRelease):
 
 @cache
 def moves() -> tuple[Move, ...]:
-    """Return the moves of renamed keys, oldest first."""
+    """Return the renames of keys from one release to the next, oldest first."""
     # A key that a release rejects is no rename: the release says itself what to do.
     gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
     return tuple(
@@ -259,8 +263,8 @@ def moves() -> tuple[Move, ...]:
 
 
 def optional_section(path: str) -> str | None:
-    """Return the path of the optional section that contains `path`, or None if no optional section
-    does.
+    """Return the path of the optional section that contains the key `path`; None if the key is in
+    no optional section.
     """
     return _optional().get(path)
 
@@ -274,8 +278,8 @@ def _optional() -> Mapping[str, str]:
 
 
 def _built(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type, ...]]:
-    """Return the optimizers and schedulers that these rows describe, by kind. A row without a name
-    is the type itself, and one with a name an argument of it.
+    """Return the optimizers and schedulers that the rows describe, by kind. A row without a name
+    describes a type. A row with a name describes an argument of a type.
     """
     found: dict[str, list[Type]] = {}
     grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}

@@ -1,5 +1,5 @@
-"""Backend that trains with the real DeepSpeed, either from a DeepSpeed config or from a plan, which
-is translated to a config and its code part.
+"""Trains with the real DeepSpeed. The input is a DeepSpeed config, or a plan, which is first
+translated to a config.
 """
 
 from __future__ import annotations
@@ -30,31 +30,33 @@ PASSES = 2
 
 CODE = {
     "parallel.context": (
-        "the model's own code has to implement attention over parts of the sequence (Ulysses), and"
-        " this model does not"
+        "the model's own code would have to implement attention over parts of the sequence"
+        " (Ulysses), and this model does not"
     ),
     "parallel.expert": "this model has no experts",
     "model.experts": "this model has no experts",
 }
-"""Plan fields that this backend can run only with the value 1. Each has the reason: the training
-script would have to implement a larger value.
+"""Plan fields that this backend can run only with the value 1, each with the reason. Larger values
+would need code in the training script that this backend does not have.
 """
 
 
 COUNTED = ("batch.accumulation", "batch.global_")
 OFFLOADED = frozenset({"zero.offload.optimizer", "zero.offload.parameters"})
 OFFLOADS = ("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param")
-"""Old switches for the offloads in `OFFLOADED`."""
+"""Old switches in DeepSpeed's config for the plan fields in `OFFLOADED`."""
 LENGTHS = {
     "optimizer.schedule.warmup_steps": "scheduler.params.warmup_num_steps",
     "optimizer.schedule.total_steps": "scheduler.params.total_num_steps",
 }
-"""The key of DeepSpeed's schedulers that sets each length of the plan's schedule."""
+"""Maps each length in the plan's schedule to the key of DeepSpeed's schedulers that sets the
+length.
+"""
 
 
 class _DropIn(Backend):
-    """Backend with the native engine behind DeepSpeed's interface and with DeepSpeed's own
-    schedulers.
+    """Backend that runs a DeepSpeed config with the native engine, through DeepSpeed's interface
+    and with DeepSpeed's own schedulers.
     """
 
     name: ClassVar[str] = "native"
@@ -76,7 +78,8 @@ class _DropIn(Backend):
 
         if isinstance(run, Plan):
             raise VersionError(
-                "deepspeed: the drop-in interface runs a DeepSpeed config, not a plan"
+                "deepspeed: the native engine behind DeepSpeed's interface runs a DeepSpeed"
+                " config, not a plan"
             )
         return DropInTrainer(run, workload)
 
@@ -135,8 +138,8 @@ class DeepSpeedBackend(Backend):
 
     @override
     def taken(self, hub: Hub) -> Hub:
-        """Return `hub` with a config that this backend can load: without `round_robin_gradients`,
-        and on CPU with `torch_adam`, whose step is a tensor.
+        """Return `hub` with a config whose checkpoint DeepSpeed can load here: without
+        `round_robin_gradients`, and on a CPU with `torch_adam`.
         """
         from torch.cuda import is_available
 
@@ -164,11 +167,10 @@ class DeepSpeedBackend(Backend):
 
     @override
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """Return `config` with `changes`. The scheduler keeps its type, and only its lengths
-        change.
-
-        For a script with manual accumulation, batch sizes are divided by the number of calls of
-        `backward` in a step, because DeepSpeed's batch keys do not count these calls.
+        """Return `config` with `changes` to plan fields. If the config has a scheduler, its type
+        stays and only its lengths change. For a script with manual accumulation, batch sizes are
+        divided by the number of calls of `backward` in a step, because DeepSpeed's batch keys do
+        not count these calls.
         """
         if config.effective.get("code.manual_accumulation"):
             changes = {
@@ -208,8 +210,8 @@ class DeepSpeedBackend(Backend):
         )
 
     def _known(self) -> str | None:
-        """Return the installed release if our tables have it. Otherwise return None, which stands
-        for the newest release in the tables.
+        """Return the release of the installed DeepSpeed. Return None, which stands for the newest
+        release in our tables, if DeepSpeed is not installed or our tables lack its release.
         """
         return self.release if self.release in DIALECT.versions else None
 
@@ -225,7 +227,9 @@ def _code(plan: Plan) -> Iterator[str]:
 
 
 def _split_stages(plan: Plan) -> Iterator[str]:
-    """Yield why DeepSpeed cannot run the plan if it has tensor ranks within pipeline stages."""
+    """Yield a reason why DeepSpeed cannot run the plan, if the plan has both tensor ranks and
+    pipeline stages.
+    """
     if (plan.parallel.tensor or 1) > 1 and (plan.parallel.pipeline or 1) > 1:
         yield (
             f"parallel.tensor: found {plan.parallel.tensor} with {plan.parallel.pipeline} pipeline"

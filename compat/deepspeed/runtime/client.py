@@ -1,5 +1,5 @@
-"""Converts the parameters, the optimizer and the scheduler that `initialize` gets for the native
-engine.
+"""Checks the parameters, the optimizer and the scheduler that a script passes to `initialize`, and
+converts them for the native engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
 
 def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     """Return a torch optimizer with these `settings` over `parameters` (tensors or groups). The
-    script sees this optimizer, and the engine computes the updates.
+    script gets this optimizer, but the engine computes the updates.
     """
     known = CLASSES[settings.name or "adamw"]
     hyper = {name: getattr(settings, name) for name in HYPER if getattr(settings, name) is not None}
@@ -43,8 +43,9 @@ def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
 
 
 def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
-    """Return the optimizer that a script passes. `optimizer` is an instance, or a function that
-    makes one from the parameters. Raises `ConfigError` if the engine does not have its update rule.
+    """Return the script's optimizer. `optimizer` is an instance, or a function that makes an
+    optimizer from the parameters. Raises `ConfigError` if the engine does not have the optimizer's
+    update rule or one of its settings.
     """
     found = (
         optimizer(list(parameters))
@@ -56,9 +57,7 @@ def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
 
 
 def name_of(optimizer: Any) -> str | None:
-    """Return the update rule of an optimizer of torch or DeepSpeed; None if the engine does not
-    have it.
-    """
+    """Return the name of an optimizer's update rule; None if the engine does not have the rule."""
     if isinstance(optimizer, FusedAdam):
         return "adamw" if optimizer.defaults["decoupled_weight_decay"] else "adam"
     return next((name for name, known in CLASSES.items() if type(optimizer) is known), None)
@@ -68,14 +67,17 @@ def _unfit(optimizer: Any) -> Iterator[str]:
     if name_of(optimizer) is None:
         found = type(optimizer).__name__
         yield (
-            f"optimizer: found {found}; the engine has its own kernels, and none for this update"
-            f" rule; use {CHOICE}"
+            f"optimizer: found {found}, but the engine has no kernel for this update rule; use"
+            f" {CHOICE}"
         )
         return
     for number, group in enumerate(optimizer.param_groups):
         for name in OFF:
             if group.get(name):
-                yield f"optimizer: group {number} has {name}={group[name]}, which the engine does not run; leave it out"
+                yield (
+                    f"optimizer: group {number} has {name}={group[name]}, which the engine does"
+                    f" not support; leave {name} out"
+                )
 
 
 def settings_of(optimizer: Optimizer) -> dict[str, Any]:
@@ -101,10 +103,9 @@ def _plain(value: Any) -> Any:
 
 
 def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
-    """Return the optimizer's groups with the names of their parameters in the model.
-
-    Each group shares the optimizer's own dictionary of settings, so that later changes take effect.
-    Raises `ConfigError` for tensors that do not belong to the model.
+    """Return the optimizer's groups with the names that their parameters have in the model. Each
+    group shares the optimizer's own dictionary of settings, so that later changes to the settings
+    take effect. Raises `ConfigError` for tensors that do not belong to the model.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
     strays = [
@@ -115,8 +116,8 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
     ]
     if strays:
         raise ConfigError(
-            f"model_parameters: tensors that are not in the model: {len(strays)}, the first of"
-            f" shape {tuple(strays[0].shape)}; register them in the model"
+            f"model_parameters: found {len(strays)} tensors that are not in the model, the first"
+            f" of shape {tuple(strays[0].shape)}; register them in the model"
         )
     return tuple(
         Group(frozenset(names[id(weight)] for weight in group["params"]), group)
@@ -125,8 +126,8 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
 
 
 def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding]:
-    """Freeze the parameters that are in no group. Yield a finding with the number of frozen
-    parameters.
+    """Freeze the parameters that are in no group. If there are any, yield a finding with their
+    number.
     """
     named = frozenset[str]().union(*(group.names for group in groups))
     others = [
@@ -137,14 +138,16 @@ def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding
     for name in others:
         model.get_parameter(name).requires_grad_(False)
     if others:
-        message = f"{others[0]} is not among these parameters, so the engine freezes it" + (
-            f" (and {len(others) - 1} more)" if others[1:] else ""
+        more = f" and {len(others) - 1} more parameters" if others[1:] else ""
+        message = (
+            f"the engine freezes {others[0]}{more} of the model, because model_parameters does not"
+            " contain them"
         )
         yield Finding("model_parameters", message, Effect.NONE, given=True)
 
 
 def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
-    """Return the scheduler that a script passes: an object with `step`, or a function that makes
+    """Return the script's scheduler. `scheduler` is an object with `step`, or a function that makes
     such an object from the optimizer.
     """
     found = (
@@ -156,8 +159,8 @@ def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
     )
     if found is None or not hasattr(found, "step"):
         raise ConfigError(
-            f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or a"
-            " function of the optimizer that returns one"
+            f"lr_scheduler: found {type(scheduler).__name__}, expected an object with step(), or"
+            " a function that makes such an object from the optimizer"
         )
     own = getattr(found, "optimizer", optimizer)
     if own is not optimizer:
@@ -172,25 +175,26 @@ SLICES = "the optimizer's state is sharded over all ranks"
 REFUSED = {
     "add_param_group": (
         "the layout of the engine's buffers is fixed; pass all groups to initialize, or save a"
-        " checkpoint and restart with them"
+        " checkpoint and restart with all groups"
     ),
     "state_dict": (
-        f"{SLICES}; save it with engine.save_checkpoint(folder), and restore it with"
-        " engine.load_checkpoint"
+        f"{SLICES}; save the state with engine.save_checkpoint(folder), and restore the state"
+        " with engine.load_checkpoint(folder)"
     ),
     "load_state_dict": (
-        f"{SLICES}; restore it with engine.load_checkpoint(folder) from a checkpoint of"
-        " engine.save_checkpoint"
+        f"{SLICES}; restore the state with engine.load_checkpoint(folder) from a checkpoint that"
+        " engine.save_checkpoint wrote"
     ),
 }
-"""Methods of an optimizer that raise an error, because they would have no effect or return wrong
-state. Each has advice for the user.
+"""Methods of an optimizer that must not be called, because they would have no effect or return
+wrong state. Each has advice for the user, which the error shows.
 """
 
 
 def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
-    """Make the optimizer's methods in `REFUSED` raise `BridgeError`. `step` raises it too, except
-    while `stepping()` is true because the engine makes the call.
+    """Make the optimizer's methods in `REFUSED` raise `BridgeError`. Make `step` raise
+    `BridgeError` too, except while `stepping()` is true, which means that the engine itself calls
+    `step`.
     """
     for name, advice in REFUSED.items():
         setattr(optimizer, name, _refusing(f"optimizer.{name}: {advice}"))

@@ -1,5 +1,5 @@
-"""DeepSpeed's entry points over the native engine. To migrate, a script writes `import
-compat.deepspeed as deepspeed`.
+"""DeepSpeed's entry points, implemented by the native engine. A script uses them if it writes
+`import compat.deepspeed as deepspeed`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from compat.deepspeed.runtime.names.pipe import PipelineModule
 Launch = tuple[DeepSpeedEngine, torch.optim.Optimizer | None, Any, Any]
 PORT = 29500
 NEVER = 2**31 - 1
-"""Number of steps that stands for a run without end. No run reaches this number."""
+"""The value of steps_per_print that stands for "never". No run has so many steps."""
 RUN = ("scheduler.", "fp16.consecutive_hysteresis", "dataloader_drop_last")
-"""Settings that no plan field stands for and that the drop-in implements exactly. An entry that
-ends with a dot is a whole section.
+"""Settings that are in no plan field but that the engine behind DeepSpeed's interface implements
+exactly. An entry that ends with a dot is a whole section.
 """
 READ = ("steps_per_print", "dataloader_drop_last", "train_micro_batch_size_per_gpu")
-"""Settings that the drop-in reads from the config instead of the plan."""
+"""Settings that the engine behind DeepSpeed's interface reads from the config instead of the plan.
+"""
 WEIGHTY = {
     "data_types.grad_accum_dtype": Effect.ROUNDING,
     "zero_optimization.offload_optimizer.device": Effect.COST,
     "zero_optimization.offload_param.device": Effect.COST,
 }
-"""Settings that affect DeepSpeed's own run but not the plan, each with the effect. All settings
-that are not listed here have no effect.
+"""Settings that change a run of DeepSpeed itself even where they do not change the plan, each with
+the effect. Any other setting that does not change the plan has no effect.
 """
 SIZES = tuple(
     f"get_{kind}_parallel_world_size"
@@ -76,13 +77,12 @@ def initialize(
     config_params: str | Path | dict[str, Any] | None = None,
 ) -> Launch:
     """Return engine, optimizer, training data loader and scheduler, as `deepspeed.initialize` of
-    DeepSpeed 0.19.8 does. Parts that the run does not have are None.
-
-    The optimizer is a torch optimizer. The engine reads its groups, learning rates included, at
-    every step. The engine splits an `nn.Sequential` and models of Hugging Face into stages. Any
-    other model is a single stage, which ZeRO 3 cannot shard. Raises `BridgeError` for settings that
-    would change the numbers and that the engine cannot run. Settings that change no numbers and
-    that the engine does not run are in `engine.findings`.
+    DeepSpeed 0.19.8 does. Parts that the run does not have are None. The optimizer is a torch
+    optimizer, whose groups and learning rates the engine reads at every step. The engine splits an
+    `nn.Sequential` and models of Hugging Face into layers. Any other model is a single layer, which
+    ZeRO 3 cannot shard. Raises `BridgeError` for settings that would change the numbers and that
+    the engine cannot run. `engine.findings` lists the settings that change no numbers and that the
+    engine does not run.
     """
     if model is None:
         raise ConfigError("model: missing; deepspeed.initialize requires a model")
@@ -119,9 +119,9 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Join the process group that the launcher's environment describes, as
-    `deepspeed.init_distributed` does. Does nothing if a group exists or `dist_init_required` is
-    False.
+    """Join the process group that the launcher's environment variables describe, as
+    `deepspeed.init_distributed` does. Does nothing if this process has already joined a group, or
+    if `dist_init_required` is False.
     """
     if comm.joined() is not None or dist_init_required is False:
         return
@@ -141,7 +141,7 @@ def init_distributed(
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the command-line arguments of DeepSpeed's scripts to `parser`."""
+    """Add the arguments `--deepspeed` and `--deepspeed_config` to `parser`, as DeepSpeed does."""
     group = parser.add_argument_group("DeepSpeed")
     group.add_argument(
         "--deepspeed",
@@ -155,8 +155,8 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
 
 
 def _environment(port: int, required: bool | None) -> Environment:
-    """Return rank, world size and address of this process, from its process group or from the
-    launcher's environment.
+    """Return rank, world size and address of this process: from its process group if it has joined
+    one, else from the launcher's environment variables.
     """
     here = comm.joined()
     if here is not None:
@@ -173,16 +173,16 @@ def _environment(port: int, required: bool | None) -> Environment:
 def _read(
     args: Any, config: Any, params: Any, world: int, code: Mapping[str, Any] | None = None
 ) -> Config:
-    """Return the config from the only argument that has one. Raises `ConfigError` if no argument or
-    several have a config.
+    """Read the config from whichever argument has one. Raises `ConfigError` unless exactly one
+    argument has a config.
     """
     named = [getattr(args, name, None) for name in ("deepspeed_config", "deepscale_config")]
     given = [one for one in (config if config is not None else params, *named) if one is not None]
     if len(given) != 1:
         found = "none" if not given else f"{len(given)} of them"
         raise ConfigError(
-            f"config: found {found}, expected exactly one of config=, config_params= and"
-            " args.deepspeed_config"
+            f"config: found {found}, expected a config in exactly one of config=, config_params="
+            " and args.deepspeed_config"
         )
     one = given[0]
     # accelerate writes infinity for "never", which is no number of JSON.
@@ -192,8 +192,8 @@ def _read(
 
 
 def opened(plan: Plan, own: bool) -> Plan:
-    """Return `plan` without the settings that the script overrides: a scheduler sets the learning
-    rates, and the script's `own` optimizer sets the update rule.
+    """Return `plan` without settings that the script sets itself: the schedule of learning rates,
+    and also the update rule if the script has its `own` optimizer.
     """
     left = ("optimizer.schedule.", "optimizer.name") if own else "optimizer.schedule."
     return Plan.of(
@@ -202,8 +202,8 @@ def opened(plan: Plan, own: bool) -> Plan:
 
 
 def _lost(config: Config) -> Iterator[Finding]:
-    """Return findings for settings of the config that no plan field stands for and that the drop-in
-    does not implement.
+    """Return findings for settings of the config that are in no plan field and that the engine does
+    not implement.
     """
     return (finding for finding in unheld(config) if not finding.path.startswith(RUN))
 
@@ -213,29 +213,32 @@ def beyond(config: Config) -> Iterator[str]:
     for finding in _lost(config):
         if finding.effect is Effect.NUMBERS:
             yield (
-                f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does"
-                " not implement it; leave it out"
+                f"{finding.path}: found {finding.before!r}, which the engine does not implement"
+                f" ({finding.message}); leave this key out"
             )
     kind = config.effective.get("optimizer.type")
     if kind is not None and lift(config).optimizer.name is None:
         yield f"optimizer.type: found {kind}, which the engine does not run; use AdamW, Adam or SGD"
     if config.effective.get(MANAGED) is False:
         yield (
-            f"{MANAGED}: found false; the engine counts microbatches itself: leave the key out,"
-            " and set gradient_accumulation_steps to the number of backward() calls in a step"
+            f"{MANAGED}: found false, but the engine always counts microbatches itself: leave the"
+            " key out, and set gradient_accumulation_steps to the number of backward() calls in a"
+            " step"
         )
 
 
 def left(config: Config) -> Iterator[Finding]:
-    """Yield a finding for each setting that the engine does not run and that changes no numbers,
-    and for each setting without effect.
+    """Yield a finding for each setting that changes no numbers and that the engine does not run,
+    and for each setting that has no effect in this config.
     """
     yield from (finding for finding in _lost(config) if finding.effect is not Effect.NUMBERS)
     yield from _silent(config)
 
 
 def _silent(config: Config) -> Iterator[Finding]:
-    """Yield a finding for each setting that has a plan field but leaves the plan unchanged."""
+    """Yield a finding for each setting in the config that has a plan field but does not change the
+    plan.
+    """
     meant, rules = lift(config).values(), claims(config.dialect)
     for path in config.given:
         if path not in rules or not rules[path].ours or path.startswith((*RUN, *READ)):
@@ -249,7 +252,7 @@ def _silent(config: Config) -> Iterator[Finding]:
             effect = WEIGHTY.get(path, Effect.NONE)
             yield Finding(
                 path,
-                "the setting has no effect together with the other settings of this config",
+                "this setting has no effect together with the other settings of the config",
                 effect,
                 True,
                 before=value,
@@ -257,8 +260,8 @@ def _silent(config: Config) -> Iterator[Finding]:
 
 
 def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
-    """Yield problems of `mpu` and `mesh_param`, because the engine does not use process groups that
-    a script makes.
+    """Yield a problem for an `mpu` that splits the model, and for any `mesh_param`, because the
+    engine does not use process groups that a script makes.
     """
     for name in SIZES:
         size = getattr(mpu, name, lambda: 1)()
@@ -275,8 +278,8 @@ def _meshes(mpu: Any, mesh_param: Any) -> Iterator[str]:
 def _face(
     plan: Plan, optimizer: Any, parameters: Iterable[Any] | None, model: nn.Module
 ) -> torch.optim.Optimizer | None:
-    """Return the optimizer that the script sees: the script's own, or one that the config
-    describes; None if neither exists.
+    """Return the optimizer that the script gets: the script's own, or the optimizer that the config
+    describes; None if there is neither.
     """
     trained = list(model.parameters() if parameters is None else parameters)
     if optimizer is not None:
@@ -302,10 +305,9 @@ def _native(
     read: Config,
     loss_fn: Callable[..., Any] | None = None,
 ) -> Engine:
-    """Return the native engine, set up to round as DeepSpeed does.
-
-    Weights (but no buffers, as since DeepSpeed 0.19.2) are rounded to the compute format before
-    masters are copied from them, and losses are divided before backward (runtime/engine.py:
+    """Return the native engine, set up to round as DeepSpeed does. First, weights are rounded to
+    the compute format, and then masters are copied from them; buffers are not rounded, as since
+    DeepSpeed 0.19.2. Losses are divided before backward (runtime/engine.py:
     _cast_module_mixed_precision, backward).
     """
     groups = client.groups_of(face, model) if face else ()
@@ -330,7 +332,9 @@ def _native(
 
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
-"""Plan values for a model with fp64 weights, if the config sets no format."""
+"""Plan fields of formats, with their values for a model whose weights are in fp64 if the config
+sets no format.
+"""
 
 
 def _formats(model: nn.Module, plan: Plan) -> set[torch.dtype]:
@@ -349,21 +353,20 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
     for kind in (torch.bfloat16, torch.float16):
         if kind in formats:
             name = next(name for name, found in TORCH.items() if found is kind)
-            said = (
-                f"the model's weights are in {name}, and the config names no format: DeepSpeed"
-                f" computes in {name}, the engine in fp32"
-            )
             yield Finding(
                 "model",
-                f"{said}; set {name}.enabled, or call model.float()",
+                f"the model's weights are in {name}, and the config names no format: DeepSpeed"
+                f" computes in {name}, the engine in fp32; set {name}.enabled, or call"
+                " model.float()",
                 Effect.NUMBERS,
                 given=True,
             )
 
 
 def _scale(engine: Engine, config: Config) -> None:
-    """Set rules of DeepSpeed's loss scaler that no plan field stands for: a good step may reset the
-    hysteresis, and without ZeRO there is no hysteresis (runtime/fp16/unfused_optimizer.py).
+    """Set two rules of DeepSpeed's loss scaler that no plan field stands for: a step without
+    overflow may reset the count of overflows, and without ZeRO the first overflow halves the scale
+    (runtime/fp16/unfused_optimizer.py).
     """
     scaler = engine.scaler
     if scaler.window is None:

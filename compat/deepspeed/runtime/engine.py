@@ -1,4 +1,4 @@
-"""DeepSpeed's engine with all its methods, implemented by the native engine."""
+"""DeepSpeed's engine class with all of its methods, implemented by the native engine."""
 
 from __future__ import annotations
 
@@ -32,17 +32,15 @@ from compat.deepspeed.runtime.names.zero import GatheredParameters, ZeroParamSta
 EVALUATE = "evaluate"
 AWAY = ZeroParamStatus.NOT_AVAILABLE
 EPOCHS = ("last_batch_iteration", "last_epoch")
-"""Attributes in which schedulers of DeepSpeed or torch store the number of their last step."""
+"""Attributes in which schedulers of DeepSpeed and torch store the number of their last step."""
 CLIENT, OWN = "client_state", "deepspeed"
-NO_OPTIMIZER = "no optimizer: name one in the config, or pass optimizer to initialize"
+NO_OPTIMIZER = "no optimizer: name an optimizer in the config, or pass optimizer to initialize"
 
 
 def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
-    """Return the scheduler's state and the settings of the optimizer's groups from a converted
-    checkpoint.
-
-    If the checkpoint has no scheduler state, DeepSpeed's own schedulers continue from the number of
-    updates.
+    """Return the scheduler's state and the settings of the optimizer's groups from a checkpoint
+    that stagebridge converted. If the checkpoint has no scheduler state, DeepSpeed's own schedulers
+    continue from the number of updates.
     """
     saved = read_state(path, path)
     carried: Any = tagged.decoded(saved.carried)
@@ -56,11 +54,9 @@ def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
 
 
 class DeepSpeedEngine(nn.Module):
-    """The engine that `deepspeed.initialize` returns: a module that contains the model and also has
-    the model's attributes.
-
-    `native` is the native engine. `findings` lists the differences between the engine and the
-    config.
+    """The engine that `deepspeed.initialize` returns. It is a module that contains the model, and
+    it also has the model's attributes. `native` is the native engine. `findings` lists the
+    differences between the run and the config.
     """
 
     native: Engine
@@ -123,10 +119,10 @@ class DeepSpeedEngine(nn.Module):
             return self.native(*inputs, **named)
 
     def _guarded(self) -> Iterator[Any]:
-        """Add hooks to the model and its modules for calls that the engine does not make.
-
-        A call of the model gathers its weights first. A call of a module raises an error if the
-        module's weights are not gathered.
+        """Change the model's `forward`, and yield hooks on its modules, for calls that the engine
+        does not make itself. A call of the whole model gathers its weights first, or raises an
+        error if this is not possible. A call of a single module raises an error if the module's
+        weights are not gathered.
         """
         model = self.native.model
         by_itself = model.forward
@@ -165,8 +161,9 @@ class DeepSpeedEngine(nn.Module):
         def guard(module: nn.Module, inputs: Any) -> None:
             if not self._inside and any(weight.ds_status is AWAY for weight in weights):
                 raise BridgeError(
-                    f"{name}(...): its weights are whole only while its layer runs; call engine(...), or call it within"
-                    f" zero.GatheredParameters(module.parameters())"
+                    f"{name}(...): the module's weights are whole only while its layer runs; call"
+                    " engine(...), or call the module within"
+                    " zero.GatheredParameters(module.parameters())"
                 )
 
         return guard
@@ -190,8 +187,8 @@ class DeepSpeedEngine(nn.Module):
             )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
-        """After the last microbatch of a step, update the weights and advance the scheduler. After
-        any other microbatch, only count it.
+        """Update the weights and advance the scheduler, if this was the last microbatch of a step.
+        Otherwise only count the microbatch.
         """
         self._needs_optimizer("step")
         if not self.native.is_gradient_accumulation_boundary():
@@ -201,8 +198,8 @@ class DeepSpeedEngine(nn.Module):
         self._told(lr_kwargs or {})
 
     def _told(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """Record a finished step in the engine's counters, the optimizer and the scheduler, and
-        print progress if it is due.
+        """Record a finished step in the engine's counters, the optimizer and the scheduler. Print a
+        line of progress if the config asks for one after this step.
         """
         self._skipped = self.native.progress.skipped
         self.native.weights.settle()  # scripts hold parameters of their own and read them
@@ -217,11 +214,10 @@ class DeepSpeedEngine(nn.Module):
 
     def train_batch(self, data_iter: Iterable[Any] | None = None) -> Tensor:
         """Run one step over the next microbatches of `data_iter` (default: the training data,
-        repeated without end). Returns the mean loss over all ranks.
-
-        If the model has a `loss_fn`, as DeepSpeed's PipelineModule does, a batch is (inputs,
-        labels). Otherwise a batch holds the model's arguments (a tuple, a mapping or a single
-        value), and the model returns the loss.
+        repeated without end). Return the step's mean loss over all ranks. If the model has a
+        `loss_fn`, as DeepSpeed's PipelineModule does, a batch is (inputs, labels). Otherwise a
+        batch holds the model's arguments (a tuple, a mapping or a single value), and the model
+        returns the loss.
         """
         self.train()
         if self.native.line.size > 1:
@@ -247,10 +243,9 @@ class DeepSpeedEngine(nn.Module):
         num_micro_batches: int | None = None,
     ) -> Any:
         """Return the mean loss over the next microbatches of `data_iter` and over all ranks. With
-        `return_logits` return a pair of this loss and the list of outputs.
-
-        Without `compute_loss` return only the list of outputs. If `reduce_output` is None, the list
-        of this rank's losses takes the place of the mean.
+        `return_logits` return a pair of this loss and the list of outputs. Without `compute_loss`
+        return only the list of outputs. If `reduce_output` is None, return the list of this rank's
+        losses instead of the mean loss.
         """
         training, source = self.native.module.training, iter(data_iter)
         self.eval()
@@ -274,7 +269,9 @@ class DeepSpeedEngine(nn.Module):
         return (answer, [output for _, output in found]) if return_logits else answer
 
     def _piped(self, batches: Iterable[Any]) -> Tensor:
-        """Run one step of a model in pipeline stages, with all of its microbatches in one call."""
+        """Run one step of a model in pipeline stages, and return the mean loss. One call runs all
+        microbatches of the step.
+        """
         self._needs_optimizer("train_batch")
         with self._ours():
             loss = self.native.train_batch(batches)
@@ -298,23 +295,24 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DeepSpeedEngine:
-        """Raise `BridgeError` if `to`, `cuda`, `half` or `float` would change the device or format
-        of a parameter. These methods call this one with `fn`.
+        """Raise `BridgeError` if `fn` would change the device or the format of a parameter. torch
+        calls this method for `to`, `cuda`, `half` and `float`.
         """
         for name, weight in self.native.model.named_parameters():
             found = fn(weight.data)
             if found.device != weight.device or found.dtype != weight.dtype:
                 raise BridgeError(
                     f"engine.to: {name} would change from {weight.dtype} on {weight.device} to"
-                    f" {found.dtype} on {found.device}, but it has to stay in the engine's"
-                    " buffers; set the format in the config; initialize chooses the device"
+                    f" {found.dtype} on {found.device}, but every parameter has to stay in the"
+                    " engine's buffers; set the format in the config, and let initialize choose"
+                    " the device"
                 )
         return self
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do nothing, because the engine itself reduces gradients at the end of a step and counts
-        microbatches.
+        """Do nothing, because the engine reduces gradients only at the end of a step and counts
+        microbatches itself.
         """
         yield
 
@@ -337,19 +335,18 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def reload_states(self, *_: Any, **__: Any) -> None:
-        """Do nothing, because nothing was moved."""
+        """Do nothing, because `offload_states` moves nothing."""
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Return whether the current microbatch is the last of its step."""
+        """Return whether the current microbatch is the last one of its step."""
         return (
             self.native.is_gradient_accumulation_boundary()
             or self._calls + 1 == self.gradient_accumulation_steps()
         )
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Set whether the next microbatch is the last of its step.
-
-        A step may end early. The gradients are nevertheless divided by the config's number of
+        """Set whether the next microbatch is the last one of its step, so that a step may end
+        early. The gradients of a shorter step are nevertheless divided by the config's number of
         microbatches, as in DeepSpeed. Raises `BridgeError` if the step would be longer than in the
         config.
         """
@@ -358,12 +355,13 @@ class DeepSpeedEngine(nn.Module):
             self.native.last()
         elif is_boundary != (place == number):
             raise BridgeError(
-                f"set_gradient_accumulation_boundary: found {is_boundary} at microbatch {place} of {number}; set"
+                f"set_gradient_accumulation_boundary: found {is_boundary} at microbatch {place}"
+                f" of {number}, but a step cannot be longer than in the config; set"
                 " gradient_accumulation_steps to the number of backward() calls in a step"
             )
 
     def was_step_applied(self) -> bool:
-        """Return whether the last call of `step` changed weights."""
+        """Return whether the last call of `step` changed the weights."""
         return self._applied
 
     # What a script asks
@@ -444,7 +442,8 @@ class DeepSpeedEngine(nn.Module):
         return self.native.progress.grad_norm if self.global_steps else None
 
     def gradient_clipping(self) -> float:
-        """Return the bound on the gradient norm; 0 switches clipping off."""
+        """Return the largest allowed norm of all gradients; 0 means that gradients are not clipped.
+        """
         return self.native.plan.optimizer.clip or 0.0
 
     def zero_optimization_stage(self) -> int:
@@ -452,7 +451,7 @@ class DeepSpeedEngine(nn.Module):
         return int(self._values["zero_optimization.stage"])
 
     def zero_optimization(self) -> bool:
-        """Return whether anything is sharded."""
+        """Return whether ZeRO shards anything in this run."""
         return self.zero_optimization_stage() > 0
 
     def optimizer_name(self) -> str | None:
@@ -471,7 +470,7 @@ class DeepSpeedEngine(nn.Module):
 
     def wall_clock_breakdown(self) -> bool:
         """Return whether the config asks for the times of forward, backward and step. The engine
-        does not measure them.
+        itself does not measure these times.
         """
         return bool(self._values.get("wall_clock_breakdown"))
 
@@ -594,18 +593,17 @@ class DeepSpeedEngine(nn.Module):
         custom_load_fn: Callable[..., Any] | None = None,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Continue from a checkpoint of the native engine, which any layout of ranks may have
-        written. Returns the checkpoint's path and the client's state.
-
-        If there is no checkpoint yet, warns and returns (None, None), as DeepSpeed does.
+        written. Return the checkpoint's path and the state that the script saved as `client_state`.
+        If there is no checkpoint yet, warn and return (None, None), as DeepSpeed does.
         """
         if not load_module_strict or custom_load_fn is not None:
             raise BridgeError(
-                "load_checkpoint: the names of a checkpoint must match the model's; leave"
+                "load_checkpoint: every name in a checkpoint must be a name in the model; leave"
                 " load_module_strict and custom_load_fn at their defaults"
             )
         if tag is None and not (Path(load_dir) / LATEST).is_file():
             warnings.warn(
-                f"{load_dir}: found no file {LATEST!r} in it, so nothing is loaded", stacklevel=2
+                f"{load_dir}: found no file {LATEST!r} in this folder, so nothing is loaded", stacklevel=2
             )
             return None, None
         before = replace(self.native.progress)
@@ -631,8 +629,8 @@ class DeepSpeedEngine(nn.Module):
         keep_vars: bool = False,
         exclude_frozen_parameters: bool = False,
     ) -> dict[str, Any]:
-        """Return the model's state dictionary. Below level 3 it contains the model's own tensors,
-        and at level 3 whole copies, for which all ranks must take part.
+        """Return the model's state dictionary. Below ZeRO level 3 the values are the model's own
+        tensors. At level 3 they are whole copies, and all ranks must take part.
         """
         left = self._frozen() if exclude_frozen_parameters else set()
         if not self._in_turns():
@@ -652,8 +650,8 @@ class DeepSpeedEngine(nn.Module):
         custom_load_fn: Any = None,
         **_: Any,
     ) -> None:
-        """Set weights, masters and buffers from the model's state dictionary. All ranks must take
-        part.
+        """Set weights, masters and buffers to the values in a state dictionary of the model. All
+        ranks must take part.
         """
         if custom_load_fn is not None:
             raise BridgeError(
@@ -666,13 +664,13 @@ class DeepSpeedEngine(nn.Module):
         )
         if strict:
             BridgeError.raise_if(
-                f"load_module_state_dict: {name} of the model is missing from the given state; add"
-                " it, or pass strict=False"
+                f"load_module_state_dict: the given state lacks {name}, which the model has; add"
+                " this entry, or pass strict=False"
                 for name in missing
             )
             BridgeError.raise_if(
-                f"load_module_state_dict: the model has no {name}; remove it from the given state,"
-                " or pass strict=False"
+                f"load_module_state_dict: the model has no {name}; remove this entry from the"
+                " given state, or pass strict=False"
                 for name in strange
             )
         places = {
@@ -692,13 +690,13 @@ class DeepSpeedEngine(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Set weights, masters and buffers from a state dictionary of the engine, as `state_dict`
-        returns it.
+        """Set weights, masters and buffers to the values in a state dictionary that the engine's
+        `state_dict` returned.
         """
         if assign:
             raise BridgeError(
                 "load_state_dict: assign=True would replace weights that are in the engine's"
-                " buffers; leave it out"
+                " buffers; leave assign out"
             )
         self.load_module_state_dict(
             {name.removeprefix("module."): value for name, value in state_dict.items()}, strict
@@ -719,8 +717,8 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _whole(self) -> dict[str, Tensor]:
-        """Return the whole model in the compute format. A tensor with several names appears under
-        each name.
+        """Return the whole model in the compute format, by name. A tensor with several names
+        appears under each of its names.
         """
         model, compute = self.native.model, TORCH[self.native.plan.precision.compute or "fp32"]
         found = {name: weight.to(compute).clone() for name, weight in self.native.state_dict()}
@@ -733,8 +731,8 @@ class DeepSpeedEngine(nn.Module):
             }
 
     def _in_turns(self) -> bool:
-        """Return whether this rank lacks whole weights between steps: weights are whole only while
-        their stage runs, or they are on other pipeline ranks.
+        """Return whether some weights are not whole on this rank between steps. Such weights are
+        whole only while their layer runs, or are on other pipeline ranks.
         """
         flats = range(len(self.native.layout.flats))
         return self.native.line.size > 1 or any(
@@ -743,8 +741,8 @@ class DeepSpeedEngine(nn.Module):
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """Context for calls of the model that the engine itself makes. The hooks on module calls
-        allow them.
+        """Context for calls of the model by the engine itself, which the hooks on module calls
+        allow.
         """
         before, self._inside = self._inside, True
         try:
@@ -753,8 +751,8 @@ class DeepSpeedEngine(nn.Module):
             self._inside = before
 
     def _whole_or_refused(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """Raise `BridgeError` if a state dictionary would contain weights that are not whole. Their
-        memory may contain anything.
+        """Raise `BridgeError` if a state dictionary would contain weights that are not whole. The
+        memory of such weights may contain anything.
         """
         if self._inside or keep_vars or not self._in_turns():
             return
@@ -785,7 +783,7 @@ class DeepSpeedEngine(nn.Module):
         """
         model = self.native.model
         BridgeError.raise_if(
-            f"save_16bit_model: {name} of the model's state is not a tensor; make it a buffer"
+            f"save_16bit_model: {name} in the model's state is not a tensor; make it a buffer"
             for name in buffers.others(model)
         )
         compute = TORCH[self.native.plan.precision.compute or "fp32"]
@@ -845,10 +843,9 @@ class DeepSpeedEngine(nn.Module):
             raise BridgeError(f"{what}: {NO_OPTIMIZER}")
 
     def _tell(self, lr_kwargs: Mapping[str, Any]) -> None:
-        """Call the optimizer's `step`, which runs the hooks of the optimizer, and then the
-        scheduler's `step`.
-
-        The parameters have no gradients at this time, so the optimizer's `step` changes no weights.
+        """Call the optimizer's `step`, which runs the optimizer's hooks, and then the scheduler's
+        `step`. The parameters have no gradients at this time, so the optimizer's `step` changes no
+        weights.
         """
         assert self.optimizer is not None
         self._stepping = True
@@ -866,7 +863,9 @@ class DeepSpeedEngine(nn.Module):
         return self._stepping
 
     def _epoch(self) -> Any:
-        """Return the number of the scheduler's last step; None if the scheduler does not store it."""
+        """Return the number of the scheduler's last step; None if the scheduler does not store this
+        number.
+        """
         return next(
             (
                 getattr(self.lr_scheduler, name)
@@ -877,7 +876,7 @@ class DeepSpeedEngine(nn.Module):
         )
 
     def _twice(self) -> None:
-        """Warn once if the script also steps the scheduler."""
+        """Warn once if the script calls the scheduler's `step` although the engine does so too."""
         if (
             self._moved is not None
             and self._epoch() != self._moved
@@ -902,8 +901,8 @@ class DeepSpeedEngine(nn.Module):
         """Yield the batches of the training data, epoch after epoch without end."""
         if self.training_dataloader is None:
             raise BridgeError(
-                "train_batch: no data; pass an iterator to train_batch, or training_data to"
-                " initialize"
+                "train_batch: found no data; pass an iterator to train_batch, or training_data"
+                " to initialize"
             )
         if self._iterator is None:
             # Not `cycle`: every epoch asks the loader anew, and `cycle` would keep all batches of
@@ -930,8 +929,8 @@ class DeepSpeedEngine(nn.Module):
         except StopIteration:
             number = self.gradient_accumulation_steps()
             raise BridgeError(
-                f"the data ended within a step of {number} microbatches; pass more batches,"
-                " or repeat the data"
+                f"the data ended before a step of {number} microbatches was complete; pass more"
+                " batches, or repeat the data"
             ) from None
 
     def _output(self, batch: Any) -> Any:
@@ -956,12 +955,13 @@ class DeepSpeedEngine(nn.Module):
 
 
 PipelineEngine = DeepSpeedEngine
-"""Alias of the engine, which also runs models in pipeline stages."""
+"""DeepSpeed's name for its pipeline engine. One class runs models with and without pipeline stages.
+"""
 
 
 class Throughput:
-    """Counts epochs and steps. DeepSpeed's timer also prints speeds; this class does not, because
-    `stagebridge train` prints them.
+    """The engine's `tput_timer`: counts epochs and steps. DeepSpeed's own timer also prints speeds,
+    which `stagebridge train` prints here.
     """
 
     def __init__(self, batch_size: Callable[[], int]) -> None:
@@ -975,7 +975,9 @@ class Throughput:
 
 
 def write(whole: Mapping[str, Tensor], folder: Path, name: str) -> None:
-    """Write `whole` into the file `name`, which appears in `folder` only when it is complete."""
+    """Write the tensors `whole` into the file `name` in `folder`. The file appears only when it is
+    complete.
+    """
     beside = folder / f".{name}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs the native engine behind DeepSpeed's interface. The training script is the one in
+"""Trains with the native engine behind DeepSpeed's interface. The steps are those of the script in
 `trainers`, with another import.
 """
 
@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 
 class DropInTrainer:
-    """Trains the model of the workload as `config` says. `bridge.backend.Trainer` documents the methods."""
+    """Trains a workload's model as a DeepSpeed config says. `bridge.backend.Trainer` documents the
+    methods.
+    """
 
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
         here = detect()

@@ -1,5 +1,5 @@
-"""Asks the installed DeepSpeed for the values that it reads from a config. The question is plain
-data, and the answer has values by the paths of our schema.
+"""Asks the installed DeepSpeed which values it reads from a config. A question is a dictionary of
+plain data. The answer has values by the paths of our schema.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ SINGLE = {
     "bf16.enabled": "bfloat16_enabled",
     "bf16.immediate_grad_update": "bfloat16_immediate_grad_update",
 }
-"""Names of the attributes in which releases before 0.17.1 store settings of fp16 and bf16, by path.
-Later releases have an object for each of the two.
+"""Attributes of DeepSpeedConfig that hold a single setting, by the setting's path. Releases before
+0.17.1 store settings of fp16 and bf16 in this way; later releases have an object for each section.
 """
 SCALING = {
     "fp16.loss_scale_window": "scale_window",
@@ -87,7 +87,9 @@ SCALING = {
     "fp16.hysteresis": "delayed_shift",
     "fp16.consecutive_hysteresis": "consecutive_hysteresis",
 }
-"""Names of the loss scaler's arguments in releases before 0.17.1, by path."""
+"""Maps settings of fp16 to the names that the loss scaler's arguments have in releases before
+0.17.1.
+"""
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
 FREE = (
     "arg_mappings",
@@ -96,12 +98,14 @@ FREE = (
     "quantized_initialization",
     "post_init_quant",
 )
-"""Names of keys whose value is a mapping. Such a mapping is not a section."""
+"""Names of keys whose value is a free-form mapping and not a section with keys of its own."""
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
 LOOSER = True
-"""True: DeepSpeedConfig accepts configs that the engine refuses later, and ignores keys that it does not know."""
+"""Says that DeepSpeedConfig accepts more than our reader: configs that the engine refuses later,
+and unknown keys.
+"""
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
 """Settings that the engine overrides when it builds the optimizer. The config object still has the
 given values.
@@ -109,8 +113,8 @@ given values.
 
 
 def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the question to ask DeepSpeed about a config, and the values that DeepSpeedConfig
-    should have for it.
+    """Return two things about a config: the question to ask DeepSpeed, and the values that we
+    expect in the answer.
     """
     counted = ranks(config.effective, config.version, config.world_size)
     question = {
@@ -132,15 +136,17 @@ def _code(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raw(source: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Return the question about a source that we may fail to read, on the ranks of a valid config."""
+    """Return the question about the unchecked config `source`, asked for as many ranks as `config`
+    has.
+    """
     question, _ = posed(config)
     read = {name: value for name, value in source.items() if name != "code"}
     return {**question, "config": read, "code": source.get("code", {})}
 
 
 def answer(question: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in the installed release's DeepSpeedConfig, by path. Raises `ConfigError`
-    with DeepSpeed's reason if it refuses the config.
+    """Return the values, by path, that the installed DeepSpeed reads from the config in `question`.
+    Raises `ConfigError` with DeepSpeed's reason if DeepSpeed refuses the config.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _accelerator(question["code"].get("accelerator") or "cpu"):
@@ -162,8 +168,8 @@ def installed() -> str:
 
 
 def held(config: Any) -> dict[str, Any]:
-    """Return the values in a real DeepSpeedConfig of any release in our tables, by path. Values
-    that the object does not store are left out.
+    """Return the values, by path, in DeepSpeed's config object, which may be from any release in
+    our tables. Values that the object does not store are left out.
     """
     names = dict(zip(TOP, TOP, strict=True)) | SINGLE
     found = {
@@ -184,14 +190,14 @@ def held(config: Any) -> dict[str, Any]:
 
 
 class _Nothing:
-    """Empty object in place of an object that the release does not have."""
+    """Stands for an object that the release's config does not have."""
 
     def __init__(self) -> None: ...
 
 
 def _scaling(config: Any) -> dict[str, Any]:
-    """Return the loss-scaling settings in releases before 0.17.1. The config object stores them
-    only if fp16 is on, and the settings of a dynamic scale only if the config has one of them.
+    """Return the settings of loss scaling that the config object of a release before 0.17.1 stores:
+    none without fp16, and the settings of a dynamic scale only if the config has one of them.
     """
     if not getattr(config, "fp16_enabled", False):
         return {}

@@ -1,5 +1,5 @@
-"""DeepSpeed's own learning-rate schedulers, exact in every step. The first two updates use the rate
-at which warmup begins.
+"""DeepSpeed's own learning-rate schedulers, with exactly DeepSpeed's rate in every step. The first
+two updates use the rate at which warmup begins.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from bridge.errors import ConfigError
 
 Rate = Callable[[int, float], float]
-"""Function that returns the learning rate of a group from the number of the last step (-1 before
-the first) and the group's initial rate.
+"""Function that returns the learning rate of a group. The arguments are the number of the last step
+(-1 before the first step) and the group's initial rate.
 """
 
 
@@ -56,16 +56,14 @@ class Scheduler:
 
 
 def scheduler(kind: str, params: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Any:
-    """Return the scheduler that the config's section `scheduler` describes, one of DeepSpeed's or
-    of torch's.
-
-    Source: DeepSpeed 0.19.8, runtime/engine.py (`_scheduler_from_config`) and
-    runtime/lr_schedules.py.
+    """Return the scheduler that the config names, one of DeepSpeed's or of torch's. Source:
+    DeepSpeed 0.19.8, runtime/engine.py (`_scheduler_from_config`) and runtime/lr_schedules.py.
     """
     torchs: Callable[..., Any] | None = getattr(torch.optim.lr_scheduler, kind, None)
     if kind not in RATES and torchs is None:
         raise ConfigError(
-            f"scheduler.type: the engine has no {kind}; use one of {', '.join(RATES)}, or pass lr_scheduler"
+            f"scheduler.type: the engine has no scheduler {kind}; use one of {', '.join(RATES)},"
+            " or pass lr_scheduler"
         )
     try:
         return (
@@ -98,8 +96,8 @@ def warmup_lr(
     warmup_num_steps: int = 1000,
     warmup_type: str = "log",
 ) -> Rate:
-    """Return the rates of WarmupLR: from a low rate up to a high rate (by default each group's
-    own), and then constant.
+    """Return the rate function of WarmupLR: the rate rises from a low rate to a high rate (by
+    default each group's own rate), and then stays constant.
     """
     share = _warmup(warmup_num_steps, warmup_type)
 
@@ -117,8 +115,8 @@ def warmup_decay_lr(
     warmup_num_steps: int = 1000,
     warmup_type: str = "log",
 ) -> Rate:
-    """Return the rates of WarmupDecayLR: up to a high rate as in WarmupLR, and then linearly down
-    to the low rate.
+    """Return the rate function of WarmupDecayLR: the rate rises to a high rate as in WarmupLR, and
+    then falls linearly to the low rate.
     """
     warmup = max(2, warmup_num_steps)
     share = _warmup(warmup, warmup_type)
@@ -140,8 +138,8 @@ def warmup_cosine_lr(
     cos_min_ratio: float = 0.0001,
     warmup_type: str = "log",
 ) -> Rate:
-    """Return the rates of WarmupCosineLR: from a low share of each group's rate up to the full
-    rate, and then down along a cosine. The first update has rate 0.
+    """Return the rate function of WarmupCosineLR: the rate rises from a low share of each group's
+    rate to the full rate, and then falls along a cosine. The first update has rate 0.
     """
     warmup = max(2, warmup_num_steps)
     share = _warmup(warmup, warmup_type)
@@ -162,8 +160,8 @@ def lr_range_test(
     lr_range_test_step_rate: float = 1.0,
     lr_range_test_staircase: bool = False,
 ) -> Rate:
-    """Return the rates of LRRangeTest: from a low rate upwards without end, continuously or in
-    steps.
+    """Return the rate function of LRRangeTest: the rate rises from a low rate without end,
+    continuously or in steps.
     """
 
     def rate(step: int, base: float) -> float:

@@ -1,5 +1,5 @@
-"""Runs the script that `convert --script` writes under the real DeepSpeed. The script keeps its own
-model, parameter groups, schedule and steps.
+"""Runs a script of `convert --script` under the real DeepSpeed. The script keeps its own model,
+parameter groups, schedule and steps.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
-    """Return a trainer that runs the script. Raises `BridgeError` if DeepSpeed or the model's code
-    refuses it.
+    """Return a trainer that runs the script. Raises `BridgeError` if the script fails before
+    training, for example because DeepSpeed refuses the config.
     """
     try:
         return ScriptTrainer(written, config, workload)
@@ -44,10 +44,9 @@ def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> Scrip
 
 
 class ScriptTrainer(DeepSpeedTrainer):
-    """Runs a script as written, with the model config that was written with it. The initial weights
-    are those of the native model, and the samples are those of the workload.
-
-    DeepSpeed's config is the written one too, with the changes that DeepSpeed needs on a CPU
+    """Runs a script of `convert --script` as it is, with the model config that was written beside
+    it. The initial weights are those of the native model, and the samples are those of the
+    workload. DeepSpeed gets the written config, with the changes that DeepSpeed needs on a CPU
     (`trainers.settings`).
     """
 
@@ -92,7 +91,9 @@ class ScriptTrainer(DeepSpeedTrainer):
         return module
 
     def _whole_name(self, name: str) -> str:
-        """Return the name of a parameter in the model without pipeline stages."""
+        """Return the name that a parameter of the script's model has in a model without pipeline
+        stages.
+        """
         return _unstaged(name, self.family) if self.stages > 1 else name
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
@@ -112,8 +113,8 @@ class ScriptTrainer(DeepSpeedTrainer):
 
     @override
     def run(self, batches: list[Batch]) -> float:
-        """Run one step of the script. The script reads samples by their numbers. If some samples
-        are padded, it gets complete batches instead.
+        """Run one step of the script and return the loss. The script picks its samples by number.
+        If some samples are padded, the script gets complete batches instead.
         """
         rank, ranks = self.data
         rows: dict[int, Tensor] = {}
@@ -145,8 +146,8 @@ class ScriptTrainer(DeepSpeedTrainer):
 
 
 def _module(text: str, folder: Path) -> ModuleType:
-    """Return the script as a module. The module's name keeps the block under `if __name__ ==
-    "__main__"` from running.
+    """Return the script as a module, under a name with which the block under `if __name__ ==
+    "__main__"` does not run.
     """
     module, path = ModuleType("written"), folder / "train.py"
     path.write_text(text)
@@ -196,8 +197,8 @@ def _made_of(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs
         if table is not None:
             return names.read(naming, table, shapes, facts)
     raise BridgeError(
-        "deepspeed: the parameter names in the script's model follow no naming that"
-        " stagebridge knows"
+        "deepspeed: the parameter names in the script's model follow no naming that stagebridge"
+        " knows"
     )
 
 
@@ -222,7 +223,7 @@ def _parted(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 STACKED = 3
-"""Number of dimensions of a tensor that contains the weights of all experts."""
+"""A tensor with this number of dimensions contains the weights of all experts."""
 
 
 def _put_together(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:

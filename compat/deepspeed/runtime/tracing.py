@@ -1,6 +1,4 @@
-"""A real DeepSpeed engine as a source of traces, at any ZeRO level. The engine itself is not
-changed.
-"""
+"""Traces a real DeepSpeed engine at any ZeRO level, without changes to DeepSpeed's code."""
 
 from __future__ import annotations
 
@@ -23,17 +21,16 @@ def takes(target: Any) -> bool:
 
 
 def source_of(engine: Any, optimizer: Any, accumulation: int | None) -> DeepSpeedSource:
-    """Return the source of traces for an engine. `optimizer` and `accumulation` are not used,
-    because the engine itself has both.
+    """Return the source of traces for an engine. `optimizer` and `accumulation` are ignored,
+    because the engine itself knows both.
     """
     return DeepSpeedSource(engine)
 
 
 class DeepSpeedSource(ModuleSource):
-    """A source of traces from a `deepspeed.DeepSpeedEngine`.
-
-    Weights are the fp32 weights that the optimizer updates. Under ZeRO they are joined from all
-    ranks by DeepSpeed's own `deepspeed.utils.safe_get_full_*`, so all ranks must take part.
+    """A source of traces from a `deepspeed.DeepSpeedEngine`. Traced weights are the fp32 weights
+    that the optimizer updates. Under ZeRO, DeepSpeed's own `deepspeed.utils.safe_get_full_*` joins
+    weights, moments and gradients from all ranks, so all ranks must take part.
     """
 
     strict = True
@@ -52,13 +49,15 @@ class DeepSpeedSource(ModuleSource):
     @property
     @override
     def at_hand(self) -> bool:
-        """Return whether this rank has whole tensors without communication. False under ZeRO, where
-        DeepSpeed joins tensors from the parts of all ranks.
+        """Return whether this rank has whole tensors without communication. Under ZeRO this is
+        false, because DeepSpeed joins tensors from the parts of all ranks.
         """
         return not self.engine.zero_optimization()
 
     def watch(self) -> None:
-        """Wrap `engine.step`. Under ZeRO, gradients are whole only at the beginning of a step."""
+        """Wrap `engine.step`, so that gradients are traced at its beginning, the only time at which
+        they are whole under ZeRO.
+        """
         step = self.engine.step
 
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -91,10 +90,9 @@ class DeepSpeedSource(ModuleSource):
         return found
 
     def _own_norm(self) -> float | None:
-        """Return the norm by which DeepSpeed will clip.
-
-        Without ZeRO DeepSpeed does not report it in time, so it is computed from the gradients,
-        which are whole. Return None under ZeRO or without clipping.
+        """Return the gradient norm by which DeepSpeed will clip. Without ZeRO, DeepSpeed reports
+        this norm too late, so the norm is computed here from the whole gradients. Return None under
+        ZeRO or without clipping.
         """
         if self.engine.zero_optimization() or not self.engine.gradient_clipping():
             return None
@@ -117,8 +115,8 @@ class DeepSpeedSource(ModuleSource):
             yield from super().tensors(kind)
 
     def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
-        """Return a tensor for the trace. A tensor that was just joined from the parts of all ranks
-        has no replicas, so none can differ.
+        """Return a tensor with its placement, for the trace. Under ZeRO a tensor that DeepSpeed
+        just joined from all ranks has no replicas.
         """
         found = super().held(name, kind, part, tensor)
         apart = self.engine.zero_optimization() and kind not in ("replica", "buffer")
@@ -148,8 +146,8 @@ class DeepSpeedSource(ModuleSource):
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def _link(self, parameter: nn.Parameter) -> None:
-        """Link the optimizer's state to `parameter`. DeepSpeed itself does so only for the first
-        group after its step, when other groups have no state yet.
+        """Link the optimizer's state to `parameter`. DeepSpeed itself links the state only after
+        the step of the first group, when other groups have no state yet.
         """
         mapping = getattr(parameter, "_hp_mapping", None)
         partitions = getattr(self.engine.optimizer, "single_partition_of_fp32_groups", None)

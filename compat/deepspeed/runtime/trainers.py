@@ -53,12 +53,12 @@ QUIET = (
     ),
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "steps_per_print", "log_level"),
 )
-"""Keys and sections for logs and profiles, which are removed from a config before a run."""
+"""Keys and sections for logs and profiles. They are removed from a config before a run."""
 
 
 def join() -> int:
-    """Join DeepSpeed's process group, which has one rank or all ranks that the launcher started.
-    Return the number of ranks.
+    """Join DeepSpeed's process group and return the number of ranks in it. The group has all ranks
+    that the launcher started, or one rank without a launcher.
     """
     here = comm.joined()
     found = detect()
@@ -117,10 +117,8 @@ def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
 
 def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
     """Return the config to pass to `deepspeed.initialize`: without logs, and with a micro batch
-    size if `config` sets no batch size.
-
-    On CPU it uses torch's Adam, which computes the same as DeepSpeed's kernels but always corrects
-    the bias.
+    size if `config` sets no batch size. On CPU the config selects torch's Adam, which computes the
+    same as DeepSpeed's kernels but always corrects the bias.
     """
     data = undealt({key: value for key, value in config.ds_config.items() if key not in QUIET})
     # DeepSpeed needs one of them, and derives the other.
@@ -146,10 +144,9 @@ def settings(config: DeepSpeedFile, workload: Workload) -> dict[str, Any]:
 
 
 def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without `round_robin_gradients`.
-
-    This key changes no numbers, but with it DeepSpeed's utilities look for masters at wrong
-    positions (zero/stage_1_and_2.py: _link_all_hp_params).
+    """Return the config without `round_robin_gradients`. This key changes no numbers, but it makes
+    DeepSpeed's utilities look for masters at wrong positions (zero/stage_1_and_2.py:
+    _link_all_hp_params).
     """
     zero = data.get("zero_optimization")
     if not isinstance(zero, Mapping) or not zero.get("round_robin_gradients"):
@@ -163,15 +160,15 @@ def undealt(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
-    """Return the optimizer that the script builds if the config has none."""
+    """Return the optimizer that a script builds if the config names none."""
     return torch.optim.AdamW(
         parameters, **{name: DEFAULTS[name] for name in ("lr", "betas", "eps", "weight_decay")}
     )
 
 
 def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
-    """Return the argument `model_parameters` of the script: a flat list, two groups if biases and
-    norms do not decay, or the groups of a file.
+    """Return the value for the argument `model_parameters` of `deepspeed.initialize`: the groups of
+    a file if the workload has one, two groups if biases and norms do not decay, else a flat list.
     """
     if workload.groups:
         return built(workload.groups, dict(model.named_parameters()), FILE)
@@ -186,8 +183,8 @@ def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list
 
 
 def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any] | None:
-    """Return the argument `lr_scheduler` of the script: a function that makes a scheduler from the
-    optimizer. Return None if the code part has no schedule.
+    """Return the value for the argument `lr_scheduler` of `deepspeed.initialize`: a function that
+    makes a scheduler from the optimizer; None if the script does not have to build a schedule.
     """
     if not steers(config.given):
         return None
@@ -204,8 +201,8 @@ def exact(model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Set a model's buffers to their exact values again, because DeepSpeed rounds buffers together
-    with the weights.
+    """Set a model's buffers to the copies in `kept`, because DeepSpeed rounds buffers together with
+    the weights.
     """
     for name, held in model.named_buffers():
         if name in kept:
@@ -235,7 +232,7 @@ class DeepSpeedTrainer:
         self._take_step(*arguments, **named)
 
     def count(self) -> None:
-        """Update the peak number of bytes of gradients from the gradients that exist at this time."""
+        """Count the bytes of the gradients that exist now, and keep the largest count."""
         self._gradients = max(self._gradients, _bytes(gradients(self.engine)))
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
@@ -269,7 +266,7 @@ class DeepSpeedTrainer:
 
     @abstractmethod
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return this rank's parameters by global name."""
+        """Yield this rank's parameters with the names that they have in the whole model."""
 
     @abstractmethod
     def run(self, batches: list[Batch]) -> float:
@@ -300,8 +297,8 @@ class DeepSpeedTrainer:
             []
             if found
             else [
-                f"{place}: DeepSpeed found nothing to load in it; name the folder of a saved"
-                " checkpoint"
+                f"{place}: DeepSpeed found nothing to load in this folder; name the folder of a"
+                " saved checkpoint"
             ]
         )
         return int(self.engine.global_steps)
@@ -387,8 +384,8 @@ class EngineTrainer(DeepSpeedTrainer):
         return iter(self.engine.module.named_parameters())
 
     def adapt(self, data: dict[str, Any]) -> None:
-        """Add the rules by which AutoTP splits this model. Models of Hugging Face have such rules
-        of their own.
+        """Add to the config the rules by which AutoTP splits this model. AutoTP has built-in rules
+        only for models of Hugging Face.
         """
         if self.tensor > 1:
             names, section = (
@@ -482,8 +479,9 @@ class PipelineTrainer(DeepSpeedTrainer):
 
 
 def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
-    """Return the global name of each layer of a PipelineModule, and the layers. If embedding and
-    head share their weights, both become the same tied layer.
+    """Return the layers for a PipelineModule, and before them a mapping from a layer's number to
+    its name in the whole model. If embedding and head share their weights, both become the same
+    tied layer.
     """
     names, layers = [name for name, _ in model.named_children()], list(model)
     if not model.architecture.tied:
@@ -514,8 +512,8 @@ def _logits(head: Any, embedding: Any, stream: Tensor) -> Tensor:
 
 
 def masters(engine: Any) -> dict[int, Tensor]:
-    """Return the fp32 masters of half-precision optimizers without ZeRO, by the `id` of the
-    parameter.
+    """Return the fp32 masters of a half-precision optimizer without ZeRO, by the `id` of the
+    parameter. Empty for other optimizers.
     """
     optimizer = None if engine.zero_optimization() else engine.optimizer
     halves, wholes = getattr(optimizer, "fp16_groups", ()), getattr(optimizer, "fp32_groups", ())
@@ -545,8 +543,8 @@ def stored(engine: Any) -> Iterator[Tensor]:
 
 
 def gradients(engine: Any) -> Iterator[Tensor]:
-    """Yield the gradients that this rank stores: the parameters' own gradients, and tensors in
-    those attributes of the ZeRO optimizer that have `grad` in their names.
+    """Yield the gradients that this rank stores: those of the parameters, and all tensors in the
+    ZeRO optimizer's attributes with `grad` in the attribute's name.
     """
     yield from (weight.grad for weight in engine.module.parameters() if weight.grad is not None)
     if engine.zero_optimization() or engine.bfloat16_enabled():

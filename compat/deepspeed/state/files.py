@@ -1,4 +1,5 @@
-"""Finds and reads the files of a DeepSpeed checkpoint, and checks that they belong together."""
+"""Finds and reads the files of a DeepSpeed checkpoint, and checks that all files belong to one run.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ OTHERS = {
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
-"""Patterns of file names in checkpoints that this reader cannot join, each with the contents of the
-file for messages.
+"""Maps patterns for names of files that stagebridge cannot read yet to what such a file holds, in
+words for messages.
 """
 
 SCALERS = ("LossScaler", "DynamicLossScaler")
@@ -45,8 +46,8 @@ NAMES = (
     "deepspeed.checkpoint.universal_checkpoint SubparamShape",
 )
 KNOWN = recorded(*NAMES)
-"""DeepSpeed's own classes in checkpoint files. The reader makes plain records of their objects
-(runtime/zero/stage_1_and_2.py: state_dict).
+"""DeepSpeed's own classes whose objects may stand in checkpoint files
+(runtime/zero/stage_1_and_2.py: state_dict). The reader turns such an object into a plain record.
 """
 
 OWN = (
@@ -77,18 +78,17 @@ OWN = (
         "num_experts",
     ),
 )
-"""Keys that DeepSpeed writes into model states (runtime/engine.py: _common_checkpoint_state). All
-other keys are the script's.
+"""Keys that DeepSpeed writes into model states (runtime/engine.py: _common_checkpoint_state). The
+training script wrote all other keys.
 """
 
 
 @dataclass(frozen=True)
 class Files:
     """The files of one model-parallel rank: `models` and `optimizers` by data-parallel rank. Below
-    ZeRO stage 3 there is only one file of model states.
-
-    Checkpoints of a pipeline store each layer's weights in a separate file. `layers` has these
-    weights by the stage's parameter names.
+    ZeRO stage 3 there is only one file of model states. Checkpoints of a pipeline store each
+    layer's weights in a separate file: `layers` has the weights of this rank's stage, by parameter
+    name, and `beside` has the paths of the layer files.
     """
 
     folder: Path
@@ -99,8 +99,8 @@ class Files:
 
     @classmethod
     def of(cls, folder: Path) -> tuple[Files, ...]:
-        """Return the files in `folder`, by model-parallel rank. Raises `SourceError` for missing
-        ranks and for unsupported files.
+        """Return the files in `folder`, by model-parallel rank. Raises `SourceError` if files of a
+        rank are missing, or if stagebridge cannot read a file.
         """
         models, optimizers = _matching(folder, MODEL), _matching(folder, OPTIMIZER)
         _whole(folder)
@@ -114,8 +114,8 @@ class Files:
                 _complete(folder, ranks, f"{what} of rank")
         if optimizers and len(optimizers) != len(models):
             raise SourceError(
-                f"{folder}: found {len(models)} parts of model states, but {len(optimizers)} parts"
-                f" of optimizer states; {DAMAGED}"
+                f"{folder}: found {len(models)} parts of model states, but {len(optimizers)}"
+                f" parts of optimizer states; {DAMAGED}"
             )
         parts = tuple(
             cls(folder, models[part], optimizers.get(part, {})) for part in range(len(models))
@@ -132,7 +132,9 @@ class Files:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """Contents of the first file of model states in this checkpoint."""
+        """Contents of the first file of model states. In a pipeline, `module` has the weights of
+        this rank's stage.
+        """
         found = loaded(self.models[0], self.folder, "module")
         return {**found, "module": self.layers} if self.layers else found
 
@@ -147,8 +149,8 @@ class Files:
             for key in ("ds_version", "ds_config"):
                 if held.get(key) != found[0].get(key):
                     raise SourceError(
-                        f"{path}: {key} differs from {key} in {self.optimizers[0].name}; the"
-                        " file belongs to another run"
+                        f"{path}: {key} differs from {key} in {self.optimizers[0].name}; the two"
+                        " files belong to different runs"
                     )
         states = tuple(held["optimizer_state_dict"] for held in found)
         for path, state in zip(self.optimizers.values(), states, strict=True):
@@ -163,20 +165,19 @@ class Files:
         return (*self.models.values(), *self.optimizers.values(), *self.beside)
 
 
-def _complete(folder: Path, found: Mapping[int, Path], what: str) -> None:
+def _complete(folder: Path, found: Mapping[int, Path], kind: str) -> None:
     missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
     if missing:
         raise SourceError(
-            f"{folder}: no {what} {missing[0]}, though {found[max(found)].name} is there; {DAMAGED}"
+            f"{folder}: found no file with {kind} {missing[0]}, although the folder has"
+            f" {found[max(found)].name}; {DAMAGED}"
         )
 
 
 def _staged(
     folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]
 ) -> tuple[Files, ...]:
-    """Return the files of each pipeline stage in `parts`, with the weights of the stage's layers
-    added.
-    """
+    """Return `parts`, one for each pipeline stage, with the weights of the stage's layers added."""
     entries: dict[str, Lazy] = {}
     for number, path in sorted(numbered.items()):
         entries |= stages.layer(number, loaded(path, folder))
@@ -190,7 +191,9 @@ def _staged(
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Path]]:
-    """Return the files of `names` by model rank and data rank."""
+    """Return the files in `folder` whose names match `pattern`, by model-parallel rank and
+    data-parallel rank.
+    """
     found: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()):
         match = pattern.fullmatch(path.name)
@@ -199,8 +202,8 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
         ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
         if rank in ranks:
             raise SourceError(
-                f"{path}: {ranks[rank].name} belongs to the same rank; remove the file that"
-                " belongs to another run"
+                f"{path}: {ranks[rank].name} belongs to the same rank; remove one of the two"
+                " files, which belongs to another run"
             )
         ranks[rank] = path
     return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}
@@ -208,26 +211,29 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
 
 def _whole(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
-        for pattern, what in OTHERS.items():
+        for pattern, contents in OTHERS.items():
             if pattern.fullmatch(path.name):
-                raise SourceError(f"{path}: holds {what}, which cannot be read yet")
+                raise SourceError(
+                    f"{path}: the file holds {contents}, which stagebridge cannot read yet"
+                )
 
 
 def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
-    """Return the contents of a file. Raises `SourceError` if the file lacks the key `needed`, or if
-    somebody renamed the file.
+    """Return the contents of a checkpoint file. Raises `SourceError` if the file lacks the key
+    `needed`, or if its name is not the name that DeepSpeed gave it.
     """
     found = archive.read(path, root, KNOWN)
     if not isinstance(found, dict) or (needed and needed not in found):
         raise SourceError(
-            f"{path}: no {needed or 'tensors'!r} in it, which DeepSpeed always writes; {DAMAGED}"
+            f"{path}: the file lacks {needed or 'tensors'!r}, which DeepSpeed always writes;"
+            f" {DAMAGED}"
         )
     was = archive.title(path, root)
     if was not in (path.stem, "archive") and any(
         pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)
     ):
         raise SourceError(
-            f"{path}: it was written as {was}.pt; rename each file to its original name"
+            f"{path}: DeepSpeed wrote this file as {was}.pt; rename each file to its original name"
         )
     return found
 
@@ -241,8 +247,8 @@ def number(found: Mapping[str, Any], key: str) -> int | None:
 
 
 def where(model: Mapping[str, Any], lr: float | None) -> Where:
-    """Return the progress of the run. DeepSpeed's `global_steps` includes skipped steps, while the
-    hub counts skipped steps separately.
+    """Return the step and the other counters of the run. DeepSpeed's `global_steps` includes
+    skipped steps, while the hub counts skipped steps separately.
     """
     steps, skipped = number(model, "global_steps"), number(model, "skipped_steps")
     made = None if steps is None else steps - (skipped or 0)
@@ -250,8 +256,8 @@ def where(model: Mapping[str, Any], lr: float | None) -> Where:
 
 
 def scale_of(found: Mapping[str, Any]) -> Scale | None:
-    """Return the loss scale. In files of ZeRO it is an object, and in other files plain numbers
-    (runtime/fp16/loss_scaler.py).
+    """Return the loss scale; None if the file has none, or a constant scale of 1. ZeRO's files
+    store an object, and other files plain numbers (runtime/fp16/loss_scaler.py).
     """
     scaler = found.get("loss_scaler")
     if not isinstance(scaler, Record):
@@ -283,8 +289,8 @@ def scale_of(found: Mapping[str, Any]) -> Scale | None:
 
 
 def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
-    """Return the values that the script saved with the checkpoint if they are plain data, and a
-    finding for each other value.
+    """Return two things about values that the script saved with the checkpoint: the values that are
+    plain data, and a finding for each other value.
     """
     found, left = {}, []
     for key, value in model.items():

@@ -1,4 +1,6 @@
-"""Joins the parts of a model that pipeline stages or the tensor-parallel ranks of AutoTP saved."""
+"""Joins a whole model from checkpoint parts: the parts of pipeline stages, or the parts of AutoTP's
+tensor-parallel ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from bridge.state.lazy import Boxed, Lazy, Placed, Shape, Strided
 from compat.deepspeed.state.files import DAMAGED, Files
 
 MAP = "universal_checkpoint_info"
-"""Key of the map that gives the position of each part in the whole parameter. AutoTP writes this
-map since DeepSpeed 0.19 (its `affine_map`).
+"""Key of the model states under which AutoTP, since DeepSpeed 0.19, stores the position of each
+part in the whole parameter (`affine_map`).
 """
 ADVICE = "merge the checkpoint with DeepSpeed's ds_to_universal.py"
 
@@ -44,7 +46,7 @@ def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
     if stages > 1 and ranks > 1:
         raise SourceError(
             f"{parts[0].folder}: found {stages} stages with {ranks} tensor ranks each, which"
-            f" cannot be read yet; {ADVICE}"
+            f" stagebridge cannot read yet; {ADVICE}"
         )
     ranks = ranks if stages > 1 or said.get("tp_degree") else len(parts)
     if stages * ranks != len(parts):
@@ -59,16 +61,15 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
     for files, hub in zip(parts, hubs, strict=True):
         for key in ("where", "schedule", "scale", "config", "client"):
             if getattr(hub, key) != getattr(hubs[0], key):
-                said = f"{key} differs from the file {parts[0].models[0].name}"
                 raise SourceError(
-                    f"{files.models[0]}: its {said}; the file belongs to another run or another"
-                    " step"
+                    f"{files.models[0]}: {key} differs from {key} in {parts[0].models[0].name};"
+                    " the two files belong to different runs or steps"
                 )
         if len(hub.groups) != len(hubs[0].groups) or hub.origin.layout != hubs[0].origin.layout:
-            said = f"{len(hub.groups)} groups, {dict(hub.origin.layout)}"
-            there = f"{len(hubs[0].groups)} groups, {dict(hubs[0].origin.layout)}"
             raise SourceError(
-                f"{files.models[0]}: found {said}, expected {there} as in {parts[0].models[0].name}; {DAMAGED}"
+                f"{files.models[0]}: found {len(hub.groups)} optimizer groups and the layout"
+                f" {dict(hub.origin.layout)}, expected {len(hubs[0].groups)} groups and"
+                f" {dict(hubs[0].origin.layout)} as in {parts[0].models[0].name}; {DAMAGED}"
             )
 
 
@@ -76,8 +77,8 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
 
 
 def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """Return the model with the layers of all pipeline stages. A parameter that is on several
-    stages is a tied one.
+    """Return the model joined from the layers of all pipeline stages. A parameter on several stages
+    is a tied one.
     """
     parameters: dict[str, Parameter] = {}
     for files, hub in zip(parts, hubs, strict=True):
@@ -108,17 +109,15 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
-    """Return the model in which each parameter is joined from its parts on the tensor-parallel
-    ranks.
-
-    AutoTP counts tensor-parallel ranks as data-parallel ranks, so the number of samples is divided
-    by the number of tensor-parallel ranks.
+    """Return the model joined from the parts of the tensor-parallel ranks. AutoTP counts
+    tensor-parallel ranks as data-parallel ranks, so the number of samples is divided by the number
+    of tensor-parallel ranks.
     """
     map = _map(parts[0])
     for files, hub in zip(parts, hubs, strict=True):
         if list(hub.parameters) != list(hubs[0].parameters):
             raise SourceError(
-                f"{files.models[0]}: the parameters differ from the parameters in"
+                f"{files.models[0]}: this file has other parameters than"
                 f" {parts[0].models[0].name}; {DAMAGED}"
             )
     parameters = {name: _whole(name, map, hubs, parts[0]) for name in hubs[0].parameters}
@@ -128,8 +127,8 @@ def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 
 
 def _map(files: Files) -> Mapping[str, Any]:
-    """Return the map with the positions of the parts of each parameter, by parameter name. In the
-    file each name is a regular expression.
+    """Return, by parameter name, the positions of the parameter's parts. The file has each name as
+    a regular expression.
     """
     info = files.model.get(MAP) or {}
     found = (info.get("affine_map") or {}).get("params")
@@ -148,14 +147,16 @@ def _map(files: Files) -> Mapping[str, Any]:
 def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files) -> Parameter:
     if name not in map:
         raise SourceError(
-            f"{files.models[0]}: the map of the parts' positions lacks {shown(name)}; {ADVICE}"
+            f"{files.models[0]}: the file does not say how the parts of {shown(name)} are joined;"
+            f" {ADVICE}"
         )
     row, held = map[name], [hub.parameters[name] for hub in hubs]
     first = held[0]
     kinds = (set(first.moments), first.step, first.master is None)
     if any((set(other.moments), other.step, other.master is None) != kinds for other in held):
         raise SourceError(
-            f"{files.folder}: the steps of {shown(name)} differ between tensor-parallel ranks; {DAMAGED}"
+            f"{files.folder}: the tensor-parallel ranks have different steps or moments of"
+            f" {shown(name)}; {DAMAGED}"
         )
 
     def put(tensors: Sequence[Lazy]) -> Lazy:
@@ -170,37 +171,40 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files)
 
 
 def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: Files) -> Lazy:
-    """Return a tensor that is joined from its parts on all ranks. If several ranks have the same
-    part, the first of these ranks is read.
+    """Return the whole tensor `name`, joined from its parts on all ranks. If several ranks have the
+    same part, the part of the first of these ranks is read.
     """
     shape = tuple(row["logical_shape"])
     found: list[Placed] = []
     for rank, held in enumerate(tensors):
         part = row["ranks"][rank]
         if tuple(part["shard_shape"]) != held.shape:
-            said = (
-                f"{held.shape} on tensor-parallel rank {rank}, but the map expects"
-                f" {tuple(part['shard_shape'])}"
+            raise SourceError(
+                f"{files.folder}: {shown(name)} has shape {held.shape} on tensor-parallel rank"
+                f" {rank}, expected {tuple(part['shard_shape'])}; {DAMAGED}"
             )
-            raise SourceError(f"{files.folder}: {shown(name)} has shape {said}; {DAMAGED}")
         # Replicas, such as norms, are on every rank: `locations` has all of them, and one is
         # enough.
         pieces = (piece for piece in part["pieces"] if rank == min(piece["locations"]))
         found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
     if not _fills(shape, [part.place for part in found]):
         raise SourceError(
-            f"{files.folder}: the parts of {shown(name)} do not fill its shape {shape}; {DAMAGED}"
+            f"{files.folder}: the parts of {shown(name)} do not fill the whole shape {shape};"
+            f" {DAMAGED}"
         )
     return found[0].source if len(found) == 1 else Boxed(tuple(found), shape, tensors[0].dtype)
 
 
 def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box:
-    """Return the box that a part fills in the whole tensor."""
+    """Return the block of the whole tensor that a part fills. Raises `SourceError` if the part is
+    not a rectangular block.
+    """
     offset, strides = piece["source"]
     # Other strides would mean a transposed or strided part.
     if tuple(strides) != steps(shape) or offset < 0:
         raise SourceError(
-            f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of it; {ADVICE}"
+            f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of the whole"
+            f" tensor; {ADVICE}"
         )
     # A flat place in row-major order, taken apart: dimension by dimension, offset // stride modulo
     # size.
@@ -209,8 +213,8 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box
 
 
 def _own(piece: Mapping[str, Any], held: Lazy) -> Lazy:
-    """Return the part `piece` of a rank's tensor. Raises `ValueError` if the part is not a
-    rectangular block of the tensor.
+    """Return the part `piece` of the tensor `held` on one rank. Raises `ValueError` if the part is
+    not a rectangular block of the tensor.
     """
     (offset, strides), sizes = piece["dest"], tuple(piece["shape"])
     offsets = tuple(
@@ -232,7 +236,7 @@ def steps(shape: Shape) -> Shape:
 
 
 def _fills(shape: Shape, places: Sequence[Box]) -> bool:
-    """Return whether all boxes lie within a shape, do not overlap, and together cover the shape."""
+    """Return whether the boxes exactly fill a tensor of this shape, without overlap."""
     inside = all(
         offset >= 0 and size > 0 and offset + size <= whole
         for place in places

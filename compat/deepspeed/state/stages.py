@@ -1,5 +1,5 @@
-"""Reads the stages of a PipelineModule: each layer has its own file, and each stage lists the
-parameters that it trains.
+"""Reads the stages of a PipelineModule's checkpoint: each layer has its own file, and each stage
+lists the parameters that it trains.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ DAMAGED = "the checkpoint is damaged"
 def modules(
     entries: Mapping[str, Lazy], parts: Sequence[Mapping[str, Shape]], where: str
 ) -> list[dict[str, Lazy]]:
-    """Return for each stage the tensors in `entries` that belong to it, by parameter name.
-
-    A parameter name is the layer's number followed by the name in this layer, or `tied_modules.`
-    followed by the key of the tie. Entries that no stage trains go to the first stage. Raises
-    `SourceError` for a parameter that is in no file.
+    """Return, for each stage, the tensors of the stage by parameter name. `entries` has the tensors
+    of all layer files, and `parts` the names and shapes that each stage trains. A parameter name is
+    the layer's number followed by the name in this layer, or `tied_modules.` followed by the key of
+    the tie. Tensors that no stage trains go to the first stage. Raises `SourceError` for a
+    parameter that is in no file, or with different values in several files.
     """
     import torch
 
@@ -49,7 +49,8 @@ def modules(
                 not torch.equal(free[same[0]].whole(), free[other].whole()) for other in same[1:]
             ):
                 raise SourceError(
-                    f"{where}: {shown(name)} is in {len(same)} layer files, expected one; {DAMAGED}"
+                    f"{where}: found {shown(name)} in {len(same)} layer files, expected one file,"
+                    f" or several with equal values; {DAMAGED}"
                 )
         shared |= {copy for same in copies.values() for copy in same}
         found.append(
@@ -60,18 +61,18 @@ def modules(
 
 
 def layer(number: int, found: Mapping[str, Any]) -> dict[str, Lazy]:
-    """Return the tensors of a layer's file. Each name begins with the layer's number."""
+    """Return the tensors in a layer's file. The layer's number is added before each name."""
     return {f"{number}.{name}": held for name, held in found.items() if isinstance(held, Lazy)}
 
 
 def shapes(model: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Shape]]:
-    """Yield names and shapes of a stage's trained parameters. Raises `SourceError` if the file has
-    no shapes, such as a file written without ZeRO.
+    """Yield names and shapes of the parameters that a stage trains. Raises `SourceError` if the
+    file has no shapes, such as a file written without ZeRO.
     """
     if not isinstance(found := model.get("param_shapes"), list):
-        said = "the file has no shapes of parameters, so the layers of the stage are not known"
         raise SourceError(
-            f"{path}: {said}; save the checkpoint with zero_optimization.stage 1, which gives the"
-            " same numbers"
+            f"{path}: the file has no shapes of parameters, so the layers of the stage are not"
+            " known; save the checkpoint with zero_optimization.stage 1, which gives the same"
+            " numbers"
         )
     yield from ((name, tuple(shape)) for group in found for name, shape in group.items())

@@ -1,4 +1,6 @@
-"""Universal checkpoints: a folder for each whole parameter, with files for its master weights and each moment."""
+"""Reads and writes DeepSpeed's universal checkpoints: a folder for each whole parameter, with one
+file for the masters and one for each moment.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +34,22 @@ MODELS = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.
 
 
 GROUPS = 64
-"""Number of optimizer groups to write if the source has no groups.
-
-DeepSpeed loads only as many groups as the file has, and further groups would keep their initial
-masters (runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
+"""Number of optimizer groups to write if the source does not say its groups. DeepSpeed loads only
+as many groups as the file has, and all other groups would keep their initial masters
+(runtime/base_optimizer.py: load_hp_checkpoint_state_from_checkpoint_dir).
 """
 
 
 class Universal(Format):
-    """Checkpoints as DeepSpeed's ds_to_universal.py writes them. DeepSpeed loads them on any layout
-    of ranks.
+    """Checkpoints in the format of DeepSpeed's ds_to_universal.py. DeepSpeed loads such a
+    checkpoint on any layout of ranks.
     """
 
     name = "universal"
     title = "DeepSpeed universal"
     unseen = (
-        "a file swapped with that of another parameter of the same shape is detected only if its"
-        " values do not fit the parameter"
+        "if the files of two parameters with the same shape are swapped, this is detected only"
+        " if their values do not fit the parameters"
     )
 
     def find(self, folder: Path) -> Path | None:
@@ -94,8 +95,8 @@ class Universal(Format):
         return replace(hub, groups=(), settings=groups[0].settings) if unknown else hub
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Check also the checksums inside each archive, and that masters round to the model's
-        weights.
+        """Check everything that the base class checks, the checksums inside each archive, and that
+        masters round to the model's weights.
         """
         super().verify(place, used)
         for path in (
@@ -127,8 +128,8 @@ class Universal(Format):
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether stagebridge wrote these groups because the source had no groups. They stand
-    for groups of unknown number and contents.
+    """Return whether stagebridge wrote these rows of groups for a source without groups. The real
+    number of groups is then not known.
     """
     return len(rows) == GROUPS and [bool(row["params"]) for row in rows] == [True] + [False] * (
         GROUPS - 1
@@ -136,8 +137,8 @@ def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
-    """Return shapes by name in the order of the optimizer's groups. If the ranks that saved the
-    checkpoint assigned parameters in turn (`round_robin_gradients`), this order is undone.
+    """Return shapes by name, with the names in the model's order. If the ranks that saved the
+    checkpoint assigned parameters in turn (`round_robin_gradients`), `shapes` has another order.
     """
     ranks = files.model.get("dp_world_size")
     if (
@@ -151,8 +152,8 @@ def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Name
 
 
 def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
-    """Raise `SourceError` if a master does not round to the model's weight. Only checkpoints below
-    ZeRO stage 3 have both.
+    """Raise `SourceError` if a master does not round to the model's weight. This is checked only
+    below ZeRO stage 3, where a checkpoint has both.
     """
     for name, weight in (model["module"] or {}).items():
         path = place / ZERO / name / f"{FP32}.pt"
@@ -167,14 +168,14 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
             continue  # `read` names this problem, or the weight is a tensor-parallel part
         if bytes(raw(cast(held, weight.dtype).flat(0, count))) != bytes(raw(weight.flat(0, count))):
             raise SourceError(
-                f"{path}: does not round to the model's weight; the file belongs to another"
-                " parameter or another run"
+                f"{path}: the master in this file does not round to the model's weight; the file"
+                " belongs to another parameter or another run"
             )
 
 
 def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -> Flats:
-    """Return master, moments and step of each parameter. At ZeRO stage 3 all parameters have the
-    same step.
+    """Return masters and moments of each parameter, and the step of each group. At ZeRO stage 3 all
+    parameters share one step.
     """
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
     SourceError.raise_if(
@@ -225,7 +226,8 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
         was = archive.title(path, place)
         if was not in (path.stem, "archive"):
             raise SourceError(
-                f"{path}: it was written as {was}.pt; rename each file to its original name"
+                f"{path}: DeepSpeed wrote this file as {was}.pt; rename each file to its original"
+                " name"
             )
         held = value.get("param") if isinstance(value, dict) else value
         if not isinstance(held, Lazy) or held.count != prod(shape):
@@ -248,8 +250,8 @@ def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
 
 
 def _common(layout: writing.Layout) -> dict[str, Any]:
-    """Return the state that all parameters share. At ZeRO stage 3 DeepSpeed reads the step and the
-    settings from `optimizer_state_dict`.
+    """Return the contents of the file for state that all parameters share. At ZeRO stage 3
+    DeepSpeed reads the step and the settings from `optimizer_state_dict`.
     """
     rows = [writing.row_of(group, [number]) for number, group in enumerate(layout.groups)]
     rows += [
@@ -272,8 +274,8 @@ def _common(layout: writing.Layout) -> dict[str, Any]:
 
 
 def _left(hub: Hub) -> Iterator[Finding]:
-    """Yield findings for state that DeepSpeed does not load (runtime/engine.py: _load_checkpoint
-    skips the state of the module).
+    """Yield findings for state in the hub that DeepSpeed does not load from a universal checkpoint
+    (runtime/engine.py: _load_checkpoint skips the state of the module).
     """
     if hub.buffers:
         yield lost(
@@ -297,6 +299,6 @@ def _left(hub: Hub) -> Iterator[Finding]:
     if not hub.groups:
         yield lost(
             "groups",
-            "the source has no optimizer settings; DeepSpeed uses the settings of its config",
+            "the source has no optimizer settings; DeepSpeed uses the settings in its config",
             Effect.NONE,
         )

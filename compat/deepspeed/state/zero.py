@@ -1,5 +1,5 @@
-"""Reads checkpoints of ZeRO stages 0 to 3: model states, and the part of the optimizer's flat
-groups that each data-parallel rank saved.
+"""Reads checkpoints of ZeRO stages 0 to 3. They have files of model states, and for each
+data-parallel rank a file with the rank's part of the optimizer's flat groups.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Zero(Format):
     fixed = True
     takes = frozenset({"ranks", "level"})
     unseen = (
-        "a rank's file from another run at the same step is detected only if its values do not fit"
-        " the other files"
+        "if the file of one rank is from another run at the same step, this is detected only if"
+        " its values do not fit the other files"
     )
 
     def find(self, folder: Path) -> Path | None:
@@ -62,8 +62,8 @@ class Zero(Format):
         )
 
     def verify(self, place: Path, used: Used | None = None) -> None:
-        """Check also the checksums inside each archive, and below ZeRO stage 3 that masters round
-        to the weights.
+        """Check everything that the base class checks, the checksums inside each archive, and below
+        ZeRO stage 3 that masters round to the weights.
         """
         super().verify(place, used)
         for files in Files.of(place):
@@ -75,12 +75,12 @@ class Zero(Format):
                 _of_one_run(files)
 
     def read(self, place: Path) -> Hub:
-        """Read the common state from the first file of model states, and each rank's part of the
-        flat groups from the rank's own file.
+        """Read the checkpoint: common state from the first file of model states, and flat groups
+        from the files of all ranks.
         """
         found = Files.of(place)
         if not found:
-            raise SourceError(f"{place}: no model states of rank 0; {DAMAGED}")
+            raise SourceError(f"{place}: found no file with the model states of rank 0; {DAMAGED}")
         hubs = []
         for files in found:
             # The first rank's optimizer state: only values that all ranks share are read from it.
@@ -94,14 +94,14 @@ class Zero(Format):
 
 
 SAMPLE = 1024
-"""Number of elements at the start of each parameter's part on a rank that are compared with the
-model's copy.
+"""To find files of another run, this many elements at the start of each parameter's part on a rank
+are compared with the model's weights.
 """
 
 
 def _of_one_run(files: Files) -> None:
-    """Raise `SourceError` if the masters in a rank's file do not round to the model's weights. Such
-    a file is from another run or another step.
+    """Raise `SourceError` if the masters in a rank's file do not round to the model's weights,
+    which shows that the file is from another run or another step.
     """
     module, shapes = files.model["module"], shapes_of(files)
     paths: dict[Lazy, Path] = {}
@@ -117,12 +117,10 @@ def _of_one_run(files: Files) -> None:
             count = min(len(run), SAMPLE)
             found = cast(run.source, weight.dtype).flat(run.start, run.start + count)
             if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
-                said = (
-                    f"the masters of {shown(name)} in this file do not round to the"
-                    f" weights in {files.models[0].name}"
-                )
                 raise SourceError(
-                    f"{paths[run.source]}: {said}; the file belongs to another run or another step"
+                    f"{paths[run.source]}: the masters of {shown(name)} in this file do not round"
+                    f" to the weights in {files.models[0].name}; the file belongs to another run or"
+                    " another step"
                 )
             at += len(run)
 
@@ -131,8 +129,8 @@ Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
 
 
 def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]) -> Hub:
-    """Return the hub: the loss scale from `optimizer`, parameters and groups from `found`, and
-    everything else from the model states.
+    """Return the hub of a checkpoint. The loss scale comes from `optimizer`, the parameters and
+    groups from `found`, and everything else from the model states.
     """
     level, parameters, groups, findings = found
     said, left = client(files.model)
@@ -199,23 +197,19 @@ def _parameters(files: Files) -> Found:
 
 def _excluded(files: Files, stage: int) -> Iterator[Finding]:
     """Yield a finding if the checkpoint was saved without frozen parameters (runtime/engine.py:
-    _save_checkpoint).
-
-    At ZeRO 1 the files do not show this, so there is no finding.
+    _save_checkpoint). At ZeRO 1 the files do not show whether it was, so there is no finding.
     """
     if stage > 1 and files.model.get("frozen_param_shapes", {}) is None:
-        said = (
+        message = (
             "saved with exclude_frozen_parameters, so the checkpoint lacks frozen parameters if the"
-            " model has any"
+            " model has any; load these parameters from the weights with which the run began"
         )
-        yield lost(
-            "frozen", f"{said}; load them from the weights with which the run began", Effect.NUMBERS
-        )
+        yield lost("frozen", message, Effect.NUMBERS)
 
 
 def _stage(state: Mapping[str, Any]) -> int:
-    """Return the ZeRO stage. Files of the bf16 optimizer do not name it; their layout is the layout
-    of stage 1.
+    """Return the ZeRO stage of a rank's optimizer states. Files of the bf16 optimizer do not name
+    the stage; they have the layout of stage 1.
     """
     found = state.get("zero_stage", 1)
     return int(found.arguments[0]) if isinstance(found, Record) else int(found)
@@ -237,8 +231,8 @@ def shapes_of(files: Files) -> list[Named]:
 
 @dataclass(frozen=True)
 class Flats:
-    """Optimizer state: `tensors` has lazy tensors by parameter and kind (`fp32` or a moment), and
-    `steps` the step of each flat group.
+    """Optimizer state: `tensors` has lazy tensors by parameter name and then by kind (`fp32` for
+    the master, or a moment), and `steps` has the step of each flat group.
     """
 
     tensors: Mapping[str, Mapping[str, Lazy]]
@@ -249,8 +243,8 @@ FP32 = "fp32"
 
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
-    """Return the optimizer state at ZeRO stages 1 and 2. Each rank's file lists the slice of each
-    parameter that this rank has (`param_slice_mappings`).
+    """Return the optimizer state at ZeRO stages 1 and 2. Each rank has a slice of each parameter,
+    and the rank's file lists the positions of the slices (`param_slice_mappings`).
     """
     dealt = dealt_out(files.model.get("ds_config"))
     runs: dict[str, dict[str, list[Run]]] = {}
@@ -273,7 +267,8 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
                 for kind, held in {FP32: flat, **moments}.items():
                     if start + count > held.count:
                         raise SourceError(
-                            f"{path}: {shown(name)} ends at element {start + count} of {kind}, which has {held.count}; {DAMAGED}"
+                            f"{path}: {shown(name)} ends at element {start + count} of {kind},"
+                            f" but {kind} has only {held.count} elements; {DAMAGED}"
                         )
                     runs.setdefault(name, {}).setdefault(kind, []).append(
                         Run(held, start, start + count)
@@ -284,7 +279,9 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
 
 
 def _in_step(steps: list[float | None], group: int, step: float | None, path: Path) -> None:
-    """Raise `SourceError` unless all ranks are at the same step."""
+    """Record the step of a flat group on the first rank. Raise `SourceError` if another rank has
+    another step.
+    """
     if len(steps) == group:
         steps.append(step)
     elif steps[group] != step:
@@ -297,8 +294,8 @@ def _in_step(steps: list[float | None], group: int, step: float | None, path: Pa
 def _group(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[Lazy, dict[str, Lazy], float | None]:
-    """Return masters, moments and step of a flat group on one rank, from the state of the optimizer
-    that ZeRO wraps (`base_optimizer_state`).
+    """Return masters, moments and step of one flat group on one rank. Moments and step come from
+    the optimizer that ZeRO wraps (`base_optimizer_state`).
     """
     try:
         flat = state["single_partition_of_fp32_groups"][group]
@@ -317,7 +314,9 @@ def _group(
 def _moments(
     held: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
-    """Return moments and step of an optimizer. Some optimizers store the step in their settings."""
+    """Return the moments and the step in an optimizer's state. Some optimizers store the step in
+    their settings instead.
+    """
     moments = {
         kind: value for kind, value in held.items() if kind != "step" and _is_moment(kind, value)
     }
@@ -343,14 +342,15 @@ def _fragments(
     for name, start, count in found:
         if name not in named or start < 0 or count < 0:
             raise SourceError(
-                f"{path}: {shown(name)} is not a parameter of flat group {group}; {DAMAGED}"
+                f"{path}: flat group {group} has no parameter {shown(name)}, or its position is"
+                f" negative; {DAMAGED}"
             )
         yield name, start, count
 
 
 def _begins(files: Files, group: int) -> list[range]:
-    """Return, for each rank, the range of elements of a flat group that its file contains. Padding
-    at the end of the group is not saved.
+    """Return, for each rank, the range of elements of a flat group in the rank's file. No file has
+    the padding at the end of the group.
     """
     sizes = [
         _group(state, group, files.optimizers[rank])[0].count
@@ -363,12 +363,10 @@ def _begins(files: Files, group: int) -> list[range]:
 def _dealt(
     state: Mapping[str, Any], group: int, named: Named, held: range
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the parameters with elements on this rank: the name, the offset of the part in the
-    rank's tensor, and the part's number of elements.
-
-    This function is for parameters that are assigned to ranks in turn. `param_slice_mappings` has
-    offsets only for the model's order (stage_1_and_2.py: _link_all_hp_params), so the offsets
-    follow from the order of `param_shapes`.
+    """Yield three things for each parameter with elements on this rank: the name, the offset of the
+    part in the rank's tensor, and the part's number of elements. This function is for parameters
+    that are assigned to ranks in turn. In that case the offsets in `param_slice_mappings` are wrong
+    (stage_1_and_2.py: _link_all_hp_params), so they are computed from the order of `param_shapes`.
     """
     # Aligned parameters have padding behind each of them in the flat tensor; a file may have
     # no list of it.
@@ -382,8 +380,8 @@ def _dealt(
 
 
 def _in_order(files: Files, shapes: Sequence[Named]) -> None:
-    """Raise `SourceError` unless the ranks hold the parameters in the model's order. This detects
-    swapped files.
+    """Raise `SourceError` unless the parameters are in the model's order from rank to rank. This
+    detects swapped files.
     """
     for group, named in enumerate(shapes):
         numbers = {name: number for number, name in enumerate(named)}
@@ -406,7 +404,7 @@ def _joined(
         count = sum(map(len, runs))
         if count != prod(shape):
             said = (
-                f"all ranks together hold {count} elements of {kind} {shown(name)}, expected"
+                f"all ranks together have {count} elements of {kind} for {shown(name)}, expected"
                 f" {prod(shape)} for its shape {shape}"
             )
             raise SourceError(f"{files.folder}: {said}; {DAMAGED}")
@@ -419,8 +417,8 @@ def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
     """
     if any(state.get("ds_zero_partition_groups") for state in files.states):
         raise SourceError(
-            f"{files.folder}: experts have their own data-parallel groups in this checkpoint,"
-            " which cannot be read yet"
+            f"{files.folder}: the checkpoint has separate data-parallel groups for experts, which"
+            " stagebridge cannot read yet"
         )
     ranks = len(files.states)
     tensors: dict[str, dict[str, Lazy]] = {}
@@ -444,7 +442,9 @@ def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
 def _third(
     state: Mapping[str, Any], group: int, path: Path
 ) -> tuple[dict[str, Lazy], float | None]:
-    """Return masters and moments of a flat group on one rank, by kind, and the step."""
+    """Return masters, moments and step of one flat group on one rank at ZeRO stage 3. Masters and
+    moments are by kind.
+    """
     try:
         flat, base = state["fp32_flat_groups"][group], state["optimizer_state_dict"]
         settings: Mapping[str, Any] = next(
@@ -466,7 +466,8 @@ def _cut(
             size = max(0, min(part, count - rank * part))  # the last ranks may hold only padding
             if kind not in kinds or offset + size > kinds[kind].count:
                 raise SourceError(
-                    f"{files.optimizers[rank]}: {kind} ends before element {offset + size}; {DAMAGED}"
+                    f"{files.optimizers[rank]}: the tensor {kind} ends before element"
+                    f" {offset + size}; {DAMAGED}"
                 )
             runs.append(Run(kinds[kind], offset, offset + size))
         yield kind, Joined(tuple(runs), shape, runs[0].source.dtype)
@@ -506,8 +507,8 @@ def held_of(
 def _trained(
     name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files
 ) -> Parameter:
-    """Return a trained parameter. ZeRO stage 3 saves no weights in the compute format, so its
-    weight is the rounded master.
+    """Return a trained parameter. At ZeRO stage 3 no file has the weight in the compute format, so
+    the master is rounded to get the weight.
     """
     moments = {kind: lazy for kind, lazy in kinds.items() if kind != FP32}
     master, dtype = kinds[FP32], held.dtype
@@ -523,8 +524,8 @@ def _trained(
 
 
 def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
-    """Return a frozen parameter. Below ZeRO stage 3 the model states contain the whole parameter;
-    at stage 3 it is split over the ranks.
+    """Return the weight of a frozen parameter. Below ZeRO stage 3 the model states contain the
+    whole weight; at stage 3 the weight is split over the ranks.
     """
     if stage < 3:
         return held
@@ -534,7 +535,7 @@ def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
     parts = [part for part in found if isinstance(part, Lazy)]
     if len(parts) != len(states) or sum(part.count for part in parts) < prod(shape):
         raise SourceError(
-            f"{files.folder}: {shown(name)} is frozen, and some of its parts are missing; {DAMAGED}"
+            f"{files.folder}: parts of the frozen parameter {shown(name)} are missing; {DAMAGED}"
         )
     runs, at = [], 0
     for part in parts:
@@ -551,8 +552,8 @@ def _model(files: Files, rank: int) -> Mapping[str, Any]:
 def groups_of(
     rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Named]
 ) -> Iterator[Group]:
-    """Return the optimizer's groups with their settings. At ZeRO stage 3 several flat groups may
-    form one group.
+    """Yield the optimizer's groups with their settings. At ZeRO stage 3 one group may consist of
+    several flat groups.
     """
     for number, row in enumerate(rows):
         flats = row["params"] if stage == 3 else [number]
@@ -570,8 +571,8 @@ def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
 
 
 def _without(files: Files) -> Found:
-    """Read a checkpoint of ZeRO stage 0, where the optimizer's state is listed by parameter number,
-    in the order of the optimizer's groups.
+    """Read a checkpoint of ZeRO stage 0. There the optimizer's state has parameter numbers instead
+    of names, in the order of the optimizer's groups.
     """
     held = files.model.get("optimizer") or {}
     base = held.get("optimizer_state_dict", held)
@@ -580,7 +581,7 @@ def _without(files: Files) -> Found:
     rows = base.get("param_groups") or []
     numbers = [number for row in rows for number in row["params"]]
     if not numbers:
-        none = lost("moments", "the file has no optimizer", Effect.NUMBERS)
+        none = lost("moments", "the file has no optimizer state", Effect.NUMBERS)
         return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [none]
     names = _numbered(files, module, numbers, base, held)
     masters = dict(_masters(held, rows, names, module))
@@ -597,8 +598,9 @@ def _without(files: Files) -> Found:
 
 
 def _ties(files: Files) -> dict[str, str]:
-    """Return the name of each tied parameter by its alias, from ZeRO's list of shared parameters.
-    Without this list, names whose tensors share storage are tied.
+    """Return a mapping from each alias of a tied parameter to the parameter's name. The names come
+    from ZeRO's list of shared parameters. Without this list, names whose tensors share storage are
+    tied.
     """
     said = files.model.get("shared_params")
     if said is not None:
@@ -637,8 +639,8 @@ def _left(
 
 
 def _is_moment(kind: str, value: Any) -> bool:
-    """Return whether the optimizer state `kind` is a moment. The step counts as a moment, because
-    it is carried over too.
+    """Return whether the optimizer state `kind` is a moment or the step, which are both carried
+    over.
     """
     return kind == "step" or (isinstance(value, Lazy) and bool(value.shape))
 
@@ -658,13 +660,11 @@ def _numbered(
     base: Mapping[str, Any],
     held: Mapping[str, Any],
 ) -> dict[str, int]:
-    """Return the number of each parameter in the optimizer, by parameter name. The file has numbers
-    without names, so they are matched.
-
-    With a single group, the numbers are in the model's order. If some parameters are frozen, which
-    the file does not record, shapes and rounded masters must leave only one choice of the trained
-    parameters. With several groups, shapes must leave only one match. Raises `SourceError` if the
-    match is not unique.
+    """Return the number that each parameter has in the optimizer, by parameter name. The file has
+    numbers without names, so they are matched. With a single group, the numbers are in the model's
+    order. If fewer numbers than parameters exist, some parameters are frozen, but the file does not
+    say which; then shapes and rounded masters must leave only one choice. With several groups,
+    shapes must leave only one match. Raises `SourceError` if the match is not unique.
     """
     own = list(module)
     state = base.get("state", {})
@@ -689,12 +689,12 @@ def _numbered(
         return found
     several = "the groups of the optimizer are not in the model's order"
     frozen = (
-        f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and the shapes do not tell"
-        " which"
+        f"{len(own) - len(numbers)} of {len(own)} parameters are frozen, and the shapes do not"
+        " show which of them"
     )
-    said = f"the optimizer's parameters have numbers but no names, and {frozen if len(own) > len(numbers) else several}"
+    problem = f"the optimizer's parameters have numbers but no names, and {frozen if len(own) > len(numbers) else several}"
     raise SourceError(
-        f"{files.models[0]}: {said}; save the checkpoint under ZeRO 1, whose files have names"
+        f"{files.models[0]}: {problem}; save the checkpoint under ZeRO 1, which stores names"
     )
 
 
@@ -705,10 +705,9 @@ def _chosen(
     shapes: Mapping[int, Any],
     held: Mapping[str, Any],
 ) -> dict[str, int] | None:
-    """Return the number of each trained parameter by name, if some parameters are frozen.
-
-    The numbers are in the model's order. Return None unless exactly one choice of the trained
-    parameters fits.
+    """Return the number of each trained parameter by name, for a model with frozen parameters and
+    one optimizer group. The numbers are in the model's order. Return None unless exactly one choice
+    of the trained parameters fits.
     """
     masters = dict(
         zip(numbers, _listed_masters(held, [shapes[number] for number in numbers]), strict=False)
@@ -733,8 +732,8 @@ def _chosen(
 def _earliest(
     numbers: Sequence[int], own: Sequence[str], fit: Callable[[int, str], bool]
 ) -> dict[str, int] | None:
-    """Match each number with the first fitting name that follows the previous number's name. Return
-    None if a number has no such name.
+    """Return a number for some of the names in `own`: each number goes to the first name that fits
+    and that follows the name of the previous number. Return None if a number fits no such name.
     """
     left, found = iter(own), dict[str, int]()
     for number in numbers:
@@ -746,8 +745,8 @@ def _earliest(
 
 
 def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
-    """Return the masters of a single group, which are stored one by one or in a flat tensor; empty
-    if the file has no masters.
+    """Return the masters of a single group, in the group's order; empty if the file has no masters.
+    The file has either one tensor for each master or one flat tensor.
     """
     flats = held.get("fp32_groups_flat") or ()
     if not flats or None in shapes:
@@ -770,7 +769,9 @@ def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy
 def _by_shape(
     own: Sequence[str], module: Mapping[str, Lazy], shapes: Mapping[int, Any]
 ) -> dict[str, int] | None:
-    """Return parameter numbers by name if shapes leave only one match, else None."""
+    """Return the parameters' numbers by name if each shape belongs to only one parameter, else
+    None.
+    """
     by: dict[Any, list[str]] = {}  # with frozen ones, which may be those that have the shape
     for name in own:
         by.setdefault(module[name].shape, []).append(name)
@@ -788,8 +789,8 @@ def _masters(
     names: Mapping[str, int],
     module: Mapping[str, Lazy],
 ) -> Iterator[tuple[str, Lazy]]:
-    """Yield the masters of the fp16 and bf16 optimizers. These store one tensor for each parameter
-    or one flat tensor for each group (runtime/fp16).
+    """Yield parameter names and masters of the fp16 and bf16 optimizers, which store one tensor for
+    each parameter or one flat tensor for each group (runtime/fp16).
     """
     by_number = {number: name for name, number in names.items()}
     for row, group in zip(rows, held.get("fp32_groups") or (), strict=False):

@@ -1,5 +1,5 @@
-"""Writes checkpoints of ZeRO stages 1 to 3: model states, and for each data-parallel rank its part
-of the optimizer's flat groups.
+"""Writes checkpoints of ZeRO stages 1 to 3: model states, and a file for each data-parallel rank
+with the rank's part of the optimizer's flat groups.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from compat.deepspeed.state.dealing import dealt, dealt_out
 from compat.deepspeed.state.files import LATEST
 
 RELEASE = "0.19.8"
-"""The release of DeepSpeed whose file layout is written."""
+"""The release of DeepSpeed whose format of files is written."""
 ALIGNMENT = 2
-"""Alignment in elements. Flat groups are padded so that each rank's part is a multiple of this
-number (stage_1_and_2.py: nccl_start_alignment_factor).
+"""Each rank's part of a flat group is padded to a multiple of this number of elements
+(stage_1_and_2.py: nccl_start_alignment_factor).
 """
 SUBGROUP = 10**9
 """Default size of a flat group at ZeRO stage 3, in elements (runtime/zero/config.py: sub_group_size)."""
@@ -53,7 +53,7 @@ class Layout:
         return weights_of(held.weight if held.weight.dtype == self.dtype else held.best, self.dtype)
 
     def kinds(self, flat: Sequence[str]) -> dict[str, dict[str, Lazy]]:
-        """Return masters and moments of a flat group, by kind and name, in fp32."""
+        """Return masters and moments of the parameters `flat` in fp32, by kind and then by name."""
         parameters = self.hub.parameters
         found = {"fp32": {name: cast(parameters[name].best, "F32") for name in flat}}
         for kind in parameters[flat[0]].moments if flat else ():
@@ -62,13 +62,13 @@ class Layout:
 
 
 def plan(hub: Hub, wanted: Wanted) -> Written:
-    """Return the files of a checkpoint for DeepSpeed. Raises `SourceError` if DeepSpeed would
+    """Return the files of a ZeRO checkpoint of `hub`. Raises `SourceError` if DeepSpeed would
     refuse the checkpoint or load it wrongly.
     """
     if wanted.level == 0:
         raise SourceError(
-            "deepspeed: checkpoints of ZeRO 0 can be read, but not written; use --level 1, which"
-            " gives the same numbers"
+            "deepspeed: stagebridge reads checkpoints of ZeRO 0, but cannot write them; use"
+            " --level 1, which gives the same numbers"
         )
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
@@ -76,8 +76,8 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
     elements = sum(prod(held.weight.shape) for held in hub.trained.values())
     if elements < ranks:
         raise SourceError(
-            f"deepspeed: found {ranks:,} ranks for {elements:,} trained elements; choose fewer"
-            " ranks with --ranks"
+            f"deepspeed: found {ranks:,} ranks for only {elements:,} trained elements; choose"
+            " fewer ranks with --ranks"
         )
     layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
     layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
@@ -92,19 +92,17 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     parameter is in exactly one group.
     """
     if not hub.groups:
-        said = (
-            "the source has no optimizer groups, but DeepSpeed reads groups and settings from these"
-            " files by their position"
-        )
         raise SourceError(
-            f"deepspeed: {said}; write the checkpoint with --to universal, which uses names"
+            "deepspeed: the source does not say its optimizer groups, but DeepSpeed reads groups"
+            " and settings from these files by their position; write the checkpoint with --to"
+            " universal, which uses names"
         )
     named = [name for group in hub.groups for name in group.names]
     odd = sorted(set(named) ^ set(hub.trained))
     if odd or len(named) != len(set(named)):
         raise SourceError(
-            f"deepspeed: {(odd or named)[0]} is in no group of the optimizer, or in several; the"
-            " source is damaged"
+            f"deepspeed: the parameter {(odd or named)[0]} is in no optimizer group, or in"
+            " several; the source is damaged"
         )
     return hub.groups
 
@@ -118,14 +116,14 @@ def _same_moments(hub: Hub) -> None:
         if set(held.moments) != set(hub.moments):
             missing = sorted(set(hub.moments) - set(held.moments))
             raise SourceError(
-                f"deepspeed: {name} has no {', '.join(missing)}; all parameters of a flat group"
-                " need the same moments"
+                f"deepspeed: {name} lacks the moments {', '.join(missing)}; all parameters of a"
+                " flat group need the same moments"
             )
 
 
 def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
-    """Return the names in each flat group. At ZeRO stage 3 one optimizer group may need several
-    flat groups (stage3.py: _create_fp16_sub_groups).
+    """Yield the parameter names of each flat group. At ZeRO stage 3 one optimizer group may consist
+    of several flat groups (stage3.py: _create_fp16_sub_groups).
     """
     zero = (layout.hub.config or {}).get("zero_optimization")
     most = zero.get("sub_group_size", SUBGROUP) if isinstance(zero, Mapping) else SUBGROUP
@@ -167,7 +165,9 @@ def _models(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def model_of(layout: Layout, rank: int) -> dict[str, Any]:
-    """Return the model states of one rank (runtime/engine.py: _common_checkpoint_state)."""
+    """Return the contents of one rank's file of model states (runtime/engine.py:
+    _common_checkpoint_state).
+    """
     hub, shapes = (
         layout.hub,
         {name: Size(held.weight.shape) for name, held in layout.hub.parameters.items()},
@@ -214,8 +214,8 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
-    """Return the model's state dict. At ZeRO stage 3 its parameters are empty tensors, and only
-    buffers have values.
+    """Yield the entries of the model's state dictionary. At ZeRO stage 3 parameters are empty
+    tensors, and only buffers have values.
     """
     empty = Held(_zeros(0, layout.dtype))
     found = {
@@ -256,8 +256,8 @@ def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
 
 
 def _slices(layout: Layout, rank: int) -> dict[str, Any]:
-    """Return a rank's optimizer states at ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict):
-    masters without padding, moments with padding.
+    """Return a rank's optimizer states at ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict).
+    Masters are stored without padding, moments with padding.
     """
     cuts = [_slice(layout, flat, rank) for flat in layout.flats]
     clip = (layout.hub.config or {}).get("gradient_clipping")
@@ -298,8 +298,8 @@ class Cut:
 
 
 def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
-    """Return a rank's part of concatenated parameters. The parameters are padded and cut into equal
-    parts.
+    """Return a rank's part of the flat group `flat`. The group's parameters are concatenated,
+    padded and cut into equal parts.
     """
     kinds = layout.kinds(flat)
     count = sum(held.count for held in kinds["fp32"].values())
@@ -314,7 +314,9 @@ def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
 
 
 def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
-    """Return the elements from `begin` up to, but not including, `end` of the concatenated tensors."""
+    """Return the elements from `begin` up to, but not including, `end` of the tensors in `held`
+    placed one after the other.
+    """
     runs, at = [], 0
     for tensor in held.values():
         first, last = max(begin, at), min(end, at + tensor.count)
@@ -334,8 +336,8 @@ def _padded(held: Lazy, padding: int) -> Lazy:
 
 
 def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[str, Record]]:
-    """Return the positions of the parameters within a rank's part (utils/tensor_fragment.py:
-    fragment_address).
+    """Yield name and position of each parameter with elements in a rank's part
+    (utils/tensor_fragment.py: fragment_address).
     """
     at = 0
     for name, tensor in held.items():
@@ -376,7 +378,9 @@ def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
 
 
 def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
-    """Return a rank's parts of all parameters, concatenated. The parts of the last rank are padded."""
+    """Return a rank's parts of all tensors in `held`, one after the other. Each tensor is cut into
+    equal parts, and the last parts are padded.
+    """
     runs: list[Run] = []
     dtype = "F32"
     for tensor in held.values():
@@ -391,7 +395,7 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
 
 
 def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
-    """Return the settings of each optimizer group, with the indices of the flat groups that hold its parameters."""
+    """Yield the settings of each optimizer group, with the indices of the group's flat groups."""
     at = 0
     for group in layout.groups:
         numbers = []
@@ -409,8 +413,8 @@ def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
 
 
 def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
-    """Return the step as an entry of the optimizer's state: a number for DeepSpeed's own Adam, a
-    tensor for PyTorch's optimizers; empty if the source has no step.
+    """Return the optimizer's entry for the step: a number for DeepSpeed's own Adam, a tensor for
+    PyTorch's optimizers. Return an empty dictionary if the source has no step.
     """
     import torch
 
@@ -434,8 +438,9 @@ def own_adam(hub: Hub) -> bool:
 
 
 def scaler(layout: Layout) -> dict[str, Any]:
-    """Return the loss scale as DeepSpeed's object. If the source has no loss scale, fp16 below ZeRO
-    stage 3 starts with the scale in the config, and all other runs have a scale of 1.
+    """Return the entries for the loss scale, with DeepSpeed's own scaler object. If the source has
+    no loss scale, DeepSpeed starts fp16 below ZeRO stage 3 with the scale in the config, and all
+    other runs with a scale of 1.
     """
     scale = layout.hub.scale
     if scale is None:
@@ -479,8 +484,10 @@ def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
 def unsaid(layout: Layout) -> Iterator[Any]:
     hub = layout.hub
     if layout.dtype == "F16" and hub.scale is None:
-        fixed = "is fixed at 1" if layout.level == 3 else "starts with the value in the config"
-        yield lost("scale", f"the source has no loss scale; it {fixed}", Effect.NUMBERS)
+        start = "stays at 1" if layout.level == 3 else "starts with the value in the config"
+        yield lost(
+            "scale", f"the source has no loss scale; the loss scale {start}", Effect.NUMBERS
+        )
     if hub.trained and not hub.moments:
         yield lost(
             "moments",
@@ -490,8 +497,8 @@ def unsaid(layout: Layout) -> Iterator[Any]:
         )
     if hub.schedule is None:
         message = (
-            "the source has no scheduler state; DeepSpeed's own schedulers are set to the step,"
-            " other schedulers start from the beginning"
+            "the source has no scheduler state; DeepSpeed's own schedulers continue at the step,"
+            " and other schedulers start from the beginning"
         )
         yield lost("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
@@ -503,11 +510,12 @@ def unsaid(layout: Layout) -> Iterator[Any]:
             Effect.NONE,
         )
     if hub.random:
-        yield lost("random", "DeepSpeed checkpoints hold no random states", Effect.NUMBERS)
+        yield lost("random", "DeepSpeed checkpoints do not store random states", Effect.NUMBERS)
     wide = [name for name, held in hub.trained.items() if held.best.dtype == "F64"]
     if wide:
         yield lost(
             "masters",
-            f"{wide[0]} and {len(wide) - 1} more are in fp64; DeepSpeed's masters are in fp32",
+            f"{wide[0]} and {len(wide) - 1} more parameters are in fp64, but DeepSpeed's masters"
+            " are in fp32",
             Effect.NUMBERS,
         )

@@ -1,3 +1,4 @@
-"""Modules that implement DeepSpeed's names. The `__all__` of each module lists its names. The table
-in `compat.deepspeed.names` assigns these modules to DeepSpeed's modules.
+"""Modules that implement the names of DeepSpeed's modules. The table in `compat.deepspeed.names`
+says which of these modules implements which module of DeepSpeed. The `__all__` of each module lists
+its names.
 """

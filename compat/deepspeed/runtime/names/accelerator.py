@@ -1,4 +1,6 @@
-"""What `get_accelerator()` returns in scripts: torch's GPU if there is one, else the CPU."""
+"""DeepSpeed's accelerator object, which `get_accelerator()` returns: torch's GPU if there is one,
+else the CPU.
+"""
 
 from __future__ import annotations
 
@@ -93,11 +95,11 @@ class Accelerator:
         return tensor.pin_memory()
 
     def on_accelerator(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is on a device of this type."""
+        """Return whether the tensor is on a device of the accelerator's type."""
         return tensor.device.type == self._name
 
     def is_synchronized_device(self) -> bool:
-        """Return whether a call returns only when its work is done."""
+        """Return whether calls on this device return only when their work is done."""
         return self._name == "cpu"
 
     use_host_timers = resolves_data_dependency = handles_memory_backpressure = (
@@ -115,14 +117,17 @@ class Accelerator:
     def create_op_builder(self, name: str) -> Any:
         """Raise `BridgeError`, because the engine compiles no operators."""
         raise BridgeError(
-            f"get_accelerator().create_op_builder({name!r}): the native engine builds no operators; use torch's own"
+            f"get_accelerator().create_op_builder({name!r}): the native engine builds no"
+            " operators; use torch's own operators"
         )
 
     get_op_builder = create_op_builder
 
 
 class Processor(Accelerator):
-    """The CPU as one synchronous device. Its memory is the resident memory of the process."""
+    """The CPU as an accelerator: a single device on which every call is done when it returns. The
+    resident memory of the process counts as the device's memory.
+    """
 
     _name = "cpu"
     _torch = ("manual_seed", "initial_seed", "get_rng_state")
@@ -131,8 +136,8 @@ class Processor(Accelerator):
         self._peak = 0
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute `name`: a function of torch, a function that does nothing, or a
-        function that measures memory.
+        """Return an object for a name that this class does not define: a function of torch, a
+        function that does nothing, or a function that measures memory.
         """
         if name in self._torch:
             return getattr(torch, name)
@@ -206,14 +211,14 @@ class Processor(Accelerator):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
-        """Return the process's current memory in bytes and the largest measured value, under
-        torch's names.
+        """Return the memory of the process in bytes, under torch's names: the current value and the
+        largest value measured so far.
         """
         held, most = self._held(), self._most()
         return {"allocated_bytes.all.current": held, "allocated_bytes.all.peak": most}
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        """Reset the largest measured memory."""
+        """Forget the largest value of memory measured so far."""
         self._forget()
 
     def communication_backend_name(self) -> str:
@@ -253,5 +258,5 @@ def get_accelerator() -> Accelerator:
 
 
 def is_current_accelerator_supported() -> bool:
-    """Return whether the engine supports the device."""
+    """Return whether the engine supports the device that it computes on."""
     return True

@@ -1,5 +1,5 @@
-"""`deepspeed.checkpointing`: recomputation of activations in backward, and named random generators.
-Source: deepspeed/runtime/activation_checkpointing/checkpointing.py.
+"""`deepspeed.checkpointing`: recomputes activations in backward, and has random generators with
+names. Source: deepspeed/runtime/activation_checkpointing/checkpointing.py.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = [
 ]  # fmt: skip
 TENSOR_SEED, OFFSET = "model-parallel-rng", 2718
 KEPT = ("partition_activations", "contiguous_checkpointing", "checkpoint_in_cpu")
-"""Settings that choose the memory in which saved activations stay until backward."""
+"""Settings of DeepSpeed that choose where saved activations stay until backward."""
 _state: dict[str, Any] = {"configured": False, "mpu": None}
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run `function` without saving its activations. In backward it runs again with the same random
-    numbers.
+    """Run `function` and return its result without saving activations. In backward, `function` runs
+    again with the same random numbers.
     """
     found = again(function, *args, use_reentrant=False, **kwargs)
     return found[0] if isinstance(found, tuple) and len(found) == 1 else found
@@ -47,8 +47,8 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Record that checkpointing is configured. Settings for the memory of saved activations have no
-    effect, and each gives a warning; they change no numbers.
+    """Record that a script has configured checkpointing. Settings that choose where saved
+    activations stay have no effect, and each of them gives a warning. They change no numbers.
     """
     named = dict(
         zip(KEPT, (partition_activations, contiguous_checkpointing, checkpoint_in_cpu), strict=True)
@@ -104,7 +104,7 @@ class CudaRNGStatesTracker:
         """Add the state `name`, seeded with `seed`."""
         if seed in self.seeds_ or name in self.states_:
             raise BridgeError(
-                f"rng tracker: the name {name!r} or the seed {seed} is used already; choose"
+                f"random states: the name {name!r} or the seed {seed} is used already; choose"
                 " others, or call reset() first"
             )
         place, before = get_accelerator(), get_accelerator().get_rng_state()
@@ -118,7 +118,8 @@ class CudaRNGStatesTracker:
         """Context in which random numbers come from the state `name`."""
         if name not in self.states_:
             raise BridgeError(
-                f"rng tracker: found no {name!r}, expected one of {', '.join(self.states_) or 'none'}; call add() first"
+                f"random states: found no state {name!r}, expected one of"
+                f" {', '.join(self.states_) or 'none'}; call add() first"
             )
         place, before = get_accelerator(), get_accelerator().get_rng_state()
         place.set_rng_state(self.states_[name])
@@ -138,8 +139,8 @@ def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seed two generators: one with the same numbers on all tensor ranks, and one whose numbers
-    differ between them.
+    """Seed two random generators: one that gives the same numbers on all tensor ranks, and one that
+    gives each tensor rank other numbers.
     """
     sizes = (
         getattr(_state["mpu"], name, None)

@@ -55,11 +55,13 @@ class TorchBackend:
     """DeepSpeed's wrapper of torch.distributed."""
 
     def get_all_gather_function(self) -> Callable[..., Any]:
-        """Gather one tensor from all ranks into one tensor, as torch does."""
+        """Return torch's function that gathers the tensors of all ranks into one tensor."""
         return torch_distributed.all_gather_into_tensor
 
     def get_reduce_scatter_function(self) -> Callable[..., Any]:
-        """Reduce one tensor and scatter the result over the ranks, as torch does."""
+        """Return torch's function that reduces a tensor over the ranks and gives each rank a part
+        of the result.
+        """
         return torch_distributed.reduce_scatter_tensor
 
 
@@ -73,10 +75,10 @@ def is_initialized() -> bool:
     return torch_distributed.is_initialized()
 
 
-def _needs_group(what: str) -> None:
+def _needs_group(name: str) -> None:
     if not is_initialized():
         raise BridgeError(
-            f"deepspeed.comm.{what}: there is no process group; call deepspeed.init_distributed()"
+            f"deepspeed.comm.{name}: there is no process group; call deepspeed.init_distributed()"
             " first"
         )
 
@@ -155,12 +157,12 @@ def reduce_scatter_fn(
     async_op: bool = False,
     **_: Any,
 ) -> Any:
-    """Reduce one tensor and scatter the result over the ranks."""
+    """Reduce a tensor over the ranks and give each rank a part of the result."""
     return torch_distributed.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
 
 
 def has_all_gather_into_tensor() -> bool:
-    """Return True, because torch has this function."""
+    """Return True, because torch has the function all_gather_into_tensor."""
     return True
 
 

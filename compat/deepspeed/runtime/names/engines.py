@@ -1,4 +1,6 @@
-"""`deepspeed.runtime.engine` and `deepspeed.runtime.pipe.engine`: one engine for both."""
+"""`deepspeed.runtime.engine` and `deepspeed.runtime.pipe.engine`: one engine class under the names
+of both modules.
+"""
 
 from __future__ import annotations
 

@@ -28,8 +28,9 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, Tensor]:
-    """Return all parameters and buffers of a checkpoint on the CPU. A parameter's value is its most
-    precise copy, and a tied parameter appears under each name. No pickle is executed.
+    """Return all parameters and buffers of a checkpoint on the CPU, by name. The value of a
+    parameter is its most precise copy in the checkpoint, and a tied parameter appears under each
+    name. No pickle is executed.
     """
     hub = read(find(Path(checkpoint_dir), tag))
     left = {
@@ -78,8 +79,8 @@ def load_state_dict_from_zero_checkpoint(
     with torch.no_grad():
         missing = model.cpu().load_state_dict(values, strict=False).missing_keys
     SourceError.raise_if(
-        f"{checkpoint_dir}: does not contain {name} of the model; load the checkpoint into the"
-        " model that it was written from"
+        f"{checkpoint_dir}: the checkpoint lacks {name}, which the model has; load the checkpoint"
+        " into the model that wrote it"
         for name in missing
     )
     return model

@@ -19,16 +19,14 @@ from bridge.errors import BridgeError
 
 __all__ = ["AsyncIOBuilder"]
 ALIGNED = 512
-"""Number of bytes: in DeepSpeed, the size of each thread's part of a tensor must be a multiple of
-this number.
+"""In DeepSpeed, the number of bytes that each thread transfers must be a multiple of this number.
 """
 
 
 class AIOHandle:
-    """Reads files into tensors and writes tensors into files, synchronously or asynchronously.
-
-    Sizes of blocks and queues are stored and have no effect, because the operating system's file
-    cache does this work.
+    """Reads files into tensors and writes tensors into files, synchronously or asynchronously. The
+    sizes of blocks and queues that a script sets have no effect, because the operating system's
+    file cache does this work.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class AIOHandle:
         self._locked: dict[int, Tensor] = {}
 
     def __getattr__(self, name: str) -> Callable[[], Any]:
-        """Return a function such as `get_block_size`."""
+        """Return a function that returns a stored setting, such as `get_block_size`."""
         kept, setting = self.__dict__.get("_kept", {}), name.removeprefix("get_")
         if setting == name or setting not in kept:
             raise AttributeError(name)
@@ -123,8 +121,8 @@ class AIOHandle:
         return found
 
     def free_cpu_locked_tensor(self, locked_tensor: Tensor) -> bool:
-        """Release a tensor that `new_cpu_locked_tensor` returned. Returns False for any other
-        tensor.
+        """Release a tensor that `new_cpu_locked_tensor` returned, and return True. Return False for
+        any other tensor.
         """
         return self._locked.pop(locked_tensor.data_ptr(), None) is not None
 
@@ -151,8 +149,8 @@ def _read(buffer: Tensor, filename: str, offset: int) -> int:
             done += got
     if done < size:
         raise BridgeError(
-            f"{filename}: found {done} bytes after offset {offset}, expected {size}; read a larger"
-            " file, or into a smaller tensor"
+            f"{filename}: found {done} bytes after offset {offset}, expected {size}; read a"
+            " larger file, or use a smaller tensor"
         )
     if held is not buffer:
         buffer.copy_(held)

@@ -1,7 +1,5 @@
-"""`deepspeed.utils.safe_get_full_grad` and similar functions: read and write the whole master,
-moments and gradient of a parameter.
-
-As with DeepSpeed, all data ranks must take part in each call. Source:
+"""`deepspeed.utils.safe_get_full_grad` and similar functions: read and write a parameter's whole
+master, moments and gradient. As with DeepSpeed, all data ranks must take part in each call. Source:
 deepspeed/utils/tensor_fragment.py.
 """
 
@@ -31,15 +29,17 @@ def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
 
 
 def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
-    """Set the parameter's master, and round it to set the weight in the compute format."""
+    """Set the parameter's master to `value`, and the weight in the compute format to the rounded
+    value.
+    """
     place = parts.place_of(param)
     if place is not None:
         parts.set_masters(place[0], [(place[1], place[2], value)])
 
 
 def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
-    """Return a whole state of the optimizer for the parameter, such as `exp_avg`; None if no engine
-    holds the parameter.
+    """Return the whole tensor of an optimizer state for the parameter, such as `exp_avg`; None if
+    no engine holds the parameter.
     """
     place = parts.place_of(param)
     if place is None:
@@ -49,7 +49,7 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
 
 
 def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key: str) -> None:
-    """Set a state of the optimizer for the parameter."""
+    """Set an optimizer state of the parameter, such as `exp_avg`, to `value`."""
     place = parts.place_of(param)
     if place is not None:
         native, index, name = place
@@ -57,8 +57,8 @@ def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key:
 
 
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
-    """Return the whole mean gradient of the step; None if there is no gradient. It exists between
-    the last backward and `step`.
+    """Return the parameter's whole mean gradient of the current step; None if there is no gradient.
+    Gradients exist only between the last backward of a step and `step`.
     """
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
@@ -68,7 +68,9 @@ def safe_get_full_grad(param: Tensor) -> Tensor | None:
 
 
 def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
-    """Set the mean gradient of the step. This works between the last backward and `step`."""
+    """Set the parameter's mean gradient of the current step to `value`. This is possible only
+    between the last backward of a step and `step`.
+    """
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
     if place is not None and shard is not None:
@@ -89,8 +91,8 @@ def safe_update_full_grad_vectorized(
 def _local(name: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
         raise BridgeError(
-            f"deepspeed.utils.{name}: the engine has no local part of each parameter, because"
-            " a shard may hold parts of several parameters; use"
+            f"deepspeed.utils.{name}: the engine has no separate local part of each parameter,"
+            " because a shard may hold parts of several parameters; use"
             f" {name.replace('local', 'full')}"
         )
 

@@ -69,11 +69,10 @@ class InferenceEngine(nn.Module):
 def init_inference(
     model: nn.Module, config: str | Path | Mapping[str, Any] | None = None, **kwargs: Any
 ) -> InferenceEngine:
-    """Return a model for inference.
-
-    The default of `dtype` is fp16, as in DeepSpeed. Settings of kernels change no numbers beyond
-    rounding; each gives a warning. Raises `ConfigError` for a model that is split over ranks, for a
-    format that torch does not have, and for weights from a `checkpoint`.
+    """Return a model for inference. The default of `dtype` is fp16, as in DeepSpeed. Settings of
+    DeepSpeed's kernels change no numbers beyond rounding, and each of them gives a warning. Raises
+    `ConfigError` for settings that would split the model over ranks, for a format that torch does
+    not have, and for the argument `checkpoint`.
     """
     said = (
         json.loads(Path(config).read_text(encoding="utf-8"))
@@ -81,16 +80,16 @@ def init_inference(
         else dict(config or {})
     )
     ConfigError.raise_if(
-        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give it"
-        " only once"
+        f"init_inference: {name} is {said[name]!r} in config and {value!r} as an argument; give"
+        f" {name} only once"
         for name, value in kwargs.items()
         if name in said and said[name] != value
     )
     said.update(kwargs)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; if it is a"
-            " pipeline, pass its model"
+            f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; if this"
+            " is a pipeline of transformers, pass its model"
         )
     ConfigError.raise_if(_refused(said))
     for name in (name for name in KERNELS if said.get(name)):

@@ -1,4 +1,6 @@
-"""What `deepspeed.ops` says of DeepSpeed's own operators, of which the engine builds none."""
+"""The mapping `deepspeed.ops.__compatible_ops__`, which says for each of DeepSpeed's own operators
+whether it can be built. The native engine builds none.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""DeepSpeed's Adam classes. The engine reads only their settings. If a script calls `step` of such
-an optimizer itself, torch's Adam runs.
+"""DeepSpeed's Adam classes, for scripts that build their own optimizer. The engine reads only the
+settings of such an optimizer. If a script itself calls the optimizer's `step`, torch's Adam runs.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ __all__ = ["DeepSpeedCPUAdam", "FusedAdam"]
 
 
 class FusedAdam(torch.optim.Adam):
-    """Adam with decoupled weight decay (`adam_w_mode`), or with decay added to the gradients.
-
-    Source: deepspeed/ops/adam/fused_adam.py.
+    """Adam. With `adam_w_mode` weight decay is decoupled; without it, decay is added to the
+    gradients. Source: deepspeed/ops/adam/fused_adam.py.
     """
 
     def __init__(
@@ -57,7 +56,8 @@ class DeepSpeedCPUAdam(FusedAdam):
     ) -> None:
         if not fp32_optimizer_states:
             raise BridgeError(
-                "DeepSpeedCPUAdam: found fp32_optimizer_states=False; the engine keeps moments in fp32; leave it out"
+                "DeepSpeedCPUAdam: found fp32_optimizer_states=False, but the engine keeps"
+                " moments in fp32; leave this argument out"
             )
         super().__init__(
             model_params, lr, bias_correction, betas, eps, adamw_mode, weight_decay, amsgrad

@@ -1,5 +1,5 @@
-"""Accesses parameters in an engine's flat buffers: finds the buffer of a parameter, and reads and
-writes the whole parameter and its optimizer state.
+"""Finds a parameter in an engine's flats, and reads and writes the whole parameter and its
+optimizer state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ EXPORT = "export parts"
 
 
 class Place(NamedTuple):
-    """The position of a parameter: the engine that holds it, the index of its flat, and its name."""
+    """Where a parameter is stored: the engine, the index of the flat in this engine, and the
+    parameter's name.
+    """
 
     engine: weakref.ref[Engine]
     flat: int
@@ -28,7 +30,7 @@ class Place(NamedTuple):
 
 
 def note(native: Engine) -> None:
-    """Store in each parameter of `native` its position in the engine (`Place`)."""
+    """Store in each parameter of `native` the parameter's `Place`."""
     # By a weak reference: a script may keep its parameters longer than the engine, whose buffers
     # are to be freed.
     named = dict(native.model.named_parameters())
@@ -42,8 +44,8 @@ def note(native: Engine) -> None:
 
 
 def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
-    """Return the engine that holds a parameter, the index of its flat, and its name; None if no
-    engine holds it.
+    """Return the engine that holds a parameter, the index of the parameter's flat, and the
+    parameter's name. Return None if no engine holds the parameter.
     """
     place: Place | None = getattr(weight, PLACE, None)
     engine = None if place is None else place.engine()
@@ -52,15 +54,15 @@ def place_of(weight: Tensor) -> tuple[Engine, int, str] | None:
 
 def in_turns(native: Engine, index: int) -> bool:
     """Return whether a flat shares its buffer with other flats. The parameters of such a flat are
-    whole only while their stage runs.
+    whole only while their layer runs.
     """
     flat = native.layout.flats[index]
     return flat.weight_shared and native.layout.stages > 1
 
 
 def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
-    """Return a whole copy of one parameter's values in a flat. `shard` is this rank's slice of the
-    flat. All data ranks must take part.
+    """Return a whole copy of the parameter `name` or of one of its optimizer states. `shard` is
+    this rank's slice of the flat with these values. All data ranks must take part.
     """
     flat = native.layout.flats[index]
     # Data ranks hold equal slices of the padded flat: gathered in the order of ranks they are the
@@ -76,8 +78,8 @@ def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> None:
-    """Copy from a parameter's whole `value` those elements that belong to this rank's slice
-    `shard`.
+    """Copy the elements of `value` that this rank holds into `shard`, this rank's slice of the
+    parameter's flat.
     """
     flat = native.layout.flats[index]
     for piece in flat.pieces(native.data.index):
@@ -100,8 +102,9 @@ def master(native: Engine, index: int, name: str) -> Tensor:
 
 @torch.no_grad()
 def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> None:
-    """Set the masters of parameters, by flat and name, and round them to set the weights in the
-    compute format. All data ranks must take part.
+    """Set the masters of several parameters, and set the weights in the compute format to the
+    rounded values. Each entry of `values` has the index of the flat, the parameter's name and the
+    value. All data ranks must take part.
     """
     native.weights.settle()
     for index, name, value in values:
@@ -120,12 +123,14 @@ def computed(native: Engine, index: int, name: str) -> Tensor:
 
 
 def trained(native: Engine, index: int) -> int:
-    """Return the index of a flat among the trained flats. Raises `BridgeError` for a frozen flat."""
+    """Return the index of a flat among the flats that are trained. Raises `BridgeError` for a
+    frozen flat.
+    """
     flats = native.weights.trained()
     if index not in flats:
         raise BridgeError(
-            f"{native.layout.flats[index].slots[0].parameter.name}: is frozen, so the optimizer"
-            " has no state for it; ask only for trained parameters"
+            f"{native.layout.flats[index].slots[0].parameter.name}: this parameter is frozen, so"
+            " the optimizer has no state for it; ask only for trained parameters"
         )
     return flats.index(index)
 
@@ -141,11 +146,9 @@ def moment(native: Engine, index: int, key: str) -> Tensor:
 
 
 def gradient_unit(native: Engine) -> float:
-    """Return the factor that turns the sums in gradient buffers into mean gradients, before the
-    update of a step.
-
-    The buffers contain sums over microbatches and data ranks. These sums are multiplied by the loss
-    scale, and part of the division for the mean may be done already.
+    """Return the factor that turns the values in gradient buffers into mean gradients, before the
+    update of a step. The buffers contain sums over microbatches and data ranks, multiplied by the
+    loss scale. A part of the division for the mean may be done already.
     """
     number = native.accumulation * native.data.size
     return 1 / (number * native.scaler.scale * native._share * native.gradients.share)
@@ -159,9 +162,9 @@ def gradient(native: Engine, index: int) -> Tensor | None:
         return None
     if not native.is_gradient_accumulation_boundary():
         raise BridgeError(
-            f"gradients: found {native.microbatch} of {native.accumulation} microbatches of"
-            " the step; the engine reduces gradients with the last microbatch; read them"
-            " between the last backward and step"
+            f"gradients: found {native.microbatch} of {native.accumulation} microbatches of the"
+            " step; the engine reduces gradients with the last microbatch; read them after the"
+            " last backward of a step and before step"
         )
     native.gradients.finish()
     return native.gradients.shards[index]

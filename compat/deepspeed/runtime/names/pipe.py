@@ -1,5 +1,5 @@
-"""`deepspeed.pipe`: a model as a list of layers. A layer may be a spec, which builds its module
-together with the model. Source: deepspeed/runtime/pipe/module.py.
+"""`deepspeed.pipe`: a model as a list of layers. A layer is a module, or a spec from which the
+module is built later. Source: deepspeed/runtime/pipe/module.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["LayerSpec", "PipelineModule", "TiedLayerSpec"]
 
 
 class LayerSpec:
-    """The class and the arguments from which a module is built later."""
+    """A layer that is built later: the module's class and the arguments for it."""
 
     def __init__(self, typename: type[nn.Module], *module_args: Any, **module_kwargs: Any) -> None:
         if not (isinstance(typename, type) and issubclass(typename, nn.Module)):
@@ -39,8 +39,8 @@ class LayerSpec:
 
 
 class TiedLayerSpec(LayerSpec):
-    """A module that all specs with the same `key` share. If a spec has `forward_fn`, its layer runs
-    `forward_fn(module, inputs)` instead of the module's own forward.
+    """A spec whose module is shared by all specs with the same `key`. If a spec has `forward_fn`,
+    its layer runs `forward_fn(module, inputs)` instead of the module's own forward.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Function(nn.Module):
 
 
 class Tied(nn.Module):
-    """A layer that runs a function of its own with the module of another layer."""
+    """A layer that runs a function with a module of another layer, for tied weights."""
 
     def __init__(self, module: nn.Module, function: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -85,10 +85,8 @@ class Tied(nn.Module):
 
 class PipelineModule(nn.Sequential):
     """Layers in order, divided into `num_stages` pipeline stages. A layer is a module, a spec, or a
-    function of the previous layer's output.
-
-    Every rank builds all layers and keeps those of its stages. `loss_fn(outputs, labels)` is the
-    loss of a microbatch.
+    function of the previous layer's output. Every rank builds all layers and keeps the layers of
+    its own stage. `loss_fn(outputs, labels)` returns the loss of a microbatch.
     """
 
     def __init__(
@@ -119,7 +117,8 @@ class PipelineModule(nn.Sequential):
         world = torch_distributed.get_world_size() if torch_distributed.is_initialized() else 1
         if world % stages:
             raise ConfigError(
-                f"num_stages: found {stages}, which does not divide the {world} ranks; use a divisor"
+                f"num_stages: found {stages}, which does not divide the number of ranks"
+                f" ({world}); use a divisor of {world}"
             )
         specs, ties = list(layers), dict[str, nn.Module]()
         seed: Callable[[int], Any] = seed_fn or torch.manual_seed
@@ -142,7 +141,7 @@ class PipelineModule(nn.Sequential):
 
     @property
     def code(self) -> dict[str, Any]:
-        """Return the settings of the script that belong to the code part of the config."""
+        """Return the settings of this pipeline as the code part of a config."""
         stages = (
             {"pipeline_stages": self.num_stages, "partition_method": self.partition_method}
             if self.num_stages > 1
@@ -163,7 +162,9 @@ class PipelineModule(nn.Sequential):
 
 
 def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
-    """Return the layer for an entry of the list."""
+    """Return the layer for `spec`, an entry in the list of layers. `ties` has the shared modules by
+    key.
+    """
     if isinstance(spec, TiedLayerSpec):
         known = spec.key in ties
         module = ties.setdefault(
@@ -181,7 +182,8 @@ def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
         return module if spec.forward_fn is None else Tied(module, spec.forward_fn)
     if isinstance(spec, PipelineModule):
         raise BridgeError(
-            "PipelineModule: found a PipelineModule among the layers; pass its layers instead"
+            "PipelineModule: found a PipelineModule among the layers; pass the layers of this"
+            " module instead"
         )
     if isinstance(spec, nn.Module):
         return spec

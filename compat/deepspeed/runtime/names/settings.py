@@ -1,5 +1,5 @@
-"""`deepspeed.DeepSpeedConfig`: the settings of a config, under the names that DeepSpeed's own
-object has.
+"""`deepspeed.DeepSpeedConfig`: an object with the settings of a config, under the attribute names
+of DeepSpeed's own object.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ NAMES = {
     "zero_allow_untested_optimizer": "zero_allow_untested_optimizer",
     "dataloader_drop_last": "dataloader_drop_last",
 }
-"""The config key for each attribute of DeepSpeed's object."""
+"""Maps each attribute of DeepSpeed's object to the config key that the attribute holds."""
 LOWER = ("optimizer_name",)
 
 
 class DeepSpeedConfig:
-    """A config, read for the number of ranks of this run. An attribute that the class does not have
-    raises `BridgeError`.
+    """A config, read for this run's number of ranks. Asking for an attribute that the class does
+    not have raises `BridgeError`.
     """
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
@@ -40,7 +40,7 @@ class DeepSpeedConfig:
         self._param_dict, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of a setting, by DeepSpeed's name of the attribute."""
+        """Return the setting that DeepSpeed's own object has under this attribute name."""
         if name.startswith("_"):
             raise AttributeError(name)
         if name in NAMES:
@@ -52,6 +52,6 @@ class DeepSpeedConfig:
         if name in sections:
             return (self._param_dict.get(sections[name]) or {}).get("params")
         raise BridgeError(
-            f"DeepSpeedConfig.{name}: the native engine does not have this attribute; it has"
+            f"DeepSpeedConfig.{name}: the native engine does not have this attribute; use one of"
             f" {', '.join([*NAMES, *sections, 'zero_enabled'])}"
         )

@@ -22,7 +22,7 @@ __all__ = ["DeepSpeedTransformerConfig", "DeepSpeedTransformerLayer"]
 
 
 class DeepSpeedTransformerConfig:
-    """Sizes and settings of a layer. Settings that make DeepSpeed's kernels save memory have no
+    """Sizes and settings of a BERT layer. Settings by which DeepSpeed's kernels save memory have no
     effect.
     """
 
@@ -68,8 +68,8 @@ class DeepSpeedTransformerConfig:
 
 
 class DeepSpeedTransformerLayer(nn.Module):
-    """Attention and a feed-forward layer. A norm comes before each of the two (`pre_layer_norm`) or
-    after each.
+    """A BERT layer: attention and a feed-forward layer. With `pre_layer_norm` a norm comes before
+    each of the two, else after each.
     """
 
     layer_id = 0
@@ -97,8 +97,8 @@ class DeepSpeedTransformerLayer(nn.Module):
             )
         if config.hidden_size % config.heads:
             raise BridgeError(
-                f"DeepSpeedTransformerLayer: found hidden_size {config.hidden_size} and heads {config.heads}; make the first a"
-                " multiple of the second"
+                f"DeepSpeedTransformerLayer: found hidden_size {config.hidden_size} and heads"
+                f" {config.heads}; make hidden_size a multiple of heads"
             )
         self.config: Any = config
         config.layer_id = DeepSpeedTransformerLayer.layer_id
@@ -123,8 +123,8 @@ class DeepSpeedTransformerLayer(nn.Module):
         self.init_transformer_weights(config.adjust_init_range)
 
     def init_transformer_weights(self, adjust_init_range: bool = False) -> None:
-        """Set the initial weights. As in DeepSpeed, the matrices that write into the residual
-        stream get smaller values only on the first local rank.
+        """Set the initial weights. With `adjust_init_range`, the matrices that write into the
+        residual stream get smaller values, but as in DeepSpeed only on the first local rank.
         """
         config = self.config
         spread = lead = config.initializer_range

@@ -53,7 +53,8 @@ GIGABYTE = 1 << 30
 
 
 class OffloadDeviceEnum:
-    """Names of devices for a model's memory, as in a config."""
+    """Names of the devices that a config may give for the memory of parameters and optimizer state.
+    """
 
     none, cpu, nvme = "none", "cpu", "nvme"
 
@@ -122,7 +123,7 @@ class OnDevice(AbstractContextManager[None]):
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """Log the memory of this process on the first rank, if `force` is true."""
+    """Log how much memory this process uses, on the first rank and only if `force` is true."""
     if not force or (comm.joined() or (0, 1))[0]:
         return
     place = get_accelerator()
@@ -141,8 +142,8 @@ def set_random_seed(seed: int) -> None:
 def move_to_device(
     item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None
 ) -> Any:
-    """Return a copy of nested lists, tuples and dictionaries in which the items that meet the
-    criterion (default: all tensors) are moved to a device.
+    """Return a copy of nested lists, tuples and dictionaries in which items are moved to a device:
+    the items for which `criterion_func` is true, by default all tensors.
     """
     if criterion_func(item) if criterion_func is not None else isinstance(item, Tensor):
         return item.to(device)
@@ -155,8 +156,8 @@ def move_to_device(
 
 
 def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
-    """Return a copy of nested lists, tuples and dictionaries. Each tensor is copied to a device and
-    gets its own storage.
+    """Return a copy of nested lists, tuples and dictionaries. Each tensor in it is copied to a
+    device and gets its own storage.
     """
     if isinstance(item, Tensor):
         return (
@@ -175,14 +176,14 @@ def clone_tensors_for_torch_save(item: Any, device: Any = CPU) -> Any:
 
 
 def recursive_getattr(model: Any, module_name: str) -> Any:
-    """Return the attribute at a dotted path."""
+    """Return the attribute of a model at a dotted path."""
     for name in module_name.split("."):
         model = getattr(model, name)
     return model
 
 
 def recursive_setattr(model: Any, module_name: str, module: Any) -> None:
-    """Set the attribute at a dotted path."""
+    """Set the attribute of a model at a dotted path."""
     parent, _, name = module_name.rpartition(".")
     setattr(recursive_getattr(model, parent) if parent else model, name, module)
 
@@ -205,8 +206,9 @@ def _leaves(model: nn.Module, classes: Iterable[Any]) -> Iterator[nn.Module]:
 def set_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: Iterable[Any], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Mark modules whose weights should be gathered together. The mark has no effect, because the
-    engine gathers whole blocks.
+    """Mark the modules of the given classes and return them. In DeepSpeed, the weights of a marked
+    module are gathered together. Here the mark has no effect, because the engine gathers whole
+    blocks.
     """
     found = list(_leaves(model, leaf_module_classes))
     if not found and raise_if_not_found:
@@ -232,7 +234,7 @@ def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
 
 
 def z3_leaf_module(model: nn.Module) -> bool:
-    """Return whether a module is marked."""
+    """Return whether `set_z3_leaf_modules` has marked a module."""
     return bool(getattr(model, LEAF, False))
 
 

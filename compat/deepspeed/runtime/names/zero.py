@@ -1,5 +1,5 @@
-"""`deepspeed.zero`: contexts in which weights are whole on every rank. Source:
-deepspeed/runtime/zero/partition_parameters.py.
+"""`deepspeed.zero`: contexts in which a model is built, or in which its weights are whole on every
+rank. Source: deepspeed/runtime/zero/partition_parameters.py.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ __all__ = [
     "register_external_parameter",
 ]
 EARLY = "_stagebridge_early"
-"""Attribute that marks parameters made within `Init`. It is removed when an engine takes over the
+"""Name of an attribute that parameters made within `Init` have until an engine takes over the
 parameters.
 """
 
 
 WITHIN = "_stagebridge_within"
-"""Attribute in which `GatheredParameters` stores the status that a parameter had before."""
+"""Name of an attribute in which `GatheredParameters` stores the parameter's status before the
+context.
+"""
 
 
 class ZeroParamStatus(Enum):
-    """State of a parameter: whole on this rank, not whole, or being gathered."""
+    """State of a parameter's weights: whole on this rank, not whole, or being gathered."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -44,7 +46,7 @@ class ZeroParamStatus(Enum):
 
 
 class ZeroParamType(Enum):
-    """How a parameter is stored."""
+    """DeepSpeed's names for the ways in which a parameter is stored."""
 
     NORMAL = 1
     PARTITIONED = 2
@@ -52,8 +54,8 @@ class ZeroParamType(Enum):
 
 
 def mark(native: Engine) -> None:
-    """Give the engine's parameters the attributes that DeepSpeed's parameters have at level 3:
-    `ds_id`, `ds_shape`, `ds_numel`, `ds_status`.
+    """Give the engine's parameters, at ZeRO level 3, the attributes that parameters have in
+    DeepSpeed: `ds_id`, `ds_shape`, `ds_numel`, `ds_status`.
     """
     for number, weight in enumerate(native.model.parameters()):
         place = parts.place_of(weight)
@@ -69,10 +71,9 @@ def mark(native: Engine) -> None:
 
 
 class Init(AbstractContextManager["Init"]):
-    """Context in which a model is built.
-
-    The model is whole on each rank until `initialize` shards it, which costs the memory of one
-    model. The numbers are the same as with DeepSpeed. All of DeepSpeed's arguments are accepted.
+    """Context in which a script builds a model. Until `initialize` shards the model, each rank has
+    the whole model, which needs more memory than DeepSpeed. The numbers are the same as with
+    DeepSpeed. All of DeepSpeed's arguments are accepted.
     """
 
     def __init__(
@@ -102,10 +103,9 @@ class Init(AbstractContextManager["Init"]):
 
 
 class GatheredParameters(AbstractContextManager[None]):
-    """Context in which an engine's parameters at level 3 are whole.
-
-    With a `modifier_rank`, all ranks get the values of that rank when the context ends. All data
-    ranks must take part. Parameters that no engine holds are left unchanged.
+    """Context in which parameters are whole that an engine shards at ZeRO level 3. With a
+    `modifier_rank`, all ranks get the values of this rank when the context ends. All data ranks
+    must take part. Parameters that no engine holds are left unchanged.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class GatheredParameters(AbstractContextManager[None]):
                 continue
             if hasattr(weight, WITHIN):
                 raise BridgeError(
-                    f"GatheredParameters: {place[2]} is gathered already by an outer"
-                    " GatheredParameters; leave it out of one of the two"
+                    f"GatheredParameters: an outer GatheredParameters has gathered {place[2]}"
+                    " already; leave this parameter out of one of the two"
                 )
             place[0].weights.settle()
             self._held.append((*place, weight, weight.data))
@@ -183,8 +183,8 @@ def _source(native: Engine, rank: int) -> tuple[Any, int]:
 
 
 def register_external_parameter(module: Any, parameter: Any) -> None:
-    """Make `parameter`, which belongs to another module, whole while `module` runs. Must be called
-    before `initialize`.
+    """Make `parameter`, which belongs to another module, whole also while `module` runs. A script
+    must call this function before `initialize`.
     """
     if not isinstance(module, nn.Module) or not isinstance(parameter, nn.Parameter):
         found = type(parameter if isinstance(module, nn.Module) else module).__name__
