@@ -63,8 +63,8 @@ class Carry:
         )
 
     def text(self, written: str, files: Mapping[str, str] | None = None) -> str:
-        """The text of the sidecar of a file with content `written`; `files` are the other texts
-        written with it, by name.
+        """Return the text of the sidecar for a file with the content `written`. `files` are the
+        texts of the other files that are written with this file, by name.
         """
         record = {
             "stagebridge": FORMAT,
@@ -256,8 +256,8 @@ def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
 
 
 def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
-    """Return the source paths that could overrule an edit if they were restored: the rule of an
-    edited field sees these paths, and they carry the edited field.
+    """Return the paths of the source whose old values, if restored, could overrule an edit. These
+    paths stand for an edited field, although another rule than the field's rule claims them.
     """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))

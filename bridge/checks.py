@@ -223,7 +223,7 @@ class Checks:
                 yield row
 
     def refused(self, seen: Seen) -> Iterator[str]:
-        """A line for each check that holds: the path and the message."""
+        """A line for each check that holds: the path of the setting and the message."""
         return (f"{row.path}: {row.says(seen.values)}" for row in self.holding(seen))
 
     def remarks(self, seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
@@ -237,8 +237,8 @@ Remark = tuple[str, str, Effect]
 
 
 def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """Yield a finding for each remark. A remark comes from code, because it depends on any number
-    of settings, which a row of a table cannot express.
+    """Yield a finding for each remark. Remarks are made by code where a check would depend on any
+    number of settings, because a row of a table cannot express this.
     """
     for path, message, effect in found:
         yield remark(path, message, effect, seen, origins)

@@ -67,8 +67,8 @@ PATIENCE = timedelta(seconds=5)
 
 
 SILENT, GIVEN_UP = "STAGEBRIDGE_SILENCE", "STAGEBRIDGE_TIMEOUT"
-"""Names of the environment variables that set the limits below, for any program that uses the
-engine.
+"""Names of the environment variables that set `SILENCE` and `TIMEOUT`, for any program that uses
+the engine.
 """
 
 
@@ -114,15 +114,16 @@ destroys them before the interpreter ends.
 
 @dataclass
 class Ledger:
-    """The number of collectives by name, and the bytes of their whole tensors. While events are
-    recorded, `events` lists them in order; else it is None.
+    """The number of calls of each collective, by name, and the bytes of the tensors that the calls
+    moved, counted at full size before sharding. `events` lists the recorded events in order, and is
+    None while no events are recorded.
     """
 
     totals: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
     events: list[str] | None = None
 
     def count(self, name: str, tensor: Tensor) -> None:
-        """Add one call that moves `tensor`."""
+        """Count one call of the collective `name`, which moves `tensor`."""
         self.totals[name] += Traffic(1, tensor.numel() * tensor.element_size())
 
     def note(self, event: str) -> None:
@@ -169,9 +170,9 @@ class Comm:
         return Group(mine, mine.index(self.rank), purpose)
 
     def part(self, axis: str, indices: Sequence[int], *others: str) -> Group:
-        """Return the group of those ranks of this rank's group along `axis` and `others` whose
-        index along `axis` is in `indices`. If this rank's own index is not in `indices`, return a
-        group of this rank alone. All ranks must call this.
+        """Return a part of this rank's group along `axis` and `others`: the ranks whose index along
+        `axis` is in `indices`. If the index of this rank is not in `indices`, return a group of
+        this rank alone. All ranks must call this.
         """
         groups, place = self.mesh.groups(axis, *others), self.mesh.coordinate
         return self._make(
@@ -274,8 +275,8 @@ class Comm:
 
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
         """Open the connection for messages from the rank with index `source` in the group to the
-        one with index `to`; both ranks call this. NCCL opens it at the first message, and there
-        both ranks wait for each other.
+        rank with index `to`. Both ranks call this, because NCCL opens a connection at the first
+        message, and then the two ranks wait for each other.
         """
         token = torch.zeros(1, device=device)
         peer = group.ranks[to if group.index == source else source]
@@ -305,12 +306,12 @@ class Comm:
         """
         if group.handle is None:
             raise BridgeError(
-                f"{name}: this process has left its group; keep the engine open until the last collective"
+                f"{name}: this process has left the process group; keep the engine open until the last collective"
             )
         others = peers or [rank for rank in group.ranks if rank != self.rank]
         with _telling(name, others):
             work = start()
-        assert work is not None, "an asynchronous collective always returns its handle"
+        assert work is not None, "torch returned no handle for an asynchronous collective"
         return _waiting(work, name, others)
 
 
@@ -320,8 +321,8 @@ def connect(
     """Join the process group at `address` (host:port), unless this process has joined a process
     group already.
 
-    `timeout` is in seconds (default: `TIMEOUT`). The process leaves the group when it ends. `leave`
-    waits for the other ranks first.
+    `timeout` is in seconds (default: `TIMEOUT`). The process leaves the group when the process
+    ends. To wait for the other ranks first, call `leave`.
     """
     if world == 1:
         return
@@ -453,12 +454,14 @@ class Board:
             waited += SILENCE
             said = f"rank {rank} has not reached {name!r} for {waited:g} s"
             if waited >= TIMEOUT:
-                raise LostRank(f"{said}; see its messages")
+                raise LostRank(f"{said}; see the messages of that rank")
             warnings.warn(said, stacklevel=2)
         return str(self.store.get(key).decode())
 
     def meet(self, name: str, patience: float = 5.0) -> None:
-        """Wait for all ranks, for at most `patience` seconds."""
+        """Wait at most `patience` seconds until all ranks have called this with the same `name`.
+        Ranks that are late raise no error.
+        """
         # The first rank keeps the store, and should not end before others have read it.
         if self.store.add(f"{self.turn}/{name}", 1) == self.world:
             self.post(f"all {name}", "")
@@ -559,8 +562,8 @@ HERE = Presence()
 
 
 class Watcher(Thread):
-    """A thread that reports the state of this rank to other ranks, and names the ranks for which
-    this rank has waited for `SILENCE` seconds.
+    """A thread that reports the state of this rank to other ranks. If this rank has waited for
+    `SILENCE` seconds, the thread prints the ranks that this rank waits for.
     """
 
     def __init__(
@@ -604,7 +607,7 @@ class Watcher(Thread):
         self._named = since
         for peer in silent or peers:
             self.say(
-                f"rank {self.rank} waits in {waits!r} for rank {peer}, {_told(said[peer])}; it gives up after {TIMEOUT:g} s"
+                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_told(peer, said[peer])}; rank {self.rank} gives up after {TIMEOUT:g} s"
             )
 
     def _read(self, peer: int) -> dict[str, Any]:
@@ -613,12 +616,12 @@ class Watcher(Thread):
         return found
 
 
-def _told(now: Mapping[str, Any]) -> str:
+def _told(rank: int, now: Mapping[str, Any]) -> str:
     if not now:
-        return "which has not reported anything yet"
+        return f"rank {rank} has not reported anything yet"
     if now["waits"]:
-        return f"which itself waits in {now['waits']!r} (step and last action: {now['last']})"
-    return f"silent for {now['for']:.0f} s or more; its last action: {now['last']}"
+        return f"rank {rank} waits in {now['waits']!r} (step and last action: {now['last']})"
+    return f"rank {rank} has been silent for {now['for']:.0f} s or more (last action: {now['last']})"
 
 
 _WATCHERS: list[Watcher] = []
@@ -665,7 +668,7 @@ def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
             f"rank {peers[0]}" if len(peers) == 1 else f"one of ranks {', '.join(map(str, peers))}"
         )
         raise LostRank(
-            f"{name}: {who} is gone or silent ({reason}); see its messages, then resume"
+            f"{name}: {who} is gone or silent ({reason}); see the messages of that rank, then resume the run"
         ) from None
 
 

@@ -168,8 +168,9 @@ class Config:
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Remarks of the reader, then settings that the stack accepts and ignores or gets wrong,
-        then missing ones that stop the run.
+        """Findings on the config, in this order: remarks of the reader; settings that the stack
+        accepts, but ignores or gets wrong; numbers that no run can use; missing settings that stop
+        the run.
         """
         stopped = (finding for finding in self.missing if finding.effect is Effect.STOPS)
         return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stopped)
@@ -179,7 +180,7 @@ class Config:
         """One finding for each setting that the stack needs to start and that the config lacks.
 
         If the config is only a part of a launch, other parts may set these settings. Then none of
-        the findings stops the run, and `findings` leave them out.
+        these findings stops the run, and the property `findings` leaves them out.
         """
         return tuple(self.dialect.missing(self))
 
@@ -217,8 +218,8 @@ class Dialect(ABC):
     model, and a translation to such a config loses no model fields.
     """
     coded: ClassVar[bool] = False
-    """Whether some settings belong into the training script. They are written to a second file,
-    next to the config.
+    """Whether some settings belong into the training script. Such settings are written to a second
+    file, next to the config.
     """
     about: ClassVar[str] = ""
     """The one section of a plan that configs of this stack are about; empty if they are about all
@@ -250,8 +251,8 @@ class Dialect(ABC):
     norms are in a parameter group without weight decay.
     """
     by_place: ClassVar[bool] = False
-    """Whether its checkpoints identify parameters by their index in the optimizer's groups. Each
-    stack forms other groups, so no other engine can load such a checkpoint.
+    """Whether checkpoints of the stack identify parameters by index in the optimizer's groups. Each
+    stack forms different groups, so no other engine can load such a checkpoint.
     """
 
     @property
@@ -282,7 +283,7 @@ class Dialect(ABC):
     def effective(self, config: Config) -> Values:
         """All values that the stack's own entry point makes of `config.given`.
 
-        Raises `BridgeError` with every reason for which the stack refuses it.
+        Raises `BridgeError` with every reason why the stack refuses the config.
         """
 
     @abstractmethod
@@ -310,8 +311,8 @@ class Dialect(ABC):
         return frozenset()
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """How a run of `config` keeps a checkpoint made of `hub`; `BridgeError` if none can be
-        made.
+        """Return the way in which a run of `config` keeps checkpoints, for a checkpoint with the
+        content of `hub`. Raises `BridgeError` if no such checkpoint can be made.
         """
         raise BridgeError(
             f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`"
@@ -383,7 +384,9 @@ class Dialect(ABC):
         return True
 
     def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
-        """Return the settings in `given` that release `version` takes beside the other ones."""
+        """Return `given` without the settings that release `version` would refuse because of other
+        settings in `given`.
+        """
         return dict(given)
 
     def defaults(self, version: str) -> Mapping[str, Any]:
@@ -408,7 +411,7 @@ class Dialect(ABC):
         return ()
 
     def section(self, path: str) -> str:
-        """The heading of the field at `path` in a list of all fields."""
+        """The heading under which a list of all fields shows the field at `path`."""
         return path.rpartition(".")[0] or "top level"
 
     @property
@@ -472,7 +475,7 @@ class Dialect(ABC):
     def to_object(self, config: Config) -> Any:
         """The stack's own config object; `VersionError` if the stack has none."""
         raise VersionError(
-            f"{self.name}: has no config object; write it as {' or '.join(self.formats)}"
+            f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
         )
 
     def typed(self, given: Values) -> Section:
@@ -493,8 +496,8 @@ class Dialect(ABC):
         """
         near = Releases(self.name, self.versions).near(version)
         message = (
-            f"{self.title} {version} is not known; it is read as {near},"
-            " and changes between the two are not noticed"
+            f"{self.title} {version} is not known; the config is read as one of {near},"
+            " so changes between these two releases are not noticed"
         )
         return near, Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
 
@@ -606,12 +609,12 @@ class Dialect(ABC):
         )
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """Return the text of `original`, read for release `was`, with the changes after which it
-        means `config`.
+        """Return the text of `original`, which was read for release `was`, changed so that the text
+        means the same as `config`.
 
         Only called for formats in `rewrites`.
         """
-        raise TranslationError(f"{self.name}: writes every file anew")
+        raise TranslationError(f"{self.name}: this dialect cannot change a file in place; write the config to a new file")
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
         """Return the texts of all files for `path`: the config, and the file with the settings for
@@ -686,7 +689,7 @@ class PackagedDialect(Dialect):
 
     @cached_property
     def schema(self) -> type[Section]:
-        """All settings of the schema, typed, of all releases together."""
+        """The schema: the settings of all releases, with their types."""
         found: type[Section] = self._part("schema").SCHEMA
         return found
 
@@ -704,35 +707,43 @@ class PackagedDialect(Dialect):
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """`moves()` of its module `releases`, if there is such a function."""
+        """The result of `moves()` in the dialect's module `releases`; empty if there is no such
+        function.
+        """
         found: tuple[Move, ...] = self._has("releases", "moves", tuple)()
         return found
 
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
-        """`DISAGREEMENTS` of its module `documentation`, if there is one."""
+        """The constant `DISAGREEMENTS` of the dialect's module `documentation`; empty if there is
+        none.
+        """
         rows: tuple[Disagreement, ...] = self._has("documentation", "DISAGREEMENTS", ())
         return rows
 
     @property
     def checks(self) -> Iterable[Check]:
-        """The rows `REFUSALS` of its module `refusals` and `TRAPS` of its module `traps`."""
+        """The constants `REFUSALS` of the dialect's module `refusals` and `TRAPS` of the module
+        `traps`.
+        """
         return (*self._has("refusals", "REFUSALS", ()), *self._has("traps", "TRAPS", ()))
 
     @property
     def checkpoints(self) -> tuple[Format, ...]:
-        """`FORMATS` of its module `state`, if there is one."""
+        """The constant `FORMATS` of the dialect's module `state`; empty if there is none."""
         found: tuple[Format, ...] = self._has("state", "FORMATS", ())
         return found
 
     @property
     def namings(self) -> tuple[Naming, ...]:
-        """`NAMINGS` of its module `state`, if there is one."""
+        """The constant `NAMINGS` of the dialect's module `state`; empty if there is none."""
         found: tuple[Naming, ...] = self._has("state", "NAMINGS", ())
         return found
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """The findings of `inspect` of its module `traps` for `config`."""
+        """The findings on `config` that the function `inspect` in the dialect's module `traps`
+        returns.
+        """
         found: Iterable[Finding] = self._part("traps").inspect(config)
         return tuple(found)
 
@@ -766,9 +777,9 @@ class PackagedDialect(Dialect):
 
 
 def located(problem: str, origins: Mapping[str, Origin]) -> str:
-    """Return `problem` with the number of the line in front that sets the setting at the beginning
-    of the problem, if this line is known. The name of the file is added if it is not the file that
-    was read.
+    """Return `problem` with the number of a line in front: the line that sets the setting at the
+    beginning of `problem`. If the line is not known, return `problem` unchanged. If the line is in
+    another file than the one that was read, the name of that file comes first.
     """
     origin = origins.get(problem.partition(":")[0])
     if not (origin and origin.line):

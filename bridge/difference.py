@@ -57,7 +57,7 @@ def _sized(pair: Pair) -> Iterator[Finding]:
     """
     one, other = pair.one.world_size, pair.other.world_size
     if one and other and one != other and "parallel.data" not in pair.strayed:
-        message = "the number of ranks differs; the batch of a step is the same"
+        message = "the number of ranks differs, but a step has the same number of sequences"
         yield Finding(
             "world_size",
             message,
@@ -87,7 +87,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
             continue
         told.update(lost)
         same = rule.ours and not lost
-        why = "the same meaning in other words, or without effect in this run" if same else ""
+        why = "both configs mean the same here, or the setting has no effect in this run" if same else ""
         effect = _weight(pair, rule.ours, lost, path)
         yield _finding(path, effect, why, before.get(path), after.get(path), pair)
     yield from _untold(pair, told)
@@ -117,7 +117,7 @@ def _said(value: Any) -> str:
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each plan field that differs and is not in `told`, the plan fields that
-    findings on settings report.
+    findings on settings already report.
     """
     for ours in sorted(pair.strayed.difference(told)):
         rule = plan_claims(pair.one.dialect)[ours]
@@ -128,7 +128,7 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
         yield _finding(
             ours,
             effect,
-            "follows from the other differences",
+            "this difference follows from the other differences",
             pair.meant.plain.get(ours),
             pair.kept.plain.get(ours),
             pair,
@@ -198,7 +198,7 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         elsewhere = not ours.startswith(dialect.about)
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
-            return Effect.NONE, f"{dialect.title} leaves this to the training script"
+            return Effect.NONE, f"with {dialect.title}, the training script decides this"
     effects, why = list[Effect](), ""
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)

@@ -55,8 +55,9 @@ class Drift:
     `changes` are the differences. `migrated` is a config for the second release that means what the
     file meant in the first; it is None if the second release accepts no part of the file. `left`
     are differences that `migrated` cannot undo. `new` are settings that only the second release
-    has, `lapsed` those that only the first has; both hold the values that the release uses, as the
-    file sets none of them. `remarks` are findings that the second release adds.
+    has, and `lapsed` are settings that only the first release has. The file sets none of these
+    settings, so each has the value that the release uses by default. `remarks` are findings that
+    the second release adds.
     """
 
     before: Config
@@ -264,7 +265,7 @@ def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Ch
             was is not None and now is not None and explained.isdisjoint((*rule.theirs, *rule.sees))
         )
         if same or silent:
-            message = f"stands for {ours} {shown(was)} in {before.version}, {shown(now)} in {after.version}"
+            message = f"the setting means {ours} {shown(was)} in {before.version}, but {shown(now)} in {after.version}"
             path = same[0] if same else ours
             yield replace(_change(before, path, Kind.MEANING, message), before=was, after=now)
 

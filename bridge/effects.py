@@ -17,11 +17,11 @@ class Effect(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its position in the order of effects, 0 for the worst."""
+        """The position of this effect in the order of effects, 0 for the worst."""
         return _RANKS[self]
 
     def reaches(self, threshold: Effect) -> bool:
-        """Whether it is as bad as `threshold`, or worse."""
+        """Whether this effect is as bad as `threshold`, or worse."""
         return self.rank <= threshold.rank
 
 

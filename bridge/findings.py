@@ -88,7 +88,8 @@ def twice(document: Document | None) -> Iterator[Finding]:
     for found in document.duplicates if document else ():
         first, last = found.lines
         message = (
-            f"written twice, on lines {first} and {last}; the last takes effect; drop the other"
+            f"written twice, on lines {first} and {last}; the last value takes effect; "
+            "delete the other line"
         )
         effect = Effect.NUMBERS if found.differs else Effect.NONE
         yield Finding(dotted(found.key), message, effect, given=found.differs, origin=Origin(last))

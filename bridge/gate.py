@@ -1,5 +1,5 @@
-"""A gate: findings of many files as records, the choice of findings that take effect, and formats
-that other programs read.
+"""A gate: findings of many files as records, the choice of findings that count, and formats that
+other programs read.
 """
 
 from __future__ import annotations
@@ -242,8 +242,9 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """`[tool.stagebridge]` of a pyproject.toml. An option of the command line overrides the value
-    here; lists of both are joined.
+    """The section `[tool.stagebridge]` of a pyproject.toml. A text given on the command line
+    overrides the text in the section. A list given on the command line is joined with the list in
+    the section.
     """
 
     select: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
-"""Tables and remarks for people: with 40 columns or more no character is lost, and no line ends in
-blanks.
+"""Tables and remarks for people. On a terminal with 40 columns or more, no character is lost, and
+no line ends in blanks.
 """
 
 from __future__ import annotations

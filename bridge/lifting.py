@@ -60,8 +60,8 @@ def meaning_of(config: Config) -> Meaning:
 
 
 def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem for each field above its limit: loops over so many layers or ranks would not
-    end.
+    """Yield a problem for each field above its limit. Loops over more layers or ranks than that
+    would take too long.
     """
     for path, most in limits.PLAN.items():
         value = ours.get(path)
@@ -87,8 +87,8 @@ def written_by(
     """Return the settings that the table of `dialect` writes for the values of a plan. None means
     that the table leaves the setting open.
 
-    If a rule can choose between several settings, it prefers one in `had`, the settings of the
-    config before.
+    If a rule can choose between several settings, the rule prefers one in `had`, the settings of
+    the config that is replaced.
     """
     given: dict[str, Any] = {}
     solved, context = _solved(ours, world_size), Context(version, world_size, frozenset(had))
@@ -113,8 +113,9 @@ def seen_by(
 def settable(
     given: Mapping[str, Any], dialect: Dialect, version: str, entry: str
 ) -> dict[str, Any]:
-    """Return the settings that the release knows. A setting that it does not know has the release's
-    default, and is reported as lost if this default is another value.
+    """Return the settings in `given` that the release knows. The others are left out without a
+    message here; a translation reports a left-out setting as lost if the run then has another
+    value.
     """
     said = {path: value for path, value in given.items() if value is not None}
     known = {

@@ -57,4 +57,4 @@ SECONDS = 8.0
 command takes less than two more seconds.
 """
 MEMORY = 2**30
-"""Most bytes of memory that such a command may use."""
+"""Most bytes of memory that a command that reads a config may use."""

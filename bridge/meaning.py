@@ -94,8 +94,8 @@ def _beside(path: str, value: Any) -> Callable[[Values], Any]:
 
 
 SMOOTH = frozenset({"adam", "adamw", "lion", "lamb", "adagrad", "adafactor", "soap"})
-"""Optimizers without Nesterov momentum, for which an open switch means off; sgd and muon have both
-forms.
+"""Optimizers without Nesterov momentum. For them, the open field `nesterov` means off. For sgd and
+muon, which exist with and without it, the field stays open.
 """
 
 

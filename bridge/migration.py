@@ -36,8 +36,8 @@ def migrate(config: Config, version: str) -> Config | None:
 
 
 def nearest_words(config: Config, start: Config) -> list[Group]:
-    """Return the settings, in groups, that the table writes in place of given settings of `config`
-    that `start` had to leave out.
+    """Return the settings that can replace the settings of `config` that `start` had to leave out.
+    Each group has the settings that one rule of the table writes.
     """
     said = lowered(config, start.version)
     out = reworded(config, start.version).keys() - start.given.keys()
@@ -129,8 +129,8 @@ def reworded(config: Config, version: str) -> dict[str, Any]:
 
 
 def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
-    """Yield the moves between two releases in the order in which to apply them. Each has True if
-    old settings become new settings, and False for the other direction.
+    """Yield the moves between two releases in the order in which to apply them. Each move comes
+    with True if old settings become new settings, and with False for the other direction.
     """
     order = dialect.versions.index
     start, end = order(version), order(to_version)

@@ -103,7 +103,7 @@ class RotaryScaling(Section):
         None, description="yarn: factor of the rotated vectors; open: computed from `factor`."
     )
     mscale: Annotated[Real, Ge(0)] | None = field(
-        None, description="yarn: weight of the logarithm of `factor` in `attention`."
+        None, description="yarn: weight of the logarithm of `factor` in the factor `attention`."
     )
     mscale_all: Annotated[Real, Ge(0)] | None = field(
         None,

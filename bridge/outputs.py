@@ -1,5 +1,5 @@
-"""The JSON outputs of commands as types: type checks hold the code to them, and JSON Schemas are
-made from them.
+"""The JSON outputs of commands as types. A type checker compares the code with these types, and
+JSON Schemas are made from them.
 """
 
 from __future__ import annotations
@@ -235,8 +235,8 @@ class Kept(TypedDict):
 
 
 class Whole(TypedDict):
-    """The buffer of a flat as a whole: number format, index of the buffer, bytes, and the format in
-    which it is exchanged.
+    """The unsharded values of a flat in memory: their number format, the index of their buffer,
+    their size in bytes, and the number format in which ranks exchange them.
     """
 
     format: str
@@ -765,8 +765,8 @@ OUTPUTS: Mapping[str, Any] = {
     "trace show": Traced | Refused,
     "baseline": Baseline,
 }
-"""The output of each command with `--json`; `train` prints one on each line. `baseline` is the file
-of `--write-baseline`.
+"""The output of each command with `--json`; `train` prints one such object on each line. `baseline`
+is the file of `--write-baseline`.
 """
 
 

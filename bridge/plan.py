@@ -206,7 +206,9 @@ class Zero(Section):
 
     @property
     def effective_stage(self) -> int | None:
-        """The ZeRO level of the run: the buffer counts decide it if they are set, else `stage`."""
+        """The ZeRO level of the run: 3 with at most two weight buffers, 2 with at most two gradient
+        buffers, else the field `stage`.
+        """
         # With at most two buffers (one in use, one being filled) tensors cannot stay whole, so they
         # are sharded.
         if self.weight_buffers is not None and self.weight_buffers <= 2:

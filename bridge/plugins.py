@@ -64,12 +64,12 @@ def found(
     faults: list[str] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
-            faults.append(f"{folder}: no such folder; it was left out")
+            faults.append(f"{folder}: no such folder; correct STAGEBRIDGE_PATH")
             continue
         for place in sorted(path.parent for path in folder.glob("*/__init__.py")):
             read = _read(place)
             if isinstance(read, str):
-                faults.append(f"{place}: {read}; it was left out")
+                faults.append(f"{place}: {read}; this folder was left out")
             elif place.name in taken or place.name in plugins:
                 faults.append(
                     f"{place}: another dialect has the name {place.name} already; this one was "
@@ -83,17 +83,17 @@ def found(
 def _read(place: Path) -> Plugin | str:
     """Return the dialect that the folder declares, or the reason why the folder declares none."""
     if not place.name.isidentifier():
-        return "its name is not a valid name of a Python module"
+        return "the folder's name is not a valid name of a Python module"
     try:
         with open(place / "__init__.py", "rb") as stream:
             tree = ast.parse(stream.read(LARGEST))
     # A file of anybody: null bytes raise ValueError, and deep expressions RecursionError or
     # MemoryError in the parser.
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"its __init__.py cannot be read ({type(error).__name__})"
+        return f"the file __init__.py cannot be read ({type(error).__name__})"
     bound = dict(_bound(tree.body))
     if DIALECT not in bound:
-        return f"its __init__.py does not set {DIALECT}"
+        return f"the file __init__.py does not set {DIALECT}"
     value = bound.get(SIGNATURE)
     items = value.elts if isinstance(value, ast.Tuple | ast.List) else []
     texts = (

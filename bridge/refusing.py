@@ -90,9 +90,10 @@ def every(
 
 
 def _hides(problem: str, given: Values) -> bool:
-    """Return whether the problem removes the setting that decides what its section means.
+    """Return whether the problem is about a setting that decides what the other settings of the
+    section mean, such as `type`. Without this setting, the section cannot be checked.
 
-    A misspelled setting whose correct name was read removes nothing.
+    A misspelled setting does not count if the setting is also given under the correct name.
     """
     subject = _subject(problem)
     section, _, name = subject.rpartition(".")

@@ -61,8 +61,8 @@ class Way:
     """The search for the restored config. `goal` is the meaning that this config must have. The
     search keeps as many of the user's settings as possible.
 
-    Several candidates are tried. Settings that are put back may contradict settings that are
-    written, and a stack may be unable to express the whole meaning.
+    Several candidates are tried, because settings that are put back may contradict settings that
+    are written, and because a stack may be unable to express the whole meaning.
     """
 
     def __init__(
@@ -218,8 +218,9 @@ class Way:
         yield best.values
 
     def _fuller(self, whole: _Attempt) -> tuple[_Attempt, list[Unit]]:
-        """Put all units back into `whole` that are compatible with it. Return the result and the
-        units that are not compatible.
+        """Put the settings of the sidecar back into `whole`, except those that are incompatible
+        with `whole`. Return the result and the settings that were left out, in units: a unit has
+        the settings of one rule.
         """
         # By halves: most units are compatible, so few attempts are needed, each of which builds a
         # config.
@@ -236,8 +237,8 @@ class Way:
         return whole, left
 
     def _with_units(self, whole: _Attempt, units: list[Unit]) -> _Attempt | None:
-        """Return `whole` with `units` put back, or None if the stack refuses this config or if more
-        fields are wrong in it.
+        """Return `whole` with the settings in `units` put back, or None if the stack refuses the
+        new config or if more fields are wrong in the new config.
         """
         fuller = self._tried(
             _with(whole.values, {path for unit in units for path in unit}, self.kept)
@@ -302,11 +303,11 @@ class Way:
         return self.goal.plain.keys() - self.changed - unlike(self.goal, kept)
 
     def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
-        """Yield findings for settings in `told`, from the sidecar, that no edit concerns and that
-        could not be put back. Then yield findings for plan fields whose meaning changed although
-        nobody edited them.
+        """Yield a finding for each setting in `told` that no edit concerns and that could not be
+        put back; `told` are settings of the sidecar. Then yield a finding for each plan field whose
+        meaning changed although nobody edited the field.
         """
-        why = f"incompatible with {', '.join(_names(edited, self.changed))}, edited since"
+        why = f"the edit of {', '.join(_names(edited, self.changed))} excludes the old setting"
         table, odd, left = (
             claims(self.dialect),
             tuple(self._meaningless(target)),

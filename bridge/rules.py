@@ -342,7 +342,9 @@ ADAM = {"optimizer.nesterov": False, "optimizer.amsgrad": False, "optimizer.bias
 
 
 def plain_adam(*ours: str, note: str) -> tuple[Rule, ...]:
-    """Return a rule for each of these fields of `ADAM`, if the stack's Adam has no setting for them."""
+    """Return a rule for each of the plan fields `ours`, for a stack whose Adam has no setting for
+    these fields. Each field has the value of plain Adam, listed in `ADAM`.
+    """
     return tuple(always(path, ADAM[path], note, EFFECTS[path]) for path in ours)
 
 

@@ -65,7 +65,8 @@ def written(path: str, section: Any, group: Group) -> tuple[Setting, ...]:
 
 
 def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[Setting, ...]:
-    """Return the settings in the user's section at `path` whose values in `back` are different.
+    """Return the settings in the user's section at `path` whose values differ in `back`, another
+    version of the section.
 
     Empty if `path` is no section, or if the section has more than `limits.SETTINGS` settings.
     """

@@ -232,9 +232,9 @@ class _Trip:
         return all(self.kept.get(ours) is None for ours in fields)
 
     def found(self, fields: tuple[str, ...], otherwise: Any) -> Any:
-        """Return the target's value for a setting that other settings express after the way back.
-        This is the value of the setting's plan field if exactly one field has a value, else
-        `otherwise`.
+        """Return the value that the target has for a setting with the plan fields `fields`. This is
+        the value of the one field that the target sets, or `otherwise` if the target sets none or
+        several of these fields.
         """
         found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
         return found[0] if len(found) == 1 else otherwise
@@ -575,7 +575,7 @@ def _reason_of(
 
 def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
     if how is How.DERIVED:
-        return "the same meaning in other words, or without effect in this run"
+        return "both configs mean the same here, or the setting has no effect in this run"
     if not lost and how is How.DROPPED:
         return rule.note
     others = plan_claims(target.dialect)
@@ -584,7 +584,7 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
         "; ".join(reason for reason in reasons if reason)
         or rule.lossy
         or rule.note
-        or "the same meaning in other words"
+        or "both configs mean the same here"
     )
 
 

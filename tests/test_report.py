@@ -66,8 +66,8 @@ class TestVerdict:
         [
             ([], "same run"),
             ([finding(Effect.NONE)], "same run"),
-            ([finding(Effect.COST)], "same run; 1 thing of memory or speed"),
-            ([finding(Effect.ROUNDING), finding(Effect.COST)], "same up to rounding; 1 thing of memory or speed"),
+            ([finding(Effect.COST)], "same run; 1 effect on memory or speed"),
+            ([finding(Effect.ROUNDING), finding(Effect.COST)], "same up to rounding; 1 effect on memory or speed"),
             ([finding(Effect.NUMBERS, "one"), finding(Effect.NUMBERS, "two")], "different numbers: 2 things"),
             ([finding(Effect.NUMBERS), finding(Effect.NUMBERS, path="y")], "different numbers: 1 thing"),
             ([finding(Effect.STOPS), finding(Effect.NUMBERS)], "will not start: 1 thing"),
@@ -76,7 +76,7 @@ class TestVerdict:
             ([finding(Effect.NONE, how=How.MISSING)], "same run; 1 setting still to be added"),
             (
                 [finding(Effect.COST), finding(Effect.NONE, how=How.MISSING)],
-                "same run; 1 thing of memory or speed; 1 setting still to be added",
+                "same run; 1 effect on memory or speed; 1 setting still to be added",
             ),
             (
                 [finding(Effect.NUMBERS, how=How.MISSING), finding(Effect.NONE, how=How.MISSING, path="y")],

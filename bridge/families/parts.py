@@ -277,8 +277,8 @@ def _nothing(model: Group, target: Target, options: Options) -> Group:
 
 
 SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "moe.balance")}
-"""Keys that belong to a part but set only some of the part's fields, with the names of these
-fields.
+"""Keys that belong to a part but set only some of the part's fields. Each key comes with the names
+of the fields that it sets.
 """
 
 PARTS: Mapping[str, Part] = {

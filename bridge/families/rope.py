@@ -54,8 +54,8 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "yarn": {"fast": 32.0, "slow": 1.0, "truncate": True},
     "llama3": {},
 }
-"""Default values of each kind of scaling that has any (modeling_rope_utils.py:
-_compute_yarn_parameters).
+"""Default values of the settings of each kind of scaling, for kinds with defaults
+(modeling_rope_utils.py: _compute_yarn_parameters).
 """
 WHOLE, SWITCHES = ("original",), ("truncate",)
 WEIGHTS = ("mscale", "mscale_all")

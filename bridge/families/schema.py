@@ -46,7 +46,7 @@ class ModelKeys(Section):
     hidden_size: Count | None = field(None, description="Width of the residual stream.")
     num_attention_heads: Count | None = field(None, description="Number of attention heads.")
     num_key_value_heads: Count | Null | None = field(
-        None, description="Number of key and value heads; null: as many as heads."
+        None, description="Number of key and value heads; null: the number of attention heads."
     )
     intermediate_size: Count | None = field(None, description="Width of the feed-forward layer.")
     vocab_size: Count | None = field(None, description="Vocabulary size.")
@@ -60,13 +60,13 @@ class ModelKeys(Section):
         None, description="Activation function of the feed-forward layer."
     )
     hidden_activation: str | None = field(
-        None, description="Activation function of the feed-forward layer, as Gemma calls it."
+        None, description="Name of the feed-forward layer's activation function, as Gemma calls it."
     )
     activation_function: str | None = field(
-        None, description="Activation function of the feed-forward layer, as GPT-2 and OPT call it."
+        None, description="Name of the feed-forward layer's activation function, as GPT-2 and OPT call it."
     )
     activation: str | None = field(
-        None, description="Activation function of the feed-forward layer, as Falcon calls it."
+        None, description="Name of the feed-forward layer's activation function, as Falcon calls it."
     )
     max_position_embeddings: Count | None = field(
         None, description="Largest number of positions that the model supports."
@@ -98,7 +98,7 @@ class ModelKeys(Section):
         None, description="Width of the feed-forward layer, as Falcon calls it; open: 4 x hidden."
     )
     word_embed_proj_dim: Count | None = field(
-        None, description="Width of the feed-forward layer, as Falcon calls it; null: 4 x hidden."
+        None, description="Width of OPT's embedding; null: the hidden size."
     )
     # Norms
     rms_norm_eps: NonNegative | None = field(
@@ -173,11 +173,11 @@ class ModelKeys(Section):
         None, description="Period of blocks; the last block of each period has no window."
     )
     no_rope_layers: Bits | None = field(
-        None, description="List with 1 for each of SmolLM3's blocks that rotates, and 0 for others."
+        None, description="1 for each of SmolLM3's blocks with rotary positions, and 0 for the others."
     )
     no_rope_layer_interval: Count | None = field(
         None,
-        description="Period of SmolLM3's blocks; the last block of each period does not rotate.",
+        description="Period of SmolLM3's blocks; the last block of each period has no rotary positions.",
     )
     multi_query: bool | None = field(
         None, description="All queries share one head of keys and values."
@@ -192,7 +192,7 @@ class ModelKeys(Section):
     num_ln_in_parallel_attn: Literal[1, 2] | None = field(
         None, description="Number of norms in Falcon's newer blocks."
     )
-    alibi: bool | None = field(None, description="Falcon's positions are a bias of attention.")
+    alibi: bool | None = field(None, description="Falcon encodes positions as a bias of attention.")
     q_lora_rank: Count | Null | None = field(
         None, description="Rank of the low-rank projection of queries; null: a single projection."
     )
@@ -200,18 +200,18 @@ class ModelKeys(Section):
         None, description="Rank of the low-rank projection of keys and values."
     )
     qk_nope_head_dim: Count | None = field(
-        None, description="Width of the part of a head that does not rotate."
+        None, description="Width of the part of a head without rotary positions."
     )
     qk_rope_head_dim: Count | None = field(
-        None, description="Width of the part of a head that rotates."
+        None, description="Width of the part of a head with rotary positions."
     )
     v_head_dim: Count | None = field(None, description="Width of a head's values.")
     # Rotary positions
-    rope_theta: Positive | None = field(None, description="Base of the frequencies.")
+    rope_theta: Positive | None = field(None, description="Base of the rotary frequencies.")
     rotary_emb_base: Positive | None = field(
-        None, description="Base of the frequencies, as GPT-NeoX calls it."
+        None, description="Base of the rotary frequencies, as GPT-NeoX calls it."
     )
-    rope_local_base_freq: Positive | None = field(None, description="Base of the frequencies in blocks with a window.")
+    rope_local_base_freq: Positive | None = field(None, description="Base of the rotary frequencies in blocks with a window.")
     rope_scaling: Free | None = field(
         None, description="Scaling of rotary positions, before transformers 5."
     )
@@ -219,12 +219,12 @@ class ModelKeys(Section):
         None, description="Base and scaling of rotary positions together, since transformers 5."
     )
     partial_rotary_factor: Annotated[Real, Gt(0), Le(1)] | None = field(
-        None, description="Share of a head's width that rotates."
+        None, description="Share of a head's width with rotary positions."
     )
     rotary_pct: Annotated[Real, Gt(0), Le(1)] | None = field(
-        None, description="Share of a head's width that rotates, as GPT-NeoX calls it."
+        None, description="Share of a head's width with rotary positions, as GPT-NeoX calls it."
     )
-    rotary_dim: Count | None = field(None, description="Width of the part of a head that rotates.")
+    rotary_dim: Count | None = field(None, description="Width of the part of a head with rotary positions.")
     rope_interleave: bool | None = field(None, description="Neighbours rotate together.")
     # Factors
     logit_scale: Positive | None = field(None, description="Factor of the output's logits.")
@@ -288,8 +288,8 @@ class ModelKeys(Section):
     )
     num_shared_experts: Size | None = field(
         None,
-        description="Number of shared experts, each as wide as a routed expert, under another "
-        "name.",
+        description="Number of shared experts, each as wide as a routed expert, as EXAONE "
+        "and Ling call it.",
     )
     moe_num_shared_experts: Size | None = field(
         None,
@@ -319,11 +319,11 @@ class ModelKeys(Section):
         None, description="Coefficient of the loss that balances experts, as DeepSeek-V2 calls it."
     )
     seq_aux: bool | None = field(None, description="DeepSeek-V2 balances within each sequence.")
-    decoder_sparse_step: Count | None = field(None, description="Period of blocks with experts.")
+    decoder_sparse_step: Count | None = field(None, description="Distance between blocks with experts; 1: every block.")
     mlp_only_layers: Sizes | None = field(None, description="Blocks without experts.")
     first_k_dense_replace: Size | None = field(None, description="First blocks without experts.")
     moe_layer_freq: Count | None = field(
-        None, description="Period of blocks with experts, after the first dense blocks."
+        None, description="Distance between blocks with experts, after the first dense blocks."
     )
     mlp_layer_types: Sorts | None = field(
         None, description="Kind of each block's feed-forward layer."
@@ -336,7 +336,7 @@ class ModelKeys(Section):
         None,
         description="Index of Ernie's last block with experts; -1: the last block of the model.",
     )
-    moe_layer_interval: Count | None = field(None, description="Period of blocks with experts.")
+    moe_layer_interval: Count | None = field(None, description="Distance between blocks with experts; 1: every block.")
     num_nextn_predict_layers: Size | None = field(
         None, description="Number of extra blocks that predict further tokens."
     )

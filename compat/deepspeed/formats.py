@@ -415,7 +415,7 @@ class _Reader(Reader):
     def _checked(self, path: str, written: str, value: Any) -> None:
         """Check that a free-form value is plain JSON and has only keys that DeepSpeed reads."""
         if isinstance(value, dict | list | tuple):
-            wrong = flaw(value, "JSON cannot")
+            wrong = flaw(value, "JSON cannot hold")
             if wrong:
                 self.problem(written, wrong)
         for name, message in inside.unread(path, value):
