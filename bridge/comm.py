@@ -607,7 +607,8 @@ class Watcher(Thread):
         self._named = since
         for peer in silent or peers:
             self.say(
-                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_told(peer, said[peer])}; rank {self.rank} gives up after {TIMEOUT:g} s"
+                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_told(peer, said[peer])};"
+                f" rank {self.rank} gives up after {TIMEOUT:g} s"
             )
 
     def _read(self, peer: int) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_a_plugin_runs_only_if_it_is_named_or_its_signature_matches(place: Path,
         assert not list(stacks.glob("*/ran")), words
         if words[0] == "check":
             assert [
-                said.count(text) for text in ("nowhere: no such folder", "empty: the file __init__.py does not set", "broken: the")
+                said.count(text) for text in ("nowhere: no such folder", "empty: the file __init__.py does not", "broken: the")
             ] == [1] * 3
             assert "Traceback" not in said
     assert "Kite 2.0" in ran(folders, *command, "check", "run.json", folder=tmp_path, code=None)

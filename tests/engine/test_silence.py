@@ -241,4 +241,4 @@ def test_a_rank_that_dies_is_one_clear_line(tmp_path: Path, what: str) -> None:
     (code, said), (other, _) = both(what, tmp_path)
     assert code == 1 and other == -signal.SIGKILL
     last = said.strip().splitlines()[-1]
-    assert "LostRank: " in last and ": rank 1 is gone or silent (" in last and "see the messages of that rank, then resume the run" in last
+    assert "LostRank: " in last and ": rank 1 is gone or silent (" in last and "messages of that rank, then resume" in last
