@@ -117,7 +117,7 @@ class Trainer(Protocol):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return every parameter of the native GPT by its global name: whole tensors on the CPU in
-        fp32, with the optimizer's values (the masters, if there are any).
+        fp32. If the optimizer has masters, the values are those of the masters.
 
         Rank 0 gets all parameters; other ranks may get fewer.
         """
@@ -158,8 +158,8 @@ class Backend(ABC):
     least: ClassVar[int] = 1
     """The least number of ranks that the engine needs."""
     inside: Backend | None = None
-    """The native engine with the stack's own interface, for scripts that were written for the
-    stack.
+    """The native engine behind the stack's own classes and functions, for scripts that were written
+    for the stack.
     """
 
     @property
@@ -213,8 +213,8 @@ class Backend(ABC):
         return self
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """Return `config`, a config of this stack, with the values of the plan fields in `changes`.
-        Everything else stays as it was written.
+        """Return `config`, a config of this stack, changed so that the plan fields in `changes`
+        have the given values. Everything else stays as it was written.
         """
         return edited(config, changes, world)
 
@@ -261,9 +261,9 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
 
 
 def _as_good(path: str, value: Any, kept: Any, plan: Plan) -> bool:
-    """Return whether a plan with `kept` at `path` runs as one with `value` does: the two are equal,
-    or `kept` is a higher ZeRO level, or `kept` is unset and `value` is a default such as 0 or
-    "none".
+    """Return whether a plan with the value `kept` at `path` runs like a plan with `value` there:
+    the two are equal, or `kept` is a higher ZeRO level, or `kept` is unset and `value` is a default
+    such as 0 or "none".
     """
     if path == "zero.stage" and kept is not None:
         # A higher level shards more of the state and computes the same numbers.

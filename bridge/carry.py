@@ -1,5 +1,5 @@
 """Carry-over: settings that a translation could not express, stored in a sidecar next to the file,
-so that the way back restores them.
+so that a translation back restores them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Carry:
     """A carry-over: the source as the user wrote it (`given`), and the meaning of the target when
     the target was written (`meant`).
 
-    `original` is the text that the source was read from, if its dialect can write changes into this
-    text. On the way back, a group of fields gets its old settings if the target still means the
-    same by these fields. If the target was edited since, the edit wins.
+    `original` is the text that the source was read from, if the source's dialect can write changes
+    into this text. When the target is translated back, a group of fields gets the old settings if
+    these fields still have the same meaning in the target. If the target was edited since, the edit
+    wins.
 
     A sidecar holds marks in place of `secrets`, and `source` names the file that has the secrets.
     If `secrets` is None, the sidecar holds all given values. `files` are the digests of the other
@@ -142,7 +143,7 @@ def find(path: Path) -> Carry | None:
 
 
 class _Text(Section):
-    """The text of a source as it stands in a sidecar."""
+    """A part of a sidecar's content: the text of the source."""
 
     text: str
     suffix: str = ""
@@ -222,8 +223,8 @@ def _mapping(text: str, where: str) -> dict[str, Any]:
 
 
 def revealed(carry: Carry, secrets: Secrets) -> Carry:
-    """Return `carry` with the values of `secrets` in place of their marks. A setting whose secret
-    is not known is left out.
+    """Return `carry` with each mark replaced by the secret that it stands for, as listed in
+    `secrets`. A setting with an unknown mark is left out.
     """
     original = carry.original
     if original is not None:

@@ -1,5 +1,5 @@
-"""Checks: rows of a table, one for each place at which a stack's source refuses or ignores a
-setting, stops, or gets a setting wrong.
+"""Checks: rows of a table. Each row stands for a place in a stack's source where the stack refuses
+or ignores a setting, gets it wrong, or stops.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from bridge.rules import Context, Effect
 
 Condition = Callable[[Any], object]
 WORDS = 5
-"""Number of words at the beginning of a check's message that form its name, the last part of its
-id.
+"""Number of words that are taken from the beginning of a check's message to form the last part of
+the check's id.
 """
 
 
@@ -81,7 +81,9 @@ class Check:
         return ", ".join(f"{word} {end}" for word, end in ends if end)
 
     def says(self, values: Mapping[str, Any]) -> str:
-        """The message with its values filled in; a value that is missing is shown as None."""
+        """The message, with `values` in place of the fields in braces. A missing value is shown as
+        None.
+        """
         return self.message.format_map(_Shown(values)) if "{" in self.message else self.message
 
 
@@ -98,7 +100,9 @@ class Term:
 
 
 def on(path: str) -> Term:
-    """A term that holds if the setting is on, that is, if Python takes its value for true."""
+    """A term that holds if the setting is on, that is, if Python takes the setting's value for
+    true.
+    """
     return Term(path, bool, path)
 
 

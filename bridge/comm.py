@@ -104,11 +104,11 @@ def patient(silence: float | None, timeout: float | None) -> None:
 
 
 _UNDER_WAY: set[dist.Work] = set()
-"""Collectives whose end no caller has waited for yet."""
+"""Collectives that were started and that no caller has waited for yet."""
 
 _HANDLES: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
-"""Torch's process groups by ranks and purpose. No other reference to them exists, so that leaving
-destroys them before the interpreter ends.
+"""Torch's process groups by ranks and purpose. There are no other references to these groups, so
+that `_abandon` destroys them by clearing this dictionary.
 """
 
 
@@ -137,7 +137,7 @@ class Ledger:
 
     @contextmanager
     def recording(self) -> Iterator[list[str]]:
-        """Context in which events are recorded, in the list that it yields."""
+        """Context in which events are recorded. It yields the list of these events."""
         events: list[str] = []
         self.events = events
         try:
@@ -147,8 +147,8 @@ class Ledger:
 
 
 class Comm:
-    """The groups of one rank and the collectives over them. Collectives return a function that
-    waits for the result.
+    """The groups of one rank, and the collectives over these groups. Each collective returns a
+    function that waits for the result.
     """
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
@@ -180,8 +180,8 @@ class Comm:
         )
 
     def again(self, axis: str, purpose: str) -> Group:
-        """Return another group of the same ranks along `axis`, whose messages do not wait for the
-        messages of the first group. All ranks must call this.
+        """Return a second group of this rank's ranks along `axis`. Messages of this group do not
+        wait for messages of the first group. All ranks must call this.
         """
         return self._make(self.mesh.groups(axis), purpose)
 
@@ -215,8 +215,8 @@ class Comm:
         that slice of `whole`.
 
         Over gloo, ranks exchange slices, and each rank sums the slices that it received. This moves
-        the same bytes in a fraction of the time of gloo's own call. Until the wait ends, it needs a
-        second buffer of the size of `whole`.
+        as many bytes as gloo's own call and takes a fraction of the time. Until the wait ends, a
+        second buffer of the size of `whole` is needed.
         """
         if group.size == 1 or dist.get_backend(group.handle) != "gloo":
             return self._start(
@@ -235,8 +235,8 @@ class Comm:
         return partial(_add_up, wait, parts, shard)
 
     def all_reduce(self, name: str, tensor: Tensor, group: Group, op: str = "sum") -> Wait:
-        """Sum `tensor` over ranks in place, or take its maximum or minimum with `op` "max" or
-        "min".
+        """Replace `tensor` by its sum over the ranks, or by its maximum or minimum if `op` is "max"
+        or "min".
         """
         return self._start(
             name,
@@ -394,11 +394,11 @@ def everyones(value: Said) -> list[Said]:
 
 
 def together(patience: float) -> bool:
-    """Return whether all ranks call this function within `patience` seconds. With `patience` 0, a
-    rank only records its call and does not wait.
+    """Return whether all ranks have called this function, after at most `patience` seconds of
+    waiting. With `patience` 0, a rank only records the call and does not wait.
 
-    The calls are counted in the store and no collective runs, so this works while other ranks wait
-    for this rank in a collective.
+    The calls are counted in the store of the process group, and no collective runs. So this also
+    works while other ranks wait for this rank in a collective.
     """
     if not joined():
         return True
@@ -414,7 +414,9 @@ def together(patience: float) -> bool:
 
 
 _MEETINGS = count()
-"""Number of the next call of `together`; every rank counts the same calls."""
+"""Counter of calls of `together`. The numbers agree on all ranks, because all ranks make the same
+calls.
+"""
 
 
 @contextmanager
@@ -478,7 +480,7 @@ class Board:
 
 
 _TURNS = count()
-"""Number of the next board; every rank counts the same boards."""
+"""Counter of boards. The numbers agree on all ranks, because all ranks create the same boards."""
 
 
 def board() -> Board | None:
@@ -500,7 +502,7 @@ def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
     handle = (
         dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
     )
-    assert handle is not None, "the process group must exist before its subgroups"
+    assert handle is not None, "the default process group must exist before a group of some ranks is made"
     _HANDLES[ranks, purpose] = handle
 
 
@@ -528,8 +530,8 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
 @dataclass
 class Presence:
     """The state of this process, for other ranks to read: the step and the action, the collective
-    that the process waits in and the ranks that it waits for, the collective before, and the time
-    of the last change.
+    that the process waits in, the ranks that it waits for, the last finished collective, and the
+    time of the last change.
     """
 
     step: int = 0
@@ -657,7 +659,7 @@ LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
 @contextmanager
 def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
     """Context of the operation `name` with the ranks `peers`. If these ranks no longer answer,
-    raise a `LostRank` with their numbers.
+    raise a `LostRank` that names the ranks.
     """
     try:
         yield

@@ -105,14 +105,14 @@ class Written:
 
 @dataclass(frozen=True)
 class Saves:
-    """How a run of a config keeps its checkpoints.
+    """The way in which a run of a config saves checkpoints and resumes from them.
 
     `format` is the format of the checkpoints. The sharding `level`, the number of data `ranks` and
     the `dtype` of the weights are None if the format does not depend on them. `samples` is true if
     the learning-rate schedule counts samples instead of steps. `schedule` is the state of the
     scheduler that the run's script makes from a plan. `instead` are settings that the config needs
-    to resume (None: unset), and `findings` the effects of these settings. `client` is the state
-    that the run's own script would have saved, used if the checkpoint has no such state, and
+    to resume (None: unset), and `findings` say what these settings change. `client` is the state
+    that the run's own script would have saved; it is used if the checkpoint has no such state.
     `config` is the config that this script would have saved.
     """
 
@@ -140,8 +140,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Config:
-    """A config of one stack. `given` holds the values that the user wrote, `effective` those that
-    the stack would run with; the two are never mixed.
+    """A config of one stack. `given` holds the values that the user wrote, and `effective` the
+    values that the stack would run with.
     """
 
     dialect: Dialect
@@ -160,9 +160,10 @@ class Config:
 
     @cached_property
     def effective(self) -> Values:
-        """All values that the stack would run with: those given, defaults, and derived ones.
+        """All values that the stack would run with: given values, defaults, and derived values.
 
-        They are computed and never written to a file. Raises `BridgeError` if the stack refuses.
+        These values are computed and never written to a file. Raises `BridgeError` if the stack
+        refuses the config.
         """
         return self.dialect.effective(self)
 
@@ -207,9 +208,7 @@ class Dialect(ABC):
     title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
     alike: ClassVar[tuple[str, ...]] = ()
-    """Formats of which the usual format is a subset: a text in the usual format is valid in them
-    too.
-    """
+    """Further formats in which every text of the usual format is valid too."""
     rewrites: ClassVar[tuple[str, ...]] = ()
     """Formats that can be rewritten: changes go into the old text of a file, so that comments stay.
     """
@@ -288,8 +287,8 @@ class Dialect(ABC):
 
     @abstractmethod
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Return the text of the config as a file of its stack, and the settings that belong into
-        other files.
+        """Return the text of the file that the config's stack reads, and the settings that belong
+        into other files.
         """
 
     def program(
@@ -339,7 +338,7 @@ class Dialect(ABC):
     def natively(
         self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """Add to `written` the command by which the native engine runs it on `world` ranks.
+        """Add to `written` the command by which the native engine runs the config on `world` ranks.
 
         The run resumes from the checkpoint in `folder`, with the optimizer's parameter groups from
         the file `groups`. It trains the model of the folder `model`; "file" stands for the model
@@ -365,8 +364,8 @@ class Dialect(ABC):
         return ()
 
     def recognises(self, data: Any) -> int:
-        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of its
-        stack; 0 means that it is not.
+        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of this
+        stack. 0 means that `data` is no such config.
         """
         return 0
 
@@ -405,8 +404,8 @@ class Dialect(ABC):
         return kind(fields(self.schema)[path].annotation)
 
     def spellings(self, path: str) -> tuple[str, ...]:
-        """Return the spellings of the field at `path` in source files. The result is empty if files
-        spell the field as its path.
+        """Return the names by which source files spell the field at `path`. The result is empty if
+        files use the path itself.
         """
         return ()
 
@@ -462,9 +461,7 @@ class Dialect(ABC):
         return ()
 
     def whole(self, config: Config) -> bool:
-        """Return whether `config` holds all settings of a launch. If false, it holds only a part of
-        them.
-        """
+        """Return whether `config` holds all settings of a launch, and not only a part of them."""
         return False
 
     def names_run(self, config: Config) -> bool:
@@ -483,7 +480,9 @@ class Dialect(ABC):
         return self.schema.model_validate(given.nested())
 
     def release(self, version: str | None) -> str:
-        """`version` if it is known, the newest known one for None; `VersionError` otherwise."""
+        """Return `version` if this release is known, and the newest known release for None. Raises
+        `VersionError` for an unknown release.
+        """
         if version is None:
             return self.newest
         Releases(self.name, self.versions).place(version)
@@ -508,7 +507,7 @@ class Dialect(ABC):
         world_size: int | None = None,
         lenient: bool = False,
     ) -> Config:
-        """Read a source of this stack and check it as that release would.
+        """Read a source of this stack, and check it as the release `version` would.
 
         Raises `BridgeError` with every problem.
         """
@@ -518,7 +517,7 @@ class Dialect(ABC):
     def settled(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
         """The checked config from the reading that `parse` returns.
 
-        Raises one `ConfigError` with the problems of reading and those of checking together.
+        If reading or checking finds problems, raises one `ConfigError` with all of them.
         """
         reading = None
         try:
@@ -681,8 +680,9 @@ def _out_of_range(value: Any) -> Iterator[str]:
 class PackagedDialect(Dialect):
     """A dialect in a package of its own, whose parts are imported when they are needed.
 
-    `schema.py` has its schema as `SCHEMA`, `rules.py` its table as `table()`, and `releases` the
-    known releases as `KNOWN`. `suffixes` gives the format of a file by its suffix.
+    The package's module `schema` has the schema as `SCHEMA`, `rules` has the table as `table()`,
+    and `releases` has the known releases as `KNOWN`. `suffixes` gives the format of a file by its
+    suffix.
     """
 
     suffixes: ClassVar[Mapping[str, str]] = {}
@@ -754,7 +754,9 @@ class PackagedDialect(Dialect):
         return self.suffixes.get(Path(path).suffix.lower()) if path is not None else None
 
     def chosen(self, format: str | None) -> str:
-        """`format`, or the usual one for None; `VersionError` if the dialect does not write it."""
+        """Return `format`, or the usual format for None. Raises `VersionError` if the dialect
+        cannot write `format`.
+        """
         if format not in (None, *self.formats, *self.alike):
             raise VersionError(
                 f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}"

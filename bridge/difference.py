@@ -95,7 +95,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
     """Return the effect that a different setting has on the run. This is the effect of losing the
-    setting, in the config in which the loss is worse.
+    setting in one of the two configs: the worse of the two effects.
     """
     if ours and not lost:
         return Effect.NONE

@@ -37,7 +37,7 @@ def drift_text(drift: Drift, console: Console) -> None:
     ):
         if settings:
             console.print(
-                f"{len(settings)} settings {title}, none of them in the file", markup=False
+                f"{len(settings)} settings exist {title}; the file sets none of them", markup=False
             )
     _migrated(drift, console)
 

@@ -1,4 +1,6 @@
-"""Effects of a setting on a run. The command line imports them at its start, so this module imports nothing heavy."""
+"""Effects of a setting on a run. The command line imports this module at its start, so the module
+imports nothing that is slow to load.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from enum import StrEnum
 
 
 class Effect(StrEnum):
-    """The effect of a field, or of its loss, on the run; the worst first."""
+    """The effect of a field, or of the loss of a field, on the run; the worst effect comes first.
+    """
 
     STOPS = "the run stops"
     NUMBERS = "different numbers"

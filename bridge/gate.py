@@ -19,7 +19,7 @@ from bridge.rules import Effect
 from bridge.secrets import hide
 
 REFUSED = "refused"
-"""The rule id of records for files that cannot be read or that their stack refuses."""
+"""The rule id of records for files that cannot be read, and for files that the stack refuses."""
 LEVELS: Mapping[Effect, str] = {
     Effect.STOPS: "error",
     Effect.NUMBERS: "warning",
@@ -27,7 +27,7 @@ LEVELS: Mapping[Effect, str] = {
     Effect.COST: "note",
     Effect.NONE: "note",
 }
-"""The level of each effect, as SARIF names it."""
+"""The level of findings with each effect, in SARIF's words."""
 SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 GITHUB: Mapping[str, str] = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -149,7 +149,7 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
         rows = data["known"] if data["stagebridge"] == 1 else None
         return frozenset((row["file"], row["rule"], row["path"]) for row in rows or ())
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise BridgeError(f"{where}: not a baseline file; write it with --write-baseline") from None
+        raise BridgeError(f"{where}: not a baseline file; write a baseline with --write-baseline") from None
 
 
 # Formats

@@ -77,5 +77,5 @@ def _words(text: str, comments: bool) -> list[str] | None:
 
 
 def line(words: Iterable[str]) -> str:
-    """`words` as one line for a shell, quoted where they need it."""
+    """`words` as one line for a shell, with quotes where a word needs them."""
     return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)

@@ -1,4 +1,5 @@
-"""Checks of single values against a schema, with the values that it accepts in words."""
+"""Checks of single values against a schema. An error says in words which values the schema accepts.
+"""
 
 from __future__ import annotations
 

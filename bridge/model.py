@@ -19,17 +19,17 @@ class Latent(Section):
     query_rank: Size | None = field(
         None,
         description=(
-            "Width of the vector that queries are made from; 0: they are made from the hidden "
-            "state."
+            "Width of the vector that queries are made from; 0: queries are made from the "
+            "hidden state."
         ),
     )
     kv_rank: Count | None = field(
         None, description="Width of the vector that keys and values are made from."
     )
     plain_size: Count | None = field(
-        None, description="Width of the part of a head that does not rotate."
+        None, description="Width of the part of a head without rotary positions."
     )
-    rotary_size: Count | None = field(None, description="Width of the part of a head that rotates.")
+    rotary_size: Count | None = field(None, description="Width of the part of a head with rotary positions.")
     value_size: Count | None = field(None, description="Width of a head's values.")
 
 
@@ -54,7 +54,7 @@ class Attention(Section):
     window: Count | None = field(
         None,
         description=(
-            "Number of tokens that a token attends to, itself included; open: all before it."
+            "Number of tokens that a token attends to, itself included; open: all earlier tokens."
         ),
     )
     windowed: tuple[bool, ...] | None = field(
@@ -119,17 +119,17 @@ class Rotary(Section):
 
     base: Positive | None = field(None, description="Base of the frequencies (theta).")
     local_base: Positive | None = field(
-        None, description="Base in blocks with a window; open: the base of the other blocks."
+        None, description="Base of the frequencies in blocks with a window; open: the base of the other blocks."
     )
     share: Share | None = field(
-        None, description="Part of a head's width that rotates; open: all of it."
+        None, description="Share of a head's width with rotary positions; open: the whole width."
     )
     interleaved: bool | None = field(
         None,
-        description="Neighbouring elements rotate together, rather than the two halves of a head.",
+        description="Rotary positions pair neighbouring elements, rather than elements of the two halves of a head.",
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Blocks that rotate queries and keys; open: all."
+        None, description="Blocks with rotary positions; open: all."
     )
     scaling: RotaryScaling = field(
         RotaryScaling(), description="Scaling of rotary positions to longer sequences."
@@ -147,10 +147,10 @@ class FeedForward(Section):
     )
     bias: bool | None = field(None, description="Its projections have biases.")
     clamp: Positive | None = field(
-        None, description="Bound of the two results that a gate multiplies; open: no bound."
+        None, description="Bound of the gate's and the other projection's results before they are multiplied; open: no bound."
     )
     offset: Real | None = field(
-        None, description="Added to the result that the gate scales; open: nothing."
+        None, description="Number added to the other projection's result before the gate multiplies it; open: 0."
     )
 
 
@@ -160,15 +160,15 @@ class Norm(Section):
     kind: Literal["layer", "rms"] | None = field(None, description="LayerNorm or RMSNorm.")
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the variance.")
     zero_centred: bool | None = field(
-        None, description="Weights are stored as their difference from one."
+        None, description="A norm's weights are stored as the difference from one."
     )
     bias: bool | None = field(None, description="Norms have biases.")
     place: Literal["before", "after", "both", "post"] | None = field(
         None,
         description=(
-            "Position of norms in a block: before each layer, after it (before the residual is "
-            "added), or both; post: after the residual is added, without a norm after the last "
-            "block."
+            "Position of norms in a block: before each layer, after each layer (before the "
+            "residual is added), or both; post: after the residual is added, and no norm follows "
+            "the last block."
         ),
     )
     parallel: bool | None = field(
@@ -176,7 +176,7 @@ class Norm(Section):
     )
     shared: bool | None = field(
         None,
-        description="Parallel attention and feed-forward layer share one norm of their input.",
+        description="If attention and feed-forward layer run in parallel, they share one norm of the input.",
     )
 
 
@@ -189,8 +189,8 @@ class Embedding(Section):
     max_positions: Count | None = field(
         None,
         description=(
-            "Number of positions that the model is made for; with learned positions, rows of their "
-            "table."
+            "Number of positions that the model is made for; with learned positions, the rows of "
+            "the table of positions."
         ),
     )
     offset: Size | None = field(
@@ -203,8 +203,8 @@ class Embedding(Section):
     width: Count | None = field(
         None,
         description=(
-            "Width of the embedding if it differs from `hidden`; projections convert it at input "
-            "and output."
+            "Width of the embedding, if not `hidden`; projections convert between the two widths "
+            "at input and output."
         ),
     )
     scale: Positive | None = field(None, description="Factor of the embedding's output; open: 1.")
@@ -224,7 +224,7 @@ class Embedding(Section):
 
 
 class Moe(Section):
-    """Experts of a block; `model.experts` is their number."""
+    """Experts of a block; `model.experts` is the number of experts."""
 
     top_k: Count | None = field(None, description="Number of experts that a token uses.")
     ffn: Count | None = field(
@@ -258,7 +258,7 @@ class Moe(Section):
     )
     group_best: Count | None = field(
         None,
-        description="Number of a group's best experts whose scores are summed to choose groups.",
+        description="Groups are chosen by the sum of scores of this many best experts in a group.",
     )
     balance: Literal["none", "batch", "pooled", "sequence", "global", "sinkhorn"] | None = field(
         None,
@@ -275,7 +275,7 @@ class Moe(Section):
         ),
     )
     aux_trained: bool | None = field(
-        None, description="Training adds the balancing loss; open: if its coefficient is not 0."
+        None, description="Training adds the balancing loss; open: true if the coefficient of this loss is not 0."
     )
     z_loss: Annotated[Real, Ge(0)] | None = field(
         None, description="Coefficient of the router's z-loss, the mean of logsumexp(logits)^2."
@@ -295,8 +295,8 @@ class Moe(Section):
     capacity: Positive | None = field(
         None,
         description=(
-            "Capacity of an expert as a multiple of its fair share of tokens; tokens beyond it are "
-            "dropped."
+            "Number of tokens that an expert takes, as a multiple of an equal share; further "
+            "tokens are dropped."
         ),
     )
 

@@ -95,7 +95,9 @@ class Checked(TypedDict):
 
 
 class OneOfMany(TypedDict):
-    """One of several files: its config and findings, or why it is refused."""
+    """One of several checked files: its config and the findings, or the reason why the file is
+    refused.
+    """
 
     file: str
     source: NotRequired[Side]
@@ -268,8 +270,8 @@ class Call(TypedDict):
 
 
 class Ranks(TypedDict):
-    """Ranks with equal memory and equal traffic: the bytes that each of them keeps, and its
-    collectives.
+    """Ranks with equal memory and equal traffic: the bytes that each of these ranks keeps, and the
+    collectives that each runs.
     """
 
     ranks: list[int]

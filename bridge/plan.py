@@ -77,7 +77,7 @@ class Stages(Section):
         None, description="Rule that cuts the layers into stages."
     )
     layers_per_stage: Annotated[Real, Gt(0)] | None = field(
-        None, description="Number of layers in a stage, for the rules that need it."
+        None, description="Number of layers in a stage, for rules that cut by this number."
     )
     boundaries: tuple[Size, ...] | None = field(
         None,
@@ -110,7 +110,7 @@ class Schedule(Section):
     group: Count | None = field(
         None,
         description=(
-            "Number of microbatches that pass one stage of a rank before its next stage runs."
+            "Number of microbatches that pass one stage of a rank before the rank's next stage runs."
         ),
     )
     depth_first: Count | None = field(
@@ -325,7 +325,7 @@ class DecayRamp(Section):
         None, description="Weight decay at the first step."
     )
     end: Annotated[Real, Ge(0)] | None = field(
-        None, description="Weight decay at the end of the ramp, and after it."
+        None, description="Weight decay at the end of the ramp and in all later steps."
     )
     steps: Size | None = field(None, description="Number of steps of the ramp.")
 
@@ -392,7 +392,7 @@ class Optimizer(Section):
 
 
 class Adapters(Section):
-    """Low-rank adapters (LoRA). The weights under them are frozen."""
+    """Low-rank adapters (LoRA). The adapted weights are frozen."""
 
     rank: Count | None = field(None, description="Width of an adapter; open: no adapters.")
     alpha: Annotated[Real, Gt(0)] | None = field(
@@ -417,7 +417,7 @@ class Run(Section):
         None, description="Number of passes over the data after which the run ends."
     )
     seed: Whole | None = field(
-        None, description="First seed of random numbers; each stack draws from it in its own order."
+        None, description="Seed of random numbers; each stack draws the numbers in another order."
     )
     log_interval: Size | None = field(None, description="Steps between lines of the log; 0: never.")
     save_interval: Size | None = field(None, description="Steps between checkpoints; 0: never.")

@@ -1,5 +1,5 @@
-"""Dialects of other people: their declarations are read as syntax, so that the search for dialects
-runs none of their code.
+"""Dialects that users add. A dialect's declarations are read from the syntax of its source, so that
+the search for dialects runs none of the code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 DIALECT, SIGNATURE = "DIALECT", "SIGNATURE"
 """Names that the `__init__.py` of a dialect sets: the dialect object, and the settings or flags by
-which its files are recognised.
+which a file of this dialect is recognised.
 """
 LARGEST = 2**20
 """Most bytes of an `__init__.py` that are read."""
@@ -21,7 +21,7 @@ LARGEST = 2**20
 
 @dataclass(frozen=True)
 class Plugin:
-    """A dialect in a folder of the user. If its signature is empty, it is used only if the user
+    """A dialect in a folder of the user. A dialect with an empty signature is used only if the user
     names it.
     """
 
@@ -105,7 +105,7 @@ def _read(place: Path) -> Plugin | str:
 
 
 def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """Names that a module binds at its top, with their values as syntax."""
+    """Yield each name that a module sets at its top level, with the syntax of the value."""
     for node in body:
         if isinstance(node, ast.Assign):
             yield from (

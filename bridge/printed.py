@@ -40,8 +40,8 @@ FATES = {How.DERIVED: "expressed by other settings", How.APPROXIMATE: "kept in p
 one setting.
 """
 MANY = 6
-"""Maximum number of settings of one cause that are listed one per line. If there are more, and a
-stack's defaults are the cause, they are joined in one paragraph.
+"""Maximum number of settings of one cause that are listed one per line. If there are more, and the
+cause is that a stack's defaults apply, the settings are joined in one paragraph.
 """
 NEAR = 3
 """Maximum number of target settings that are listed for one source setting."""
@@ -256,8 +256,8 @@ def _of_first(finding: Finding, one: Config) -> Finding:
 
 
 def first(findings: Iterable[Finding], console: Console) -> None:
-    """Print that a release is not known, if a finding says so. This comes first, as it puts the
-    whole report in doubt.
+    """Print that a release is not known, if a finding says so. This line comes first, because the
+    whole report may be wrong for that release.
     """
     for message in dict.fromkeys(
         finding.message for finding in findings if finding.rule == UNKNOWN

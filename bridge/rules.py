@@ -265,7 +265,8 @@ def counted(
 
 
 def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
-    """Return a rule for a switch of the stack that turns off what a plan field turns on."""
+    """Return a rule for a switch of the stack that is the opposite of the switch in a plan field.
+    """
     return convert(
         theirs,
         ours,
@@ -311,8 +312,8 @@ def convert(
     reasons: Mapping[str, str] | None = None,
     becomes: Callable[[str, Group], str] | None = None,
 ) -> Rule:
-    """Return a rule for two groups and the functions between them. The parameters are the fields of
-    `Rule`.
+    """Return a rule for two groups of fields, with the functions `read` and `write` that convert
+    between the groups. The parameters are the fields of `Rule`.
     """
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
     group = (_paths(theirs), _paths(ours), read, write)
@@ -334,7 +335,9 @@ def convert(
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """Return a rule for a plan field in which the stack has no choice: it always uses `value`."""
+    """Return a rule for a plan field that the stack cannot set, because the stack always uses
+    `value`.
+    """
     return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
 
 
@@ -391,9 +394,9 @@ def completed(
     theirs: Iterable[str],
     why: Callable[[str], Why],
 ) -> tuple[Rule, ...]:
-    """Return `mapped` and further rules for all fields without one. Each plan field gets a rule
-    with the reason under its longest prefix in `lacks`. The fields in `theirs` get one rule for
-    each reason that `why` returns.
+    """Return the rules `mapped`, and further rules for all fields without a rule. For a plan field,
+    the reason is taken from `lacks`, under the longest prefix of the field. The fields in `theirs`
+    get one rule for each reason that `why` returns.
     """
     mapped = tuple(mapped)
     said = {path for rule in mapped for path in rule.ours}

@@ -24,8 +24,8 @@ class Setting:
     """One setting inside a section, at the nested `keys`.
 
     `alone` are the values of the rule's group if the section had only this setting. `stands` are
-    the plan fields that change if the setting is left out. `behind` is true if reading loses its
-    value.
+    the plan fields that change if the setting is left out. `behind` is true if the setting's value
+    is lost when the config is read into a plan.
     """
 
     path: str
@@ -139,7 +139,7 @@ def moved(parts: Iterable[Setting], section: Any) -> tuple[Setting, ...]:
 
 def otherwise(path: str, value: Any, held: Any) -> set[str]:
     """Return the paths that a report names if `held` differs from the `value` at `path`. For a
-    section these are its settings that differ, otherwise `path`.
+    section these are the settings in it that differ, otherwise `path`.
     """
     parts = written(path, value, {}) if isinstance(value, Mapping) else ()
     return {part.path for part in moved(parts, held)} or {path}

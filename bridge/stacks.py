@@ -43,7 +43,7 @@ OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if mo
 
 @cache
 def plugins() -> Mapping[str, Plugin]:
-    """Return the dialects of users by name. They are found without running their files."""
+    """Return the dialects of users by name. To find a dialect, none of its code is run."""
     return {plugin.name: plugin for plugin in found(FOLDERS, OWN)[0]}
 
 
@@ -76,7 +76,7 @@ def load(name: str) -> Dialect:
     if not isinstance(dialect, Dialect):
         raise BridgeError(
             f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "
-            f"({shown(dialect)}); correct it, or remove the folder"
+            f"({shown(dialect)}); correct the file, or remove the folder"
         )
     return dialect
 

@@ -25,15 +25,17 @@ from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, tellers, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
-"""Plan fields for the way in which a stack applies a setting. Other stacks have the setting with
-the same value, so a comparison of values does not show the loss.
+"""Plan fields that say how a stack applies a setting. Another stack may have this setting with the
+same value and apply it in another way, so that a comparison of the values does not show the loss.
 """
 DECAYED = "optimizer.decay_scope"
 ALWAYS = (*HABITS, DECAYED, "loss")
 """`HABITS`, and further plan fields in which a stack may have no choice."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
-"""Source of a target field that no setting of the source explains: a sidecar restored it."""
+"""Text in place of a source setting, for a field of the target that no source setting explains,
+because a sidecar restored the field.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,8 @@ def translate(
     """Translate `config` to another dialect, or to another release of its own dialect, and report
     every loss with its reason.
 
-    `carry` has the settings that an earlier translation could not express. They are restored unless
-    an edit of the file concerns them.
+    `carry` has the settings that an earlier translation could not express. These settings are
+    restored, except those that an edit of the file concerns.
     """
     release, meant = dialect.release(version), meaning_of(config)
     world = world_size or world_of(meant) or config.world_size
@@ -195,8 +197,8 @@ def translate(
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
-    """Return the config after the way to the target and back, or None if the source's stack refuses
-    it.
+    """Return `config` after a translation to the target and back, where `kept` is the meaning of
+    the target. Return None if the source's stack refuses the result.
     """
     try:
         return lowered(kept, config.dialect, config.version, config.world_size or world_of(kept))
@@ -206,12 +208,12 @@ def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
 
 @dataclass(frozen=True)
 class _Trip:
-    """One translation: a config, the target that it became, the meanings of both, and the config
-    after the way back.
+    """One translation: `config`, its meaning `meant`, the `target` with the meaning `kept`, and
+    `back`, the target translated back to the dialect of `config`.
 
-    `back` is None if the source's stack refuses the config after the way back. `lost` are the plan
-    fields whose meaning changed, except fields that a sidecar set back to an earlier state.
-    `restored` are the settings of the target that a sidecar restored as the user had written them.
+    `back` is None if the source's stack refuses that config. `lost` are the plan fields whose
+    meaning changed, except fields that a sidecar set back to an earlier state. `restored` are the
+    settings of the target that a sidecar restored as the user had written them.
     """
 
     config: Config
@@ -223,8 +225,7 @@ class _Trip:
     restored: frozenset[str]
 
     def returned(self, path: str) -> Any:
-        """Return the effective value at `path` after the way back, or None if there is no way back.
-        """
+        """Return the effective value at `path` in `back`, or None if there is no `back`."""
         return self.back.effective.get(path) if self.back else None
 
     def gone(self, fields: tuple[str, ...]) -> bool:
@@ -398,8 +399,8 @@ def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> H
 
 
 def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[str, ...]) -> Effect:
-    """Return the effect of losing a setting of a section on the run: the worse of two effects, of
-    losing its plan fields and of losing its own value.
+    """Return the effect of losing a setting of a section on the run: the effect of losing the
+    setting's plan fields or the effect of losing the setting's own value, whichever is worse.
     """
     effects = []
     if mine:
@@ -506,8 +507,8 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
 
 
 def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """Yield a finding for each setting whose meaning differs in the target although the way back
-    restores its value.
+    """Yield a finding for each setting that has another meaning in the target, although a
+    translation back restores the setting's value.
     """
     config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
     moved = [
@@ -594,7 +595,7 @@ def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
     """
     for path in sorted(config.opaque.keys() - target.opaque.keys()):
         message = (
-            f"a live Python object, which a config of {target.dialect.title} cannot hold; create "
+            f"the value is a live Python object, which a config of {target.dialect.title} cannot hold; create "
             "it in the training script"
         )
         yield Finding(
@@ -657,7 +658,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         cause = (
             ""
             if unheld
-            else f"left open by {config.dialect.title}; {target.dialect.title} uses its default"
+            else f"{config.dialect.title} leaves this open; {target.dialect.title} uses its own default"
         )
         effect = min(effects, key=lambda one: one.rank)
         yield Finding(

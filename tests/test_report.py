@@ -133,7 +133,7 @@ class TestRows:
         text, findings = said(*words)[2], json.loads(said(*words, "--json")[1])["findings"]
         opened = [one for one in findings if one["how"] == "defaulted" and " leaves " in one["message"]]
         assert len(opened) > 10
-        row = "left open by NeMo AutoModel; Megatron-Core uses its default"
+        row = "NeMo AutoModel leaves this open; Megatron-Core uses its own default"
         assert text.count(row) == 1 and all(f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened)
 
     def test_what_is_to_be_added_has_its_reason_once(self, said: Said, tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 """Every family by its model type."""
 GENERIC: Family = _family("", _ROWS[""])
-"""The generic family, for configs without a model type. Its keys are those with the same meaning in
-every family.
+"""The generic family, for configs without a model type. It has the keys that mean the same in every
+family.
 """
 ORDERED: tuple[Family, ...] = tuple(
     sorted((one for one in FAMILIES.values() if not one.foreign), key=lambda one: one.order)

@@ -101,8 +101,8 @@ def _still(source: Source, layers: int | None) -> Pattern | None:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """Return the keys for the window and for the blocks with it: the keys of the family's rule if
-    this rule can express the pattern, else `layer_types`.
+    """Return the keys for the window and for the blocks that have it. If the family's rule can
+    express the pattern of blocks, these are the keys of the rule, else `layer_types`.
     """
     rule, window, layers = options["rule"], model.get("attention.window"), model.get("layers")
     pattern: Pattern | None = model.get("attention.windowed")
