@@ -257,7 +257,8 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
             and not path.startswith(("model.", "run."))
             and not _as_good(path, value, kept.get(path), plan)
         ):
-            yield f"{path}: found {value!r}; {rule.lossy or rule.note or f'{dialect.title} makes it {kept.get(path)!r}'}"
+            reason = rule.lossy or rule.note or f"{dialect.title} uses {kept.get(path)!r} instead"
+            yield f"{path}: found {value!r}; {reason}"
 
 
 def _as_good(path: str, value: Any, kept: Any, plan: Plan) -> bool:

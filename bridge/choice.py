@@ -59,7 +59,7 @@ def choose(
 
 def _refusals(engine: Backend, plan: Plan, world: int) -> tuple[str, ...]:
     if engine.release is None:
-        return (f"not installed; pip install 'stagebridge[{engine.name}]'",)
+        return (f"the stack is not installed; pip install 'stagebridge[{engine.name}]'",)
     if find_spec("torch") is None:
         return ("torch is not installed; pip install 'stagebridge[engine]'",)
     return engine.refusals(plan, world)

@@ -560,7 +560,7 @@ class Presence:
 
 
 HERE = Presence()
-"""The state of this process."""
+"""The state of this process, which the watcher reports to the other ranks."""
 
 
 class Watcher(Thread):

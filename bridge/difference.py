@@ -198,7 +198,7 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         elsewhere = not ours.startswith(dialect.about)
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
-            return Effect.NONE, f"with {dialect.title}, the training script decides this"
+            return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
     effects, why = list[Effect](), ""
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)

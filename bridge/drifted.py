@@ -31,13 +31,13 @@ def drift_text(drift: Drift, console: Console) -> None:
         console.print(_changes("What differs", drift.changes, before.version, drift.version))
     if drift.remarks:
         console.print(remarks(f"{drift.version} adds", drift.remarks))
-    for title, settings in (
+    for where, settings in (
         (f"only in {drift.version}", drift.new),
         (f"only in {before.version}", drift.lapsed),
     ):
         if settings:
             console.print(
-                f"{len(settings)} settings exist {title}; the file sets none of them", markup=False
+                f"{len(settings)} settings exist {where}; the file sets none of these", markup=False
             )
     _migrated(drift, console)
 

@@ -47,19 +47,19 @@ class BridgeError(Exception):
 
 
 class SourceError(BridgeError):
-    """The source cannot be read: missing, binary, too large, malformed."""
+    """Raised if a source cannot be read: it is missing, binary, too large, or malformed."""
 
 
 class UnrecognisedError(SourceError):
-    """No stack recognises a source."""
+    """Raised if no stack recognises a source."""
 
 
 class ConfigError(BridgeError):
-    """A config is not valid for its stack and release."""
+    """Raised if a config is not valid for the stack and release."""
 
 
 class VersionError(BridgeError):
-    """A release is unknown, or not the one installed."""
+    """Raised if a release is unknown, or is not the installed one."""
 
 
 class TranslationError(BridgeError):

@@ -64,13 +64,13 @@ class Attention(Section):
         None, description="Bound c of the logits, which become c tanh(x / c); open: no bound."
     )
     scale: Positive | None = field(
-        None, description="Factor of the logits; open: 1 / sqrt(head size)."
+        None, description="Factor of attention's logits; open: 1 / sqrt(head size)."
     )
     sinks: bool | None = field(
         None, description="Each head has a learned logit that attends to nothing."
     )
     dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
-    latent: Latent = field(Latent(), description="Multi-head latent attention; open: plain heads.")
+    latent: Latent = field(Latent(), description="Multi-head latent attention; open: ordinary heads.")
 
 
 class RotaryScaling(Section):
@@ -79,25 +79,36 @@ class RotaryScaling(Section):
     kind: Literal["none", "linear", "dynamic", "yarn", "llama3", "longrope"] | None = field(
         None, description="Kind of scaling."
     )
-    factor: Positive | None = field(None, description="New length divided by the original length.")
+    factor: Positive | None = field(None, description="Longest new sequence divided by the original length.")
     original: Count | None = field(
         None, description="Number of positions that the model was first trained for."
     )
     low: Positive | None = field(
         None,
         description=(
-            "llama3: number of rotations below which everything is scaled (low_freq_factor)."
+            "llama3: frequencies with fewer rotations in the original length are scaled in full "
+            "(low_freq_factor)."
         ),
     )
     high: Positive | None = field(
         None,
-        description="llama3: number of rotations above which nothing is scaled (high_freq_factor).",
+        description=(
+            "llama3: frequencies with more rotations in the original length are not scaled "
+            "(high_freq_factor)."
+        ),
     )
     fast: Positive | None = field(
-        None, description="yarn: number of rotations above which nothing is scaled (beta_fast)."
+        None,
+        description=(
+            "yarn: frequencies with more rotations in the original length are not scaled (beta_fast)."
+        ),
     )
     slow: Positive | None = field(
-        None, description="yarn: number of rotations below which everything is scaled (beta_slow)."
+        None,
+        description=(
+            "yarn: frequencies with fewer rotations in the original length are scaled in full "
+            "(beta_slow)."
+        ),
     )
     attention: Positive | None = field(
         None, description="yarn: factor of the rotated vectors; open: computed from `factor`."
@@ -107,10 +118,10 @@ class RotaryScaling(Section):
     )
     mscale_all: Annotated[Real, Ge(0)] | None = field(
         None,
-        description="yarn: weight of the logarithm of `factor` for the parts that do not rotate.",
+        description="yarn: like `mscale`, for the part of a head without rotary positions.",
     )
     truncate: bool | None = field(
-        None, description="yarn: the bounds of the ramp are whole numbers."
+        None, description="yarn: the bounds between scaled and unscaled frequencies are whole numbers."
     )
 
 
@@ -141,7 +152,7 @@ class FeedForward(Section):
 
     activation: (
         Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", "xielu"] | None
-    ) = field(None, description="Activation function; gelu is the exact one.")
+    ) = field(None, description="Activation function; gelu is the exact form, gelu_tanh an approximation.")
     gated: bool | None = field(
         None, description="A second projection multiplies the activation's result (GLU)."
     )
@@ -195,10 +206,10 @@ class Embedding(Section):
     )
     offset: Size | None = field(
         None,
-        description="Rows of the table of learned positions before the first position.",
+        description="Number of rows in the table of learned positions that come before position 0.",
     )
     padded_vocab: Count | None = field(
-        None, description="Rows of the embedding, padding included; open: the vocabulary size."
+        None, description="Number of rows of the embedding, padding included; open: the vocabulary size."
     )
     width: Count | None = field(
         None,

@@ -54,10 +54,10 @@ class Parallel(Section):
         description="Sequence parallelism: norms and dropout split by tokens in a tensor group.",
     )
     tensor_overlap: bool | None = field(
-        None, description="Messages of tensor parallelism overlap compute."
+        None, description="Communication of tensor parallelism overlaps with computation."
     )
     order: str | None = field(
-        None, description="Axes from fastest to slowest varying rank, joined by '-'."
+        None, description="Order in which ranks are numbered: mesh axes, fastest first, joined by '-'."
     )
     vocabulary: bool | None = field(
         None, description="Tensor ranks split the embedding and the output layer too."
@@ -119,7 +119,7 @@ class Schedule(Section):
     breadth_first: Count | None = field(
         None, description="Number of microbatches that pass each stage together."
     )
-    csv: str | None = field(None, description="Path of a compute-only schedule in CSV.")
+    csv: str | None = field(None, description="Path of a CSV file with a schedule that lists computations but no messages.")
     overlap: bool | None = field(None, description="Pipeline messages overlap compute.")
 
 
@@ -157,7 +157,7 @@ class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
     stage: UpToThree | None = field(
-        None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
+        None, description="Level: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also weights."
     )
     weight_buffers: Count | None = field(
         None, description="Number of model stages whose unsharded weights may be in memory at once."
@@ -298,7 +298,7 @@ class LearningRate(Section):
         None, description="Learning rate at the first step of warmup."
     )
     total_steps: Count | None = field(
-        None, description="Step at which the decay ends, warmup included."
+        None, description="Step at which the decay ends, counted from the start of warmup."
     )
     minimum: Annotated[Real, Ge(0)] | None = field(
         None, description="Learning rate after the decay."
@@ -368,7 +368,7 @@ class Optimizer(Section):
         None, description="The update uses the largest second moment so far."
     )
     bias_correction: bool | None = field(
-        None, description="Moments are corrected for their start at zero; open: they are."
+        None, description="Moments are corrected for the start at zero; open: true."
     )
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
     decay_scope: Literal["all", "matrices", "not_layernorm"] | None = field(
@@ -483,7 +483,7 @@ class Recompute(Section):
     layers: Count | None = field(
         None,
         description=(
-            "Layers between checkpoints (uniform), or layers recomputed in a stage (block)."
+            "Number of layers between saved activations (uniform), or of recomputed layers in a stage (block)."
         ),
     )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
@@ -519,11 +519,11 @@ class Debug(Section):
     """Levels of per-layer logging; 0 is off."""
 
     layer_outputs: Level | None = field(None, description="Output of each layer.")
-    layer_gradients: Level | None = field(None, description="Gradient of each layer's input.")
+    layer_gradients: Level | None = field(None, description="Level for the gradient of each layer's input.")
     param_init: Level | None = field(None, description="Parameters after initialisation.")
     param_gradients: Level | None = field(None, description="Gradient shards after reduction.")
     all_param_gradients: Level | None = field(
-        None, description="Every parameter's gradient after reduction."
+        None, description="Level for every parameter's gradient after reduction."
     )
     param_update: Level | None = field(None, description="Parameters after the update.")
     global_tensors: bool | None = field(

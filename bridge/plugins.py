@@ -67,16 +67,16 @@ def found(
             faults.append(f"{folder}: no such folder; correct STAGEBRIDGE_PATH")
             continue
         for place in sorted(path.parent for path in folder.glob("*/__init__.py")):
-            read = _read(place)
-            if isinstance(read, str):
-                faults.append(f"{place}: {read}; this folder was left out")
+            plugin_or_reason = _read(place)
+            if isinstance(plugin_or_reason, str):
+                faults.append(f"{place}: {plugin_or_reason}; this folder was left out")
             elif place.name in taken or place.name in plugins:
                 faults.append(
-                    f"{place}: another dialect has the name {place.name} already; this one was "
-                    "left out"
+                    f"{place}: another dialect has the name {place.name} already; this "
+                    "folder was left out"
                 )
             else:
-                plugins[place.name] = read
+                plugins[place.name] = plugin_or_reason
     return tuple(plugins.values()), tuple(faults)
 
 

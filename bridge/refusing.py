@@ -34,8 +34,8 @@ SELECTORS = ("_target_", "type", "model_type", "strategy")
 NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
 """Pattern of a problem with an unknown name that resembles no known one."""
 WORLD = "world_size"
-"""Name that problems use for the number of ranks given by the user. It is treated like the name of
-a setting.
+"""Name that problems use for the number of ranks given by the user. This name is treated like the
+name of a setting.
 """
 
 

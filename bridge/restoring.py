@@ -1,5 +1,5 @@
-"""The way back: a config made from its sidecar and from later edits. Settings that no edit concerns
-are restored as they were.
+"""Translation back: a config is made again from its sidecar and from the edits that were made
+since. Settings that no edit concerns are restored as they were.
 """
 
 from __future__ import annotations

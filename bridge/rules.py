@@ -358,7 +358,7 @@ def only_theirs(
     source: str = "",
     model: bool = False,
 ) -> Rule:
-    """Return a rule for fields of the stack that no plan field stands for, with the reason."""
+    """Return a rule for fields of the stack that no plan field stands for. `note` is the reason."""
     return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)
 
 
@@ -383,7 +383,7 @@ def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
 def _lost(path: str) -> Effect:
     if path not in EFFECTS:
         raise KeyError(
-            f"{path}: has no effect yet; list it in _LOSSES under the effect of losing it"
+            f"{path}: _LOSSES has no effect for losing this field; list the field there under an effect"
         )
     return EFFECTS[path]
 
@@ -424,12 +424,13 @@ def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:
 
 
 def only_ours(*ours: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """Return a rule for plan fields that the stack cannot express, with the reason."""
+    """Return a rule for plan fields that the stack cannot express. `note` is the reason."""
     return Rule((), ours, _nothing, _nothing, effect, note=note)
 
 
 def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """Return a rule for a whole section of the plan that the stack does not have, with the reason.
+    """Return a rule for a whole section of the plan that the stack does not have. `note` is the
+    reason.
     """
     inside = tuple(path for path in paths() if path == section or path.startswith(section + "."))
     return Rule((), inside, _nothing, _nothing, effect, note=note)

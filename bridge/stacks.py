@@ -108,7 +108,7 @@ def _imported(name: str, module: str, attribute: str) -> Any:
             raise
         where = plugins()[name].place
         raise BridgeError(
-            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); correct it, or "
+            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); correct the module, or "
             "remove the folder"
         ) from error
 

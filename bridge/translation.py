@@ -596,7 +596,7 @@ def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
     for path in sorted(config.opaque.keys() - target.opaque.keys()):
         message = (
             f"the value is a live Python object, which a config of {target.dialect.title} cannot hold; create "
-            "it in the training script"
+            "the object in the training script"
         )
         yield Finding(
             path,
@@ -680,11 +680,11 @@ def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
 
 
 def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
-    """Return whether configs of the dialect set the plan field `ours`. A field that the training
-    script sets is not lost.
+    """Return whether a config of `dialect` sets the plan field `ours`. If not, the training script
+    sets the field, and a translation cannot lose it.
 
-    Scripts set the course of a run and often the model, and some configs are about one section of a
-    plan only.
+    Training scripts set the fields below `run.`, and the model fields if the dialect's configs
+    define no model. Some dialects are about one section of the plan only.
     """
     # The length of a sequence is part of the batch if the target's config is the whole run.
     if ours == SEQUENCE and target.model:
