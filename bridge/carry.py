@@ -104,8 +104,8 @@ TUPLE = "tuple"
 
 
 def _encoded(value: Any) -> Any:
-    """Return `value` with {"tuple": [...]} in place of each tuple. JSON has no tuples, and the way
-    back must restore each value exactly.
+    """Return `value` with {"tuple": [...]} in place of each tuple. JSON has no tuples, and a
+    translation back must restore each value exactly.
     """
     if isinstance(value, Mapping):
         return {key: _encoded(inner) for key, inner in value.items()}

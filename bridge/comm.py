@@ -73,8 +73,8 @@ the engine.
 
 
 def _seconds(variable: str, usual: float, least: float) -> float:
-    """The value of an environment variable, else `usual`. Raises `ConfigError` unless it is a
-    number of seconds, at least `least`.
+    """Return the value of an environment variable, or `usual` if the variable is not set. Raises
+    `ConfigError` unless the value is a number of seconds, at least `least`.
     """
     said = os.environ.get(variable)
     try:
@@ -374,7 +374,9 @@ def _abandon() -> None:
 
 
 def joined() -> tuple[int, int] | None:
-    """Rank and world size of the process group that this process is in, if any."""
+    """Return rank and world size in the process group that this process has joined, or None if it
+    has joined none.
+    """
     return (
         (dist.get_rank(), dist.get_world_size())
         if dist.is_available() and dist.is_initialized()

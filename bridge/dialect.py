@@ -69,11 +69,11 @@ class Written:
     """A config in its stack's own form: the text of the file, and the settings that belong outside
     the file.
 
-    `code` has the settings that belong into the training script, as data; `snippet` has them as
-    Python. `environment` holds the variables that the run needs, and `launch` the command. `file`
-    is the name of the file in snippet, environment and command. If `arguments` is true, the file
-    holds arguments, which follow the command. `beside` has the texts of further files by their
-    suffix.
+    `code` has the settings that belong into the training script, as data; `snippet` has these
+    settings as Python code. `environment` holds the environment variables that the run needs, and
+    `launch` holds the command. `file` is the name of the file in snippet, environment and command.
+    If `arguments` is true, the file holds arguments, which follow the command. `beside` has the
+    texts of further files by their suffix.
     """
 
     dialect: str
@@ -195,8 +195,8 @@ class Config:
         return self.dialect.render(self, format).text
 
     def to_object(self) -> Any:
-        """The config object of the installed stack; `VersionError` if another release
-        is installed.
+        """The config object of the installed stack. Raises `VersionError` if another release is
+        installed.
         """
         return self.dialect.to_object(self)
 
@@ -210,8 +210,7 @@ class Dialect(ABC):
     alike: ClassVar[tuple[str, ...]] = ()
     """Further formats in which every text of the usual format is valid too."""
     rewrites: ClassVar[tuple[str, ...]] = ()
-    """Formats that can be rewritten: changes go into the old text of a file, so that comments stay.
-    """
+    """Formats in which a file can be changed in place, so that comments stay."""
     model: ClassVar[bool] = True
     """Whether a config of this stack defines the model. If not, the training script defines the
     model, and a translation to such a config loses no model fields.
@@ -262,7 +261,7 @@ class Dialect(ABC):
     @property
     @abstractmethod
     def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
+        """The rules that convert between settings of the stack and plan fields."""
 
     @property
     @abstractmethod
@@ -341,8 +340,8 @@ class Dialect(ABC):
         """Add to `written` the command by which the native engine runs the config on `world` ranks.
 
         The run resumes from the checkpoint in `folder`, with the optimizer's parameter groups from
-        the file `groups`. It trains the model of the folder `model`; "file" stands for the model
-        that the config states.
+        the file `groups`. The run trains the model of the folder `model`; "file" stands for the
+        model that the config states.
         """
         told = [
             word
@@ -470,7 +469,7 @@ class Dialect(ABC):
         return False
 
     def to_object(self, config: Config) -> Any:
-        """The stack's own config object; `VersionError` if the stack has none."""
+        """The stack's own config object. Raises `VersionError` if the stack has no such object."""
         raise VersionError(
             f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
         )
@@ -489,7 +488,8 @@ class Dialect(ABC):
         return version
 
     def nearest(self, version: str) -> tuple[str, Finding]:
-        """The known release that is used for an unknown `version`, and a finding that says so.
+        """Return the known release that is used in place of the unknown `version`, and a finding
+        that says so.
 
         Raises `VersionError` if `version` is not a version.
         """
@@ -695,7 +695,7 @@ class PackagedDialect(Dialect):
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
+        """The rules that convert between settings of the stack and plan fields."""
         rows: tuple[Rule, ...] = self._part("rules").table()
         return rows
 

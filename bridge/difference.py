@@ -35,14 +35,14 @@ class Pair:
 
     @classmethod
     def of(cls, one: Config, other: Config) -> Pair:
-        """The pair of two configs; raises `BridgeError` if a stack refuses its config."""
+        """The pair of the two configs; raises `BridgeError` if a stack refuses one of them."""
         meant, kept = meaning_of(one), meaning_of(other)
         return cls(one, other, meant, kept, frozenset(unlike(meant, kept)))
 
 
 def compare(one: Config, other: Config) -> tuple[Finding, ...]:
-    """A finding for each difference from `one` to `other`. `before` is the value of `one`, `after`
-    that of `other`, and the line is that of `other`.
+    """A finding for each difference from `one` to `other`. `before` is the value in `one`, `after`
+    is the value in `other`, and the line is a line of `other`.
 
     Raises `BridgeError` if a stack refuses its config.
     """

@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 PER_NODE = 8
-"""The most ranks that a node is assumed to have."""
+"""The largest number of ranks on a node that a launch command assumes."""
 
 
 class Shell(str):
-    """A word that the shell expands, so it is not quoted."""
+    """A word that the shell expands, so that the word is not quoted."""
 
     __slots__ = ()
 

@@ -171,7 +171,7 @@ def _late(values: Values) -> bool:
 
 
 def _above(values: Values) -> bool:
-    """Whether the run has too few steps for the loss scale to fall to its minimum."""
+    """Return whether the run has too few steps for the loss scale to fall to the minimum."""
     steps, initial = values.get("run.steps"), values.get(LOSS_SCALE + "initial")
     minimum = values.get(LOSS_SCALE + "minimum")
     if not (steps and initial and minimum):

@@ -1,6 +1,4 @@
-"""Migration: a config for one release of a stack that means what a config for another release
-meant.
-"""
+"""Migration: makes a config for another release of the same stack that means the same as before."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Attention(Section):
         None, description="Blocks whose attention has the window; open: all."
     )
     softcap: Positive | None = field(
-        None, description="Bound c of the logits, which become c tanh(x / c); open: no bound."
+        None, description="Bound c of attention's logits, which become c tanh(x / c); open: no bound."
     )
     scale: Positive | None = field(
         None, description="Factor of attention's logits; open: 1 / sqrt(head size)."

@@ -262,7 +262,7 @@ class Flat(TypedDict):
 
 
 class Call(TypedDict):
-    """A collective of a step: its name, its number of calls and their bytes."""
+    """A collective of a step: the name, the number of calls, and the bytes of all calls."""
 
     name: str
     count: int
@@ -412,7 +412,9 @@ class Failed(TypedDict):
 
 
 class Fuzzed(TypedDict):
-    """The results of generated configs: how many held or were refused at each stage, and the failure, if any."""
+    """The results of generated configs: how many configs passed or were refused at each stage, and
+    the failure, if any.
+    """
 
     examples: int
     releases: dict[str, int]
@@ -602,7 +604,7 @@ class Changed(TypedDict):
 
 class Gap(TypedDict):
     """The distance between two runs in losses, gradient norms and updates, and the tensor with the
-    largest distance; `scale` is in words.
+    largest distance. `scale` says in words how the loss scales differ.
     """
 
     loss: Number

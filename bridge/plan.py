@@ -1,5 +1,5 @@
-"""Plan: the meaning of a training run in the field's standard terms; hub of every translation and
-config of the engine.
+"""Plan: the meaning of a training run in the field's standard terms. Every translation goes through
+a plan, and the native engine runs what a plan says.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Reader:
         return self.document.line(*written.split(".")) if self.document else None
 
     def written(self, path: str) -> bool:
-        """Return whether the source has the key at `path`. A key that it does not have gets no line
+        """Return whether the source has the key at `path`. If not, findings on the key have no line
         number.
         """
         return True

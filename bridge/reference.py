@@ -297,8 +297,8 @@ class Pair:
 
     `passages` has each field of the source. Fields whose passage is not `kept` exist only in the
     source's stack, and every translation loses them. `openings` are fields of the target that the
-    source leaves open. `own` is the number of target fields that no other stack can set; they have
-    the target's defaults.
+    source leaves open. `own` is the number of target fields that no other stack can set; these
+    fields have the target's defaults.
     """
 
     source: Dialect

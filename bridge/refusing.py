@@ -49,7 +49,7 @@ def every(
     after the settings with problems are removed.
 
     `given` are the settings that could be read, for `world` ranks. A problem that mentions a
-    removed setting is not reported, because it may exist only because of the removal.
+    removed setting is not reported, because the removal may be its only cause.
     """
     problems, found, left = list(dict.fromkeys(first)), list(first), {WORLD: world, **given}
     # Settings that a misspelled name stands for are missing from `given` for the same reason.

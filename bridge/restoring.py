@@ -96,7 +96,7 @@ class Way:
 
     @cached_property
     def source(self) -> Config | None:
-        """The config that the sidecar was made from, or None if its stack refuses the settings in
+        """The config that the sidecar was made from, or None if the stack refuses the settings in
         the sidecar.
         """
         carry = self.carry

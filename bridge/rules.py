@@ -108,8 +108,8 @@ class Rule:
 
     `read` turns effective values of the stack into plan values; `write` turns plan values into
     settings of the stack. Both functions see the values of their group and the values at the paths
-    in `sees`, which other rules claim. They leave out fields without a known value, and may raise
-    `BridgeError`.
+    in `sees`, which other rules claim. The results leave out fields without a known value. Both
+    functions may raise `BridgeError`.
 
     - `effect`: the effect of losing the group on the run, or a function of the stack's values.
     - `lossy`: the loss that is possible between the two groups, in words.

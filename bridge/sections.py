@@ -1,5 +1,5 @@
-"""Sections that a schema takes as free mappings, resolved into single settings with the plan fields
-that each written setting stands for.
+"""Sections that a schema takes as free mappings: splits a section into single settings, and finds
+the plan fields that each setting stands for.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def otherwise(path: str, value: Any, held: Any) -> set[str]:
 
 
 def worth(rule: Rule, whole: Effect, part: Setting) -> Effect:
-    """Return the effect of losing one setting of a section on the run. It is at most as bad as
-    `whole`, the effect of losing the whole section.
+    """Return the effect of losing one setting of a section on the run. This effect is at most as
+    bad as `whole`, the effect of losing the whole section.
     """
     return max(whole, rule.effect_of(part.alone), key=lambda effect: effect.rank)
 

@@ -66,8 +66,8 @@ def candidates(data: Any) -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> Dialect:
-    """Return the dialect in the folder `name`. Raises `BridgeError` with the nearest name if there
-    is none, or if it cannot be imported.
+    """Return the dialect in the folder `name`. Raises `BridgeError` if there is no such dialect,
+    with the nearest name, or if the dialect cannot be imported.
     """
     if name not in names():
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"

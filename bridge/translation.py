@@ -1,4 +1,5 @@
-"""Translate: lift a config to a Plan and lower that to a dialect, with every loss measured and named."""
+"""Translate: lift a config to a Plan, lower the Plan to a dialect, and measure and name every loss.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ same value and apply it in another way, so that a comparison of the values does 
 """
 DECAYED = "optimizer.decay_scope"
 ALWAYS = (*HABITS, DECAYED, "loss")
-"""`HABITS`, and further plan fields in which a stack may have no choice."""
+"""`HABITS`, and further plan fields that some stacks always set to one value."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
 """Text in place of a source setting, for a field of the target that no source setting explains,

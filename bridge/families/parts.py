@@ -1,5 +1,5 @@
-"""Keys of a config that have a meaning only together with other keys: positions, windows, blocks
-with experts, and sizes that depend on other sizes.
+"""Reads and writes keys of a config that have a meaning only together with other keys: positions,
+windows, blocks with experts, and sizes that depend on other sizes.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _write_falcon(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_shared(source: Source, model: Group, options: Options) -> Group:
-    """Read the width of all shared experts together from their number. Each shared expert is as
-    wide as a routed expert.
+    """Read the total width of all shared experts from the number of shared experts. Each shared
+    expert is as wide as a routed expert.
     """
     count, width = source.find(options["count"]), model.get("moe.ffn") or model.get("ffn")
     if (

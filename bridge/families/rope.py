@@ -93,8 +93,9 @@ def read(source: Source, model: Group, options: Group) -> Group:
     `rope_parameters`.
 
     The mapping may have an entry for each kind of block. If a config has both `rope_scaling` and
-    `rope_parameters`, the first takes precedence. In families with one base for each kind of block,
-    the entries of both are merged (modeling_rope_utils.py: convert_rope_params_to_dict).
+    `rope_parameters`, `rope_scaling` takes precedence. In families with one base for each kind of
+    block, the entries of the two keys are merged (modeling_rope_utils.py:
+    convert_rope_params_to_dict).
     """
     # An empty name in the family's row: its code computes with the usual base and reads no key for
     # it.

@@ -1,5 +1,5 @@
-"""The values that readers of keys get (the config's keys, with the family's defaults for missing
-keys), and the facts that writers of keys need.
+"""Arguments of the functions that read and write keys: `Source` has the config's keys and the
+family's defaults, and `Target` has facts about the config to write.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ KEYS = (WINDOW, SWITCH, LATE, KINDS, PERIOD, STILL, EVERY)
 PATHS = ("attention.window", "attention.windowed", "rotary.layers")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LISTED = ("even", "late", "early", "period", "still")
-"""Rules of the families that also read the key `layer_types` since transformers 4.53. A config with
-`layer_types` needs no rule.
+"""Names of the rules for families that, since transformers 4.53, also read the key `layer_types`.
+For a config with this key, no rule is needed.
 """
 
 Pattern = tuple[bool, ...]
