@@ -166,7 +166,7 @@ def test_what_the_engine_cannot_run_is_refused() -> None:
         compat.merak.set_tp_layer_lists(conv_para_list=["conv"])
     with pytest.raises(ConfigError, match="MerakTrainer: found no data"):
         compat.merak.MerakTrainer(model=object(), args=object())
-    with pytest.raises(AttributeError, match="it provides these names of Merak: init"):
+    with pytest.raises(AttributeError, match="stagebridge provides these names of Merak: init"):
         _ = compat.merak.Trainer
 
 
