@@ -1,4 +1,6 @@
-"""stagebridge: one run, five languages. Translates training configs between stacks and runs them on a native staged engine."""
+"""stagebridge translates configs of training runs between five stacks, and trains from these
+configs with an engine of its own.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load the core on first use, so that importing the package costs nothing."""
+    """Return the attribute `name` of the package. The attribute's module is loaded at the first
+    use, so that importing the package takes little time.
+    """
     from importlib import import_module
 
     if name in _LAZY:

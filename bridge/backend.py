@@ -42,19 +42,19 @@ class Workload:
     """The model and data of a run, the same on every backend.
 
     By default the model is the native GPT with the sizes in `architecture` and the first weights
-    that `seed` draws (`bridge.engine.models.gpt.GPT(architecture, seed)`), or a model of the
-    stack's own with the same weights and outputs. If `model` is set and `folder` is not, the model
-    is `bridge.engine.models.dense.Dense`, built from `model`, the model section of a plan.
+    that `seed` draws (`bridge.engine.models.gpt.GPT(architecture, seed)`), or the stack's own model
+    with the same weights and outputs. If `model` is set and `folder` is not, the model is
+    `bridge.engine.models.dense.Dense`, built from `model`, the model section of a plan.
 
     If `folder` is set, the model is the Hugging Face model of the config.json in this folder.
-    `architecture` then only gives the size of the vocabulary and the length of the samples. Stacks
-    that build a model of their own build it from `model`, and `first` holds the weights of the
+    `architecture` then only gives the size of the vocabulary and the length of the samples. A stack
+    that builds its own model builds this model from `model`; `first` holds the weights of the
     Hugging Face model under the native names.
 
     `micro` is the number of sequences in a microbatch if the config leaves it open. `rows` are the
     samples; if they are given, dropout is off. `groups` are the parameter groups of the script's
-    optimizer, in the form of the file that `move` writes (`bridge.state.groups`). They are used if
-    the config does not state its groups; stacks that make their own groups ignore them.
+    optimizer, in the form of the file that `move` writes (`bridge.state.groups`). The groups are
+    used if the config states none. Stacks that make their own groups ignore them.
     """
 
     architecture: Architecture
@@ -102,14 +102,14 @@ class Trainer(Protocol):
         ...
 
     def train_batch(self, batches: Iterable[Batch]) -> Step:
-        """Run one step on the next `accumulation` microbatches of `batches`, which are those of
-        this data rank.
+        """Run one step on the next `accumulation` microbatches of `batches`, and return the result
+        of the step. `batches` yields the microbatches of this data rank.
         """
         ...
 
     def resume(self, place: Path) -> int:
         """Resume from the checkpoint at `place`, which is in the stack's own format. Returns the
-        number of steps before it, skipped steps included.
+        number of steps that were made before the checkpoint was written, skipped steps included.
 
         Raises `BridgeError` if the checkpoint cannot be read.
         """
@@ -117,7 +117,7 @@ class Trainer(Protocol):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return every parameter of the native GPT by its global name: whole tensors on the CPU in
-        fp32, with the optimizer's values (the masters, if there are any).
+        fp32. If the optimizer has masters, the values are those of the masters.
 
         Rank 0 gets all parameters; other ranks may get fewer.
         """
@@ -131,8 +131,8 @@ class Trainer(Protocol):
         ...
 
     def close(self) -> None:
-        """End the run and close what it opened in this process, such as process groups. The default
-        process group stays open.
+        """End the run, and close everything that the run opened in this process, such as process
+        groups. The default process group stays open.
         """
         ...
 
@@ -141,15 +141,16 @@ class Backend(ABC):
     """One engine. `bridge.stacks.backends` finds the engines of stacks: each is the constant
     `BACKEND` of a stack's module `runtime.backend`.
 
-    Loading it must be light: it imports neither torch nor the stack before `open`.
+    Loading this module must be fast: neither torch nor the stack is imported before `open` is
+    called.
     """
 
     name: ClassVar[str]
     """The dialect's name, or "native"."""
     title: ClassVar[str]
     optional: ClassVar[tuple[Mapping[str, Any], ...]] = ()
-    """Settings that switch off a part of the training script; None stands for unset. If numbers
-    differ, `verify` repeats the run with these settings to find the cause.
+    """Changes of settings, each of which switches off one part of the training script; None removes
+    a setting. If numbers differ, `verify` repeats the run with such a change to find the cause.
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
@@ -157,8 +158,8 @@ class Backend(ABC):
     least: ClassVar[int] = 1
     """The least number of ranks that the engine needs."""
     inside: Backend | None = None
-    """The native engine with the stack's own interface, for scripts that were written for the
-    stack.
+    """The native engine behind the stack's own classes and functions, for scripts that were written
+    for the stack.
     """
 
     @property
@@ -175,8 +176,8 @@ class Backend(ABC):
 
     @abstractmethod
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """Return the reasons why this engine cannot run `plan` on `world` ranks with the numbers
-        that the plan means.
+        """Return the reasons why this engine cannot run `plan` on `world` ranks and compute the
+        numbers that the plan means.
 
         Each reason reads `path: found VALUE; REASON` and is about one field. The result is empty if
         the engine can run the plan, even if the stack is not installed.
@@ -187,10 +188,10 @@ class Backend(ABC):
         """Set up a run on the ranks of the process group: the one that this process has joined, or
         else the one that the launcher's environment describes.
 
-        A config of the stack's own runs as it is written, even where the stack ignores a setting or
-        gets it wrong, with a training script like those of its users. A plan runs as it is meant:
-        with the config that the dialect writes for it. The native engine lifts configs of any
-        stack. Raises `BridgeError` if it cannot run them.
+        A config of the engine's own stack runs as it is written, even where the stack ignores a
+        setting or gets it wrong. The training script is like those of the stack's users. For a
+        plan, the dialect first writes a config. The native engine takes configs of all stacks, and
+        lifts each to a plan. Raises `BridgeError` if the engine cannot run the config or plan.
         """
 
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
@@ -200,26 +201,26 @@ class Backend(ABC):
         raise BridgeError(f"{self.name}: this engine runs no training scripts")
 
     def taken(self, hub: Hub) -> Hub:
-        """`hub` as this engine would load it on this machine; `hub` itself if loading changes no
-        value.
+        """Return the checkpoint `hub` with the values that this engine would have after loading it
+        on this machine. If loading changes no value, this is `hub` itself.
         """
         return hub
 
     def following(self, config: Config) -> Backend:
-        """Return the engine for runs that resume from checkpoints of `config`. A stack may return
-        an engine that trains a smaller model.
+        """Return the engine for a run that resumes from a checkpoint of a run of `config`. By
+        default this is the same engine.
         """
         return self
 
     def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        """Return `config`, a config of this stack, with the values of the plan fields in `changes`.
-        Everything else stays as it was written.
+        """Return `config`, a config of this stack, changed so that the plan fields in `changes`
+        have the given values. Everything else stays as it was written.
         """
         return edited(config, changes, world)
 
     def meaning(self, config: Config) -> Plan:
-        """Return the plan that a config of this stack means, when it runs with the training script
-        that `open` uses.
+        """Return the plan that `config`, a config of this stack, means when it runs with the
+        training script that `open` uses.
         """
         return lift(config)
 
@@ -256,13 +257,14 @@ def unkept(plan: Plan, dialect: Dialect, version: str | None, world: int) -> Ite
             and not path.startswith(("model.", "run."))
             and not _as_good(path, value, kept.get(path), plan)
         ):
-            yield f"{path}: found {value!r}; {rule.lossy or rule.note or f'{dialect.title} makes it {kept.get(path)!r}'}"
+            reason = rule.lossy or rule.note or f"{dialect.title} uses {kept.get(path)!r} instead"
+            yield f"{path}: found {value!r}; {reason}"
 
 
 def _as_good(path: str, value: Any, kept: Any, plan: Plan) -> bool:
-    """Return whether a plan with `kept` at `path` runs as one with `value` does: the two are equal,
-    or `kept` is a higher ZeRO level, or `kept` is unset and `value` is a default such as 0 or
-    "none".
+    """Return whether a plan with the value `kept` at `path` runs like a plan with `value` there:
+    the two are equal, or `kept` is a higher ZeRO level, or `kept` is unset and `value` is a default
+    such as 0 or "none".
     """
     if path == "zero.stage" and kept is not None:
         # A higher level shards more of the state and computes the same numbers.

@@ -56,7 +56,7 @@ def _quotient(sides: Triangle, known: list[int]) -> Triangle:
     rest, remainder = divmod(sides.global_, product)
     if remainder or rest == 0 or (len(known) == 3 and rest != 1):
         raise ConfigError(
-            f"batch: {sides} does not hold; make the global batch a multiple of {product}"
+            f"batch: the equation {sides} does not hold; make the global batch a multiple of {product}"
         )
     if len(known) == 3:
         return sides

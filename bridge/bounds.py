@@ -1,5 +1,5 @@
-"""Bounds of values that no run can use, as data for each stack. The stack's own parser does not
-check these bounds.
+"""Bounds beyond which no run can use a value, as data for each stack. The stack's own parser does
+not check these bounds.
 """
 
 from __future__ import annotations

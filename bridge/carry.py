@@ -1,5 +1,5 @@
 """Carry-over: settings that a translation could not express, stored in a sidecar next to the file,
-so that the way back restores them.
+so that a translation back restores them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class Carry:
     """A carry-over: the source as the user wrote it (`given`), and the meaning of the target when
     the target was written (`meant`).
 
-    `original` is the text that the source was read from, if its dialect can write changes into this
-    text. On the way back, a group of fields gets its old settings if the target still means the
-    same by these fields. If the target was edited since, the edit wins.
+    `original` is the text that the source was read from, if the source's dialect can write changes
+    into this text. When the target is translated back, a group of fields gets the old settings if
+    these fields still have the same meaning in the target. If the target was edited since, the edit
+    wins.
 
     A sidecar holds marks in place of `secrets`, and `source` names the file that has the secrets.
     If `secrets` is None, the sidecar holds all given values. `files` are the digests of the other
@@ -63,8 +64,8 @@ class Carry:
         )
 
     def text(self, written: str, files: Mapping[str, str] | None = None) -> str:
-        """The text of the sidecar of a file with content `written`; `files` are the other texts
-        written with it, by name.
+        """Return the text of the sidecar for a file with the content `written`. `files` are the
+        texts of the other files that are written with this file, by name.
         """
         record = {
             "stagebridge": FORMAT,
@@ -103,8 +104,8 @@ TUPLE = "tuple"
 
 
 def _encoded(value: Any) -> Any:
-    """Return `value` with {"tuple": [...]} in place of each tuple. JSON has no tuples, and the way
-    back must restore each value exactly.
+    """Return `value` with {"tuple": [...]} in place of each tuple. JSON has no tuples, and a
+    translation back must restore each value exactly.
     """
     if isinstance(value, Mapping):
         return {key: _encoded(inner) for key, inner in value.items()}
@@ -142,7 +143,7 @@ def find(path: Path) -> Carry | None:
 
 
 class _Text(Section):
-    """The text of a source as it stands in a sidecar."""
+    """A part of a sidecar's content: the text of the source."""
 
     text: str
     suffix: str = ""
@@ -222,8 +223,8 @@ def _mapping(text: str, where: str) -> dict[str, Any]:
 
 
 def revealed(carry: Carry, secrets: Secrets) -> Carry:
-    """Return `carry` with the values of `secrets` in place of their marks. A setting whose secret
-    is not known is left out.
+    """Return `carry` with each mark replaced by the secret that it stands for, as listed in
+    `secrets`. A setting with an unknown mark is left out.
     """
     original = carry.original
     if original is not None:
@@ -256,8 +257,8 @@ def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
 
 
 def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
-    """Return the source paths that could overrule an edit if they were restored: the rule of an
-    edited field sees these paths, and they carry the edited field.
+    """Return the paths of the source whose old values, if restored, could overrule an edit. These
+    paths stand for an edited field, although another rule than the field's rule claims them.
     """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))

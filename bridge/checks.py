@@ -1,5 +1,5 @@
-"""Checks: rows of a table, one for each place at which a stack's source refuses or ignores a
-setting, stops, or gets a setting wrong.
+"""Checks: rows of a table. Each row stands for a place in a stack's source where the stack refuses
+or ignores a setting, gets it wrong, or stops.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from bridge.rules import Context, Effect
 
 Condition = Callable[[Any], object]
 WORDS = 5
-"""Number of words at the beginning of a check's message that form its name, the last part of its
-id.
+"""Number of words that are taken from the beginning of a check's message to form the last part of
+the check's id.
 """
 
 LONG = 200
@@ -85,7 +85,9 @@ class Check:
         return ", ".join(f"{word} {end}" for word, end in ends if end)
 
     def says(self, values: Mapping[str, Any]) -> str:
-        """The message with its values filled in; a value that is missing is shown as None."""
+        """The message, with `values` in place of the fields in braces. A missing value is shown as
+        None.
+        """
         return self.message.format_map(_Shown(values)) if "{" in self.message else self.message
 
 
@@ -102,7 +104,9 @@ class Term:
 
 
 def on(path: str) -> Term:
-    """A term that holds if the setting is on, that is, if Python takes its value for true."""
+    """A term that holds if the setting is on, that is, if Python takes the setting's value for
+    true.
+    """
     return Term(path, bool, path)
 
 
@@ -230,7 +234,7 @@ class Checks:
                 yield row
 
     def refused(self, seen: Seen) -> Iterator[str]:
-        """A line for each check that holds: the path and the message."""
+        """A line for each check that holds: the path of the setting and the message."""
         return (f"{row.path}: {row.says(seen.values)}" for row in self.holding(seen))
 
     def remarks(self, seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
@@ -244,8 +248,8 @@ Remark = tuple[str, str, Effect]
 
 
 def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
-    """Yield a finding for each remark. A remark comes from code, because it depends on any number
-    of settings, which a row of a table cannot express.
+    """Yield a finding for each remark. Remarks are made by code where a check would depend on any
+    number of settings, because a row of a table cannot express this.
     """
     for path, message, effect in found:
         yield remark(path, message, effect, seen, origins)

@@ -27,18 +27,19 @@ class Choice:
     def __str__(self) -> str:
         lines = [f"{self.backend.name}: runs every field of this plan"]
         for name, problems in self.refusals.items():
-            lines += [f"{name}: {problem}" for problem in problems or ("could run this plan as well",)]
+            lines += [f"{name}: {problem}" for problem in problems or ("this engine could run the plan too",)]
         return "\n".join(lines)
 
 
 def choose(
     plan: Plan, backends: Mapping[str, Backend], world: int | None = None, wanted: str | None = None
 ) -> Choice:
-    """The engine that runs `plan` on `world` ranks (default: as many as its sizes need).
+    """Return the engine that runs `plan` on `world` ranks (default: as many as the plan's sizes
+    need).
 
-    It is the native engine if that can run the plan, else the first of `backends`
-    (`compat.backends()`) that can. `wanted` names the only engine that is tried. Raises
-    `BridgeError` with every reason if none can run it.
+    This is the native engine if it can run the plan, else the first of `backends` that can.
+    (`bridge.stacks.backends` returns such engines.) `wanted` names the only engine that is tried.
+    Raises `BridgeError` with every reason if none can run it.
     """
     world = world or prod(
         getattr(plan.parallel, axis) or 1 for axis in ("data", "tensor", "pipeline", "context")
@@ -58,7 +59,7 @@ def choose(
 
 def _refusals(engine: Backend, plan: Plan, world: int) -> tuple[str, ...]:
     if engine.release is None:
-        return (f"not installed; pip install 'stagebridge[{engine.name}]'",)
+        return (f"the stack is not installed; pip install 'stagebridge[{engine.name}]'",)
     if find_spec("torch") is None:
         return ("torch is not installed; pip install 'stagebridge[engine]'",)
     return engine.refusals(plan, world)

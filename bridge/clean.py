@@ -1,5 +1,5 @@
-"""Text for a terminal: control characters of an input are shown as escapes, so that they do nothing
-there.
+"""Text for a terminal: control characters of an input are shown as escapes, so that the terminal
+does not act on them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def escaped(letter: str) -> str:
 
 
 def brief(text: str) -> str:
-    """Return `text` with each word of more than 400 characters cut. Secrets must be hidden before
+    """Return `text` with each word of at least 400 characters cut. Secrets must be hidden before
     this call, as a secret that is cut would not be found.
     """
     return OVERLONG.sub(r"\1…\2", text)

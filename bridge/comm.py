@@ -67,14 +67,14 @@ PATIENCE = timedelta(seconds=5)
 
 
 SILENT, GIVEN_UP = "STAGEBRIDGE_SILENCE", "STAGEBRIDGE_TIMEOUT"
-"""Names of the environment variables that set the limits below, for any program that uses the
-engine.
+"""Names of the environment variables that set `SILENCE` and `TIMEOUT`, for any program that uses
+the engine.
 """
 
 
 def _seconds(variable: str, usual: float, least: float) -> float:
-    """The value of an environment variable, else `usual`. Raises `ConfigError` unless it is a
-    number of seconds, at least `least`.
+    """Return the value of an environment variable, or `usual` if the variable is not set. Raises
+    `ConfigError` unless the value is a number of seconds, at least `least`.
     """
     said = os.environ.get(variable)
     try:
@@ -104,25 +104,26 @@ def patient(silence: float | None, timeout: float | None) -> None:
 
 
 _UNDER_WAY: set[dist.Work] = set()
-"""Collectives whose end no caller has waited for yet."""
+"""Collectives that were started and that no caller has waited for yet."""
 
 _HANDLES: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
-"""Torch's process groups by ranks and purpose. No other reference to them exists, so that leaving
-destroys them before the interpreter ends.
+"""Torch's process groups by ranks and purpose. There are no other references to these groups, so
+that `_abandon` destroys them by clearing this dictionary.
 """
 
 
 @dataclass
 class Ledger:
-    """The number of collectives by name, and the bytes of their whole tensors. While events are
-    recorded, `events` lists them in order; else it is None.
+    """The number of calls of each collective, by name, and the bytes of the tensors that the calls
+    moved, counted at full size before sharding. `events` lists the recorded events in order, and is
+    None while no events are recorded.
     """
 
     totals: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
     events: list[str] | None = None
 
     def count(self, name: str, tensor: Tensor) -> None:
-        """Add one call that moves `tensor`."""
+        """Count one call of the collective `name`, which moves `tensor`."""
         self.totals[name] += Traffic(1, tensor.numel() * tensor.element_size())
 
     def note(self, event: str) -> None:
@@ -136,7 +137,7 @@ class Ledger:
 
     @contextmanager
     def recording(self) -> Iterator[list[str]]:
-        """Context in which events are recorded, in the list that it yields."""
+        """Context in which events are recorded. It yields the list of these events."""
         events: list[str] = []
         self.events = events
         try:
@@ -146,8 +147,8 @@ class Ledger:
 
 
 class Comm:
-    """The groups of one rank and the collectives over them. Collectives return a function that
-    waits for the result.
+    """The groups of one rank, and the collectives over these groups. Each collective returns a
+    function that waits for the result.
     """
 
     def __init__(self, mesh: Mesh, rank: int) -> None:
@@ -169,9 +170,9 @@ class Comm:
         return Group(mine, mine.index(self.rank), purpose)
 
     def part(self, axis: str, indices: Sequence[int], *others: str) -> Group:
-        """Return the group of those ranks of this rank's group along `axis` and `others` whose
-        index along `axis` is in `indices`. If this rank's own index is not in `indices`, return a
-        group of this rank alone. All ranks must call this.
+        """Return a part of this rank's group along `axis` and `others`: the ranks whose index along
+        `axis` is in `indices`. If the index of this rank is not in `indices`, return a group of
+        this rank alone. All ranks must call this.
         """
         groups, place = self.mesh.groups(axis, *others), self.mesh.coordinate
         return self._make(
@@ -179,8 +180,8 @@ class Comm:
         )
 
     def again(self, axis: str, purpose: str) -> Group:
-        """Return another group of the same ranks along `axis`, whose messages do not wait for the
-        messages of the first group. All ranks must call this.
+        """Return a second group of this rank's ranks along `axis`. Messages of this group do not
+        wait for messages of the first group. All ranks must call this.
         """
         return self._make(self.mesh.groups(axis), purpose)
 
@@ -214,8 +215,8 @@ class Comm:
         that slice of `whole`.
 
         Over gloo, ranks exchange slices, and each rank sums the slices that it received. This moves
-        the same bytes in a fraction of the time of gloo's own call. Until the wait ends, it needs a
-        second buffer of the size of `whole`.
+        as many bytes as gloo's own call and takes a fraction of the time. Until the wait ends, a
+        second buffer of the size of `whole` is needed.
         """
         if group.size == 1 or dist.get_backend(group.handle) != "gloo":
             return self._start(
@@ -234,8 +235,8 @@ class Comm:
         return partial(_add_up, wait, parts, shard)
 
     def all_reduce(self, name: str, tensor: Tensor, group: Group, op: str = "sum") -> Wait:
-        """Sum `tensor` over ranks in place, or take its maximum or minimum with `op` "max" or
-        "min".
+        """Replace `tensor` by its sum over the ranks, or by its maximum or minimum if `op` is "max"
+        or "min".
         """
         return self._start(
             name,
@@ -274,8 +275,8 @@ class Comm:
 
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
         """Open the connection for messages from the rank with index `source` in the group to the
-        one with index `to`; both ranks call this. NCCL opens it at the first message, and there
-        both ranks wait for each other.
+        rank with index `to`. Both ranks call this, because NCCL opens a connection at the first
+        message, and then the two ranks wait for each other.
         """
         token = torch.zeros(1, device=device)
         peer = group.ranks[to if group.index == source else source]
@@ -305,12 +306,12 @@ class Comm:
         """
         if group.handle is None:
             raise BridgeError(
-                f"{name}: this process has left its group; keep the engine open until the last collective"
+                f"{name}: this process has left the process group; keep the engine open until the last collective"
             )
         others = peers or [rank for rank in group.ranks if rank != self.rank]
         with _telling(name, others):
             work = start()
-        assert work is not None, "an asynchronous collective always returns its handle"
+        assert work is not None, "torch returned no handle for an asynchronous collective"
         return _waiting(work, name, others)
 
 
@@ -320,8 +321,8 @@ def connect(
     """Join the process group at `address` (host:port), unless this process has joined a process
     group already.
 
-    `timeout` is in seconds (default: `TIMEOUT`). The process leaves the group when it ends. `leave`
-    waits for the other ranks first.
+    `timeout` is in seconds (default: `TIMEOUT`). The process leaves the group when the process
+    ends. To wait for the other ranks first, call `leave`.
     """
     if world == 1:
         return
@@ -373,7 +374,9 @@ def _abandon() -> None:
 
 
 def joined() -> tuple[int, int] | None:
-    """Rank and world size of the process group that this process is in, if any."""
+    """Return rank and world size in the process group that this process has joined, or None if it
+    has joined none.
+    """
     return (
         (dist.get_rank(), dist.get_world_size())
         if dist.is_available() and dist.is_initialized()
@@ -393,11 +396,11 @@ def everyones(value: Said) -> list[Said]:
 
 
 def together(patience: float) -> bool:
-    """Return whether all ranks call this function within `patience` seconds. With `patience` 0, a
-    rank only records its call and does not wait.
+    """Return whether all ranks have called this function, after at most `patience` seconds of
+    waiting. With `patience` 0, a rank only records the call and does not wait.
 
-    The calls are counted in the store and no collective runs, so this works while other ranks wait
-    for this rank in a collective.
+    The calls are counted in the store of the process group, and no collective runs. So this also
+    works while other ranks wait for this rank in a collective.
     """
     if not joined():
         return True
@@ -413,7 +416,9 @@ def together(patience: float) -> bool:
 
 
 _MEETINGS = count()
-"""Number of the next call of `together`; every rank counts the same calls."""
+"""Counter of calls of `together`. The numbers agree on all ranks, because all ranks make the same
+calls.
+"""
 
 
 @contextmanager
@@ -453,12 +458,14 @@ class Board:
             waited += SILENCE
             said = f"rank {rank} has not reached {name!r} for {waited:g} s"
             if waited >= TIMEOUT:
-                raise LostRank(f"{said}; see its messages")
+                raise LostRank(f"{said}; see the messages of that rank")
             warnings.warn(said, stacklevel=2)
         return str(self.store.get(key).decode())
 
     def meet(self, name: str, patience: float = 5.0) -> None:
-        """Wait for all ranks, for at most `patience` seconds."""
+        """Wait at most `patience` seconds until all ranks have called this with the same `name`.
+        Ranks that are late raise no error.
+        """
         # The first rank keeps the store, and should not end before others have read it.
         if self.store.add(f"{self.turn}/{name}", 1) == self.world:
             self.post(f"all {name}", "")
@@ -475,7 +482,7 @@ class Board:
 
 
 _TURNS = count()
-"""Number of the next board; every rank counts the same boards."""
+"""Counter of boards. The numbers agree on all ranks, because all ranks create the same boards."""
 
 
 def board() -> Board | None:
@@ -497,7 +504,7 @@ def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
     handle = (
         dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
     )
-    assert handle is not None, "the process group must exist before its subgroups"
+    assert handle is not None, "the default process group must exist before a group of some ranks is made"
     _HANDLES[ranks, purpose] = handle
 
 
@@ -525,8 +532,8 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
 @dataclass
 class Presence:
     """The state of this process, for other ranks to read: the step and the action, the collective
-    that the process waits in and the ranks that it waits for, the collective before, and the time
-    of the last change.
+    that the process waits in, the ranks that it waits for, the last finished collective, and the
+    time of the last change.
     """
 
     step: int = 0
@@ -555,12 +562,12 @@ class Presence:
 
 
 HERE = Presence()
-"""The state of this process."""
+"""The state of this process, which the watcher reports to the other ranks."""
 
 
 class Watcher(Thread):
-    """A thread that reports the state of this rank to other ranks, and names the ranks for which
-    this rank has waited for `SILENCE` seconds.
+    """A thread that reports the state of this rank to other ranks. If this rank has waited for
+    `SILENCE` seconds, the thread prints the ranks that this rank waits for.
     """
 
     def __init__(
@@ -604,7 +611,8 @@ class Watcher(Thread):
         self._named = since
         for peer in silent or peers:
             self.say(
-                f"rank {self.rank} waits in {waits!r} for rank {peer}, {_told(said[peer])}; it gives up after {TIMEOUT:g} s"
+                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_told(peer, said[peer])};"
+                f" rank {self.rank} gives up after {TIMEOUT:g} s"
             )
 
     def _read(self, peer: int) -> dict[str, Any]:
@@ -613,12 +621,12 @@ class Watcher(Thread):
         return found
 
 
-def _told(now: Mapping[str, Any]) -> str:
+def _told(rank: int, now: Mapping[str, Any]) -> str:
     if not now:
-        return "which has not reported anything yet"
+        return f"rank {rank} has not reported anything yet"
     if now["waits"]:
-        return f"which itself waits in {now['waits']!r} (step and last action: {now['last']})"
-    return f"silent for {now['for']:.0f} s or more; its last action: {now['last']}"
+        return f"rank {rank} waits in {now['waits']!r} (step and last action: {now['last']})"
+    return f"rank {rank} has been silent for {now['for']:.0f} s or more (last action: {now['last']})"
 
 
 _WATCHERS: list[Watcher] = []
@@ -653,7 +661,7 @@ LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
 @contextmanager
 def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
     """Context of the operation `name` with the ranks `peers`. If these ranks no longer answer,
-    raise a `LostRank` with their numbers.
+    raise a `LostRank` that names the ranks.
     """
     try:
         yield
@@ -665,7 +673,7 @@ def _telling(name: str, peers: Sequence[int]) -> Iterator[None]:
             f"rank {peers[0]}" if len(peers) == 1 else f"one of ranks {', '.join(map(str, peers))}"
         )
         raise LostRank(
-            f"{name}: {who} is gone or silent ({reason}); see its messages, then resume"
+            f"{name}: {who} is gone or silent ({reason}); see the messages of that rank, then resume the run"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""Typed, frozen config sections with dotted paths, and the immutable flat mapping of values that goes with them."""
+"""Typed, frozen sections of configs, and `Values`, an immutable flat mapping from dotted paths to
+values.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from bridge.secrets import hide
 
 
 def _whole(value: Any) -> Any:
-    """`value` as an integer if it is a float like `5e8`, as JSON and YAML writers produce it; else
-    `value` as it is.
+    """Return a float without a fraction, such as the `5e8` of JSON and YAML writers, as an integer;
+    return any other value unchanged.
     """
     if isinstance(value, bool):
         # pydantic's strict mode refuses a bool too, but with words that do not say what was
@@ -57,8 +59,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One leaf of a schema: its dotted path, type annotation with its bounds, default and doc line.
-    """
+    """One leaf of a schema: dotted path, type annotation with bounds, default, and description."""
 
     path: str
     annotation: Any
@@ -174,14 +175,15 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
                 raise ConfigError(
-                    f"{shown(path)}: found both a value and keys below it; keep one of them"
+                    f"{shown(path)}: found a value and also keys below this name; keep either the value or the keys"
                 )
         place[leaf] = value
     return root
 
 
 def below(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values whose paths begin with `prefix`, by the rest of their paths."""
+    """The values whose paths begin with `prefix`. The result has them under the rest of the path.
+    """
     return {
         path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)
     }

@@ -69,11 +69,11 @@ class Written:
     """A config in its stack's own form: the text of the file, and the settings that belong outside
     the file.
 
-    `code` has the settings that belong into the training script, as data; `snippet` has them as
-    Python. `environment` holds the variables that the run needs, and `launch` the command. `file`
-    is the name of the file in snippet, environment and command. If `arguments` is true, the file
-    holds arguments, which follow the command. `beside` has the texts of further files by their
-    suffix.
+    `code` has the settings that belong into the training script, as data; `snippet` has these
+    settings as Python code. `environment` holds the environment variables that the run needs, and
+    `launch` holds the command. `file` is the name of the file in snippet, environment and command.
+    If `arguments` is true, the file holds arguments, which follow the command. `beside` has the
+    texts of further files by their suffix.
     """
 
     dialect: str
@@ -105,14 +105,14 @@ class Written:
 
 @dataclass(frozen=True)
 class Saves:
-    """How a run of a config keeps its checkpoints.
+    """The way in which a run of a config saves checkpoints and resumes from them.
 
     `format` is the format of the checkpoints. The sharding `level`, the number of data `ranks` and
     the `dtype` of the weights are None if the format does not depend on them. `samples` is true if
     the learning-rate schedule counts samples instead of steps. `schedule` is the state of the
     scheduler that the run's script makes from a plan. `instead` are settings that the config needs
-    to resume (None: unset), and `findings` the effects of these settings. `client` is the state
-    that the run's own script would have saved, used if the checkpoint has no such state, and
+    to resume (None: unset), and `findings` say what these settings change. `client` is the state
+    that the run's own script would have saved; it is used if the checkpoint has no such state.
     `config` is the config that this script would have saved.
     """
 
@@ -140,8 +140,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Config:
-    """A config of one stack. `given` holds the values that the user wrote, `effective` those that
-    the stack would run with; the two are never mixed.
+    """A config of one stack. `given` holds the values that the user wrote, and `effective` the
+    values that the stack would run with.
     """
 
     dialect: Dialect
@@ -160,16 +160,18 @@ class Config:
 
     @cached_property
     def effective(self) -> Values:
-        """All values that the stack would run with: those given, defaults, and derived ones.
+        """All values that the stack would run with: given values, defaults, and derived values.
 
-        They are computed and never written to a file. Raises `BridgeError` if the stack refuses.
+        These values are computed and never written to a file. Raises `BridgeError` if the stack
+        refuses the config.
         """
         return self.dialect.effective(self)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Remarks of the reader, then settings that the stack accepts and ignores or gets wrong,
-        then missing ones that stop the run.
+        """Findings on the config, in this order: remarks of the reader; settings that the stack
+        accepts, but ignores or gets wrong; numbers that no run can use; missing settings that stop
+        the run.
         """
         stopped = (finding for finding in self.missing if finding.effect is Effect.STOPS)
         return (*self.remarks, *self.dialect.inspect(self), *self.dialect.beyond(self), *stopped)
@@ -179,7 +181,7 @@ class Config:
         """One finding for each setting that the stack needs to start and that the config lacks.
 
         If the config is only a part of a launch, other parts may set these settings. Then none of
-        the findings stops the run, and `findings` leave them out.
+        these findings stops the run, and the property `findings` leaves them out.
         """
         return tuple(self.dialect.missing(self))
 
@@ -193,8 +195,8 @@ class Config:
         return self.dialect.render(self, format).text
 
     def to_object(self) -> Any:
-        """The config object of the installed stack; `VersionError` if another release
-        is installed.
+        """The config object of the installed stack. Raises `VersionError` if another release is
+        installed.
         """
         return self.dialect.to_object(self)
 
@@ -206,19 +208,16 @@ class Dialect(ABC):
     title: ClassVar[str]
     formats: ClassVar[tuple[str, ...]]
     alike: ClassVar[tuple[str, ...]] = ()
-    """Formats of which the usual format is a subset: a text in the usual format is valid in them
-    too.
-    """
+    """Further formats in which every text of the usual format is valid too."""
     rewrites: ClassVar[tuple[str, ...]] = ()
-    """Formats that can be rewritten: changes go into the old text of a file, so that comments stay.
-    """
+    """Formats in which a file can be changed in place, so that comments stay."""
     model: ClassVar[bool] = True
     """Whether a config of this stack defines the model. If not, the training script defines the
     model, and a translation to such a config loses no model fields.
     """
     coded: ClassVar[bool] = False
-    """Whether some settings belong into the training script. They are written to a second file,
-    next to the config.
+    """Whether some settings belong into the training script. Such settings are written to a second
+    file, next to the config.
     """
     about: ClassVar[str] = ""
     """The one section of a plan that configs of this stack are about; empty if they are about all
@@ -250,8 +249,8 @@ class Dialect(ABC):
     norms are in a parameter group without weight decay.
     """
     by_place: ClassVar[bool] = False
-    """Whether its checkpoints identify parameters by their index in the optimizer's groups. Each
-    stack forms other groups, so no other engine can load such a checkpoint.
+    """Whether checkpoints of the stack identify parameters by index in the optimizer's groups. Each
+    stack forms different groups, so no other engine can load such a checkpoint.
     """
 
     @property
@@ -262,7 +261,7 @@ class Dialect(ABC):
     @property
     @abstractmethod
     def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
+        """The rules that convert between settings of the stack and plan fields."""
 
     @property
     @abstractmethod
@@ -282,13 +281,13 @@ class Dialect(ABC):
     def effective(self, config: Config) -> Values:
         """All values that the stack's own entry point makes of `config.given`.
 
-        Raises `BridgeError` with every reason for which the stack refuses it.
+        Raises `BridgeError` with every reason why the stack refuses the config.
         """
 
     @abstractmethod
     def render(self, config: Config, format: str | None = None) -> Written:
-        """Return the text of the config as a file of its stack, and the settings that belong into
-        other files.
+        """Return the text of the file that the config's stack reads, and the settings that belong
+        into other files.
         """
 
     def program(
@@ -310,8 +309,8 @@ class Dialect(ABC):
         return frozenset()
 
     def saves(self, config: Config, hub: Hub) -> Saves:
-        """How a run of `config` keeps a checkpoint made of `hub`; `BridgeError` if none can be
-        made.
+        """Return the way in which a run of `config` keeps checkpoints, for a checkpoint with the
+        content of `hub`. Raises `BridgeError` if no such checkpoint can be made.
         """
         raise BridgeError(
             f"move: no checkpoint is written for {self.title} yet; use `stagebridge checkpoint convert`"
@@ -338,11 +337,11 @@ class Dialect(ABC):
     def natively(
         self, written: Written, world: int, folder: str, groups: str = "", model: str = ""
     ) -> Written:
-        """Add to `written` the command by which the native engine runs it on `world` ranks.
+        """Add to `written` the command by which the native engine runs the config on `world` ranks.
 
         The run resumes from the checkpoint in `folder`, with the optimizer's parameter groups from
-        the file `groups`. It trains the model of the folder `model`; "file" stands for the model
-        that the config states.
+        the file `groups`. The run trains the model of the folder `model`; "file" stands for the
+        model that the config states.
         """
         told = [
             word
@@ -364,8 +363,8 @@ class Dialect(ABC):
         return ()
 
     def recognises(self, data: Any) -> int:
-        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of its
-        stack; 0 means that it is not.
+        """Return how sure the dialect is that parsed `data` (mapping or list) is a config of this
+        stack. 0 means that `data` is no such config.
         """
         return 0
 
@@ -383,7 +382,9 @@ class Dialect(ABC):
         return True
 
     def fitting(self, given: Mapping[str, Any], version: str) -> dict[str, Any]:
-        """Return the settings in `given` that release `version` takes beside the other ones."""
+        """Return `given` without the settings that release `version` would refuse because of other
+        settings in `given`.
+        """
         return dict(given)
 
     def defaults(self, version: str) -> Mapping[str, Any]:
@@ -402,13 +403,13 @@ class Dialect(ABC):
         return kind(fields(self.schema)[path].annotation)
 
     def spellings(self, path: str) -> tuple[str, ...]:
-        """Return the spellings of the field at `path` in source files. The result is empty if files
-        spell the field as its path.
+        """Return the names by which source files spell the field at `path`. The result is empty if
+        files use the path itself.
         """
         return ()
 
     def section(self, path: str) -> str:
-        """The heading of the field at `path` in a list of all fields."""
+        """The heading under which a list of all fields shows the field at `path`."""
         return path.rpartition(".")[0] or "top level"
 
     @property
@@ -459,9 +460,7 @@ class Dialect(ABC):
         return ()
 
     def whole(self, config: Config) -> bool:
-        """Return whether `config` holds all settings of a launch. If false, it holds only a part of
-        them.
-        """
+        """Return whether `config` holds all settings of a launch, and not only a part of them."""
         return False
 
     def names_run(self, config: Config) -> bool:
@@ -470,9 +469,9 @@ class Dialect(ABC):
         return False
 
     def to_object(self, config: Config) -> Any:
-        """The stack's own config object; `VersionError` if the stack has none."""
+        """The stack's own config object. Raises `VersionError` if the stack has no such object."""
         raise VersionError(
-            f"{self.name}: has no config object; write it as {' or '.join(self.formats)}"
+            f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
         )
 
     def typed(self, given: Values) -> Section:
@@ -480,21 +479,24 @@ class Dialect(ABC):
         return self.schema.model_validate(given.nested())
 
     def release(self, version: str | None) -> str:
-        """`version` if it is known, the newest known one for None; `VersionError` otherwise."""
+        """Return `version` if this release is known, and the newest known release for None. Raises
+        `VersionError` for an unknown release.
+        """
         if version is None:
             return self.newest
         Releases(self.name, self.versions).place(version)
         return version
 
     def nearest(self, version: str) -> tuple[str, Finding]:
-        """The known release that is used for an unknown `version`, and a finding that says so.
+        """Return the known release that is used in place of the unknown `version`, and a finding
+        that says so.
 
         Raises `VersionError` if `version` is not a version.
         """
         near = Releases(self.name, self.versions).near(version)
         message = (
-            f"{self.title} {version} is not known; it is read as {near},"
-            " and changes between the two are not noticed"
+            f"{self.title} {version} is not known; the config is read as one of {near},"
+            " so changes between these two releases are not noticed"
         )
         return near, Finding("release", message, Effect.NUMBERS, given=True, rule=UNKNOWN)
 
@@ -505,7 +507,7 @@ class Dialect(ABC):
         world_size: int | None = None,
         lenient: bool = False,
     ) -> Config:
-        """Read a source of this stack and check it as that release would.
+        """Read a source of this stack, and check it as the release `version` would.
 
         Raises `BridgeError` with every problem.
         """
@@ -515,7 +517,7 @@ class Dialect(ABC):
     def settled(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
         """The checked config from the reading that `parse` returns.
 
-        Raises one `ConfigError` with the problems of reading and those of checking together.
+        If reading or checking finds problems, raises one `ConfigError` with all of them.
         """
         reading = None
         try:
@@ -624,12 +626,12 @@ class Dialect(ABC):
         )
 
     def reworded(self, config: Config, original: Original, was: str) -> str:
-        """Return the text of `original`, read for release `was`, with the changes after which it
-        means `config`.
+        """Return the text of `original`, which was read for release `was`, changed so that the text
+        means the same as `config`.
 
         Only called for formats in `rewrites`.
         """
-        raise TranslationError(f"{self.name}: writes every file anew")
+        raise TranslationError(f"{self.name}: this dialect cannot change a file in place; write the config to a new file")
 
     def files(self, written: Written, path: Path) -> dict[Path, str]:
         """Return the texts of all files for `path`: the config, and the file with the settings for
@@ -696,21 +698,22 @@ def _out_of_range(value: Any) -> Iterator[str]:
 class PackagedDialect(Dialect):
     """A dialect in a package of its own, whose parts are imported when they are needed.
 
-    `schema.py` has its schema as `SCHEMA`, `rules.py` its table as `table()`, and `releases` the
-    known releases as `KNOWN`. `suffixes` gives the format of a file by its suffix.
+    The package's module `schema` has the schema as `SCHEMA`, `rules` has the table as `table()`,
+    and `releases` has the known releases as `KNOWN`. `suffixes` gives the format of a file by its
+    suffix.
     """
 
     suffixes: ClassVar[Mapping[str, str]] = {}
 
     @cached_property
     def schema(self) -> type[Section]:
-        """All settings of the schema, typed, of all releases together."""
+        """The schema: the settings of all releases, with their types."""
         found: type[Section] = self._part("schema").SCHEMA
         return found
 
     @cached_property
     def rules(self) -> tuple[Rule, ...]:
-        """The table to and from `Plan`."""
+        """The rules that convert between settings of the stack and plan fields."""
         rows: tuple[Rule, ...] = self._part("rules").table()
         return rows
 
@@ -722,35 +725,43 @@ class PackagedDialect(Dialect):
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """`moves()` of its module `releases`, if there is such a function."""
+        """The result of `moves()` in the dialect's module `releases`; empty if there is no such
+        function.
+        """
         found: tuple[Move, ...] = self._has("releases", "moves", tuple)()
         return found
 
     @property
     def disagreements(self) -> tuple[Disagreement, ...]:
-        """`DISAGREEMENTS` of its module `documentation`, if there is one."""
+        """The constant `DISAGREEMENTS` of the dialect's module `documentation`; empty if there is
+        none.
+        """
         rows: tuple[Disagreement, ...] = self._has("documentation", "DISAGREEMENTS", ())
         return rows
 
     @property
     def checks(self) -> Iterable[Check]:
-        """The rows `REFUSALS` of its module `refusals` and `TRAPS` of its module `traps`."""
+        """The constants `REFUSALS` of the dialect's module `refusals` and `TRAPS` of the module
+        `traps`.
+        """
         return (*self._has("refusals", "REFUSALS", ()), *self._has("traps", "TRAPS", ()))
 
     @property
     def checkpoints(self) -> tuple[Format, ...]:
-        """`FORMATS` of its module `state`, if there is one."""
+        """The constant `FORMATS` of the dialect's module `state`; empty if there is none."""
         found: tuple[Format, ...] = self._has("state", "FORMATS", ())
         return found
 
     @property
     def namings(self) -> tuple[Naming, ...]:
-        """`NAMINGS` of its module `state`, if there is one."""
+        """The constant `NAMINGS` of the dialect's module `state`; empty if there is none."""
         found: tuple[Naming, ...] = self._has("state", "NAMINGS", ())
         return found
 
     def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """The findings of `inspect` of its module `traps` for `config`."""
+        """The findings on `config` that the function `inspect` in the dialect's module `traps`
+        returns.
+        """
         found: Iterable[Finding] = self._part("traps").inspect(config)
         return tuple(found)
 
@@ -761,7 +772,9 @@ class PackagedDialect(Dialect):
         return self.suffixes.get(Path(path).suffix.lower()) if path is not None else None
 
     def chosen(self, format: str | None) -> str:
-        """`format`, or the usual one for None; `VersionError` if the dialect does not write it."""
+        """Return `format`, or the usual format for None. Raises `VersionError` if the dialect
+        cannot write `format`.
+        """
         if format not in (None, *self.formats, *self.alike):
             raise VersionError(
                 f"{self.name}: cannot write {format}; it writes {' and '.join(self.formats)}"

@@ -35,14 +35,14 @@ class Pair:
 
     @classmethod
     def of(cls, one: Config, other: Config) -> Pair:
-        """The pair of two configs; raises `BridgeError` if a stack refuses its config."""
+        """The pair of the two configs; raises `BridgeError` if a stack refuses one of them."""
         meant, kept = meaning_of(one), meaning_of(other)
         return cls(one, other, meant, kept, frozenset(unlike(meant, kept)))
 
 
 def compare(one: Config, other: Config) -> tuple[Finding, ...]:
-    """A finding for each difference from `one` to `other`. `before` is the value of `one`, `after`
-    that of `other`, and the line is that of `other`.
+    """A finding for each difference from `one` to `other`. `before` is the value in `one`, `after`
+    is the value in `other`, and the line is a line of `other`.
 
     Raises `BridgeError` if a stack refuses its config.
     """
@@ -57,7 +57,7 @@ def _sized(pair: Pair) -> Iterator[Finding]:
     """
     one, other = pair.one.world_size, pair.other.world_size
     if one and other and one != other and "parallel.data" not in pair.strayed:
-        message = "the number of ranks differs; the batch of a step is the same"
+        message = "the number of ranks differs, but a step has the same number of sequences"
         yield Finding(
             "world_size",
             message,
@@ -87,7 +87,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
             continue
         told.update(lost)
         same = rule.ours and not lost
-        why = "the same meaning in other words, or without effect in this run" if same else ""
+        why = "both configs mean the same here, or the setting has no effect in this run" if same else ""
         effect = _weight(pair, rule.ours, lost, path)
         yield _finding(path, effect, why, before.get(path), after.get(path), pair)
     yield from _untold(pair, told)
@@ -95,7 +95,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
     """Return the effect that a different setting has on the run. This is the effect of losing the
-    setting, in the config in which the loss is worse.
+    setting in one of the two configs: the worse of the two effects.
     """
     if ours and not lost:
         return Effect.NONE
@@ -117,7 +117,7 @@ def _said(value: Any) -> str:
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each plan field that differs and is not in `told`, the plan fields that
-    findings on settings report.
+    findings on settings already report.
     """
     for ours in sorted(pair.strayed.difference(told)):
         rule = plan_claims(pair.one.dialect)[ours]
@@ -128,7 +128,7 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
         yield _finding(
             ours,
             effect,
-            "follows from the other differences",
+            "this difference follows from the other differences",
             pair.meant.plain.get(ours),
             pair.kept.plain.get(ours),
             pair,
@@ -198,7 +198,7 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         elsewhere = not ours.startswith(dialect.about)
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
-            return Effect.NONE, f"{dialect.title} leaves this to the training script"
+            return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
     effects, why = list[Effect](), ""
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)

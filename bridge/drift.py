@@ -1,5 +1,5 @@
-"""Drift: the meaning of one file in two releases of its own stack, and the file that keeps its
-meaning.
+"""Drift: the difference in meaning of one file between two releases of a stack, and a changed file
+that means the same in the second release.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Drift:
     `changes` are the differences. `migrated` is a config for the second release that means what the
     file meant in the first; it is None if the second release accepts no part of the file. `left`
     are differences that `migrated` cannot undo. `new` are settings that only the second release
-    has, `lapsed` those that only the first has; both hold the values that the release uses, as the
-    file sets none of them. `remarks` are findings that the second release adds.
+    has, and `lapsed` are settings that only the first release has. The file sets none of these
+    settings, so each has the value that the release uses by default. `remarks` are findings that
+    the second release adds.
     """
 
     before: Config
@@ -201,9 +202,9 @@ def _renamed(before: Config, version: str) -> Iterator[Change]:
 
 
 def _path_of(problem: str, config: Config) -> str:
-    """Return the setting that a problem is about. This is a given setting if the problem begins
-    with its path or with its spelling in the file; otherwise a setting of the schema, or the first
-    word.
+    """Return the setting that a problem is about. If the problem begins with a given setting, by
+    path or as spelled in the file, return this setting; otherwise a setting of the schema, or the
+    first word.
     """
     # A file, a line and an option may stand before the name, each with a colon.
     heads = problem.split(": ")[:4]
@@ -250,7 +251,7 @@ def _values(before: Config, after: Config) -> Iterator[Change]:
 
 def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Change]:
     """Yield a change for each setting that keeps its value and changes its meaning, and for each
-    plan field that changes although no setting does.
+    plan field whose value changes although no setting changes.
     """
     rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
     for ours in aim.strayed(after):
@@ -264,7 +265,7 @@ def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Ch
             was is not None and now is not None and explained.isdisjoint((*rule.theirs, *rule.sees))
         )
         if same or silent:
-            message = f"stands for {ours} {shown(was)} in {before.version}, {shown(now)} in {after.version}"
+            message = f"the setting means {ours} {shown(was)} in {before.version}, but {shown(now)} in {after.version}"
             path = same[0] if same else ours
             yield replace(_change(before, path, Kind.MEANING, message), before=was, after=now)
 

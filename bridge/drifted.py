@@ -31,13 +31,13 @@ def drift_text(drift: Drift, console: Console) -> None:
         console.print(_changes("What differs", drift.changes, before.version, drift.version))
     if drift.remarks:
         console.print(remarks(f"{drift.version} adds", drift.remarks))
-    for title, settings in (
+    for where, settings in (
         (f"only in {drift.version}", drift.new),
         (f"only in {before.version}", drift.lapsed),
     ):
         if settings:
             console.print(
-                f"{len(settings)} settings {title}, none of them in the file", markup=False
+                f"{len(settings)} settings exist {where}; the file sets none of these", markup=False
             )
     _migrated(drift, console)
 
@@ -73,7 +73,7 @@ def _migrated(drift: Drift, console: Console) -> None:
         console.print(f"{drift.version} accepts no part of the file: nothing to write")
         return
     if drift.edits:
-        rows = Grid(f"To mean the same in {drift.version}", ("setting", "in the file", "to write"))
+        rows = Grid(f"Changes after which the file means the same in {drift.version}", ("setting", "in the file", "to write"))
         for path, (old, new) in drift.edits.items():
             rows.add_row(*map(escape, (path, _said(old), _said(new))))
         console.print(rows)

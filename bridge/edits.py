@@ -13,11 +13,11 @@ from bridge.translation import lift, seen_by
 
 
 def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = None) -> Config:
-    """Return `config` for `world_size` ranks with the plan fields in `changes` changed, by changing
-    settings of its stack. None stands for unset.
+    """Return `config` for `world_size` ranks, with settings changed so that the plan fields in
+    `changes` have the given values. None stands for unset.
 
-    Settings that stand for none of these fields stay as they were written, even if our own table
-    would write them differently. Raises `BridgeError` if the stack refuses the result.
+    Settings that stand for none of these fields stay as they were written, even if the dialect's
+    table would write another value. Raises `BridgeError` if the stack refuses the result.
     """
     knows, version, entry = config.dialect.knows, config.version, config.entry
     ours = {
@@ -41,8 +41,8 @@ def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = 
 
 
 def without(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Return `config` with the settings of its stack in `settings` changed. None stands for unset.
-    Raises `BridgeError` if the stack refuses the result.
+    """Return `config` with the values in `settings` for settings of the stack. None removes a
+    setting. Raises `BridgeError` if the stack refuses the result.
     """
     # A None that the user wrote stays: it is a value, and only those in `settings` mean "unset".
     given = {path: value for path, value in config.given.items() if path not in settings}

@@ -1,4 +1,6 @@
-"""Effects of a setting on a run. The command line imports them at its start, so this module imports nothing heavy."""
+"""Effects of a setting on a run. The command line imports this module at its start, so the module
+imports nothing that is slow to load.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from enum import StrEnum
 
 
 class Effect(StrEnum):
-    """The effect of a field, or of its loss, on the run; the worst first."""
+    """The effect of a field, or of the loss of a field, on the run; the worst effect comes first.
+    """
 
     STOPS = "the run stops"
     NUMBERS = "different numbers"
@@ -17,11 +20,11 @@ class Effect(StrEnum):
 
     @property
     def rank(self) -> int:
-        """Its position in the order of effects, 0 for the worst."""
+        """The position of this effect in the order of effects, 0 for the worst."""
         return _RANKS[self]
 
     def reaches(self, threshold: Effect) -> bool:
-        """Whether it is as bad as `threshold`, or worse."""
+        """Whether this effect is as bad as `threshold`, or worse."""
         return self.rank <= threshold.rank
 
 

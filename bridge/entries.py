@@ -1,5 +1,5 @@
-"""Classes and functions that a stack's users import, implemented by the native engine, which is
-loaded when a script first asks for one.
+"""Classes and functions that a stack's users import, implemented by the native engine. The engine
+is loaded when a script first asks for a class or function.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Entries:
         """
         if name not in names:
             raise AttributeError(
-                f"module {module!r} has no attribute {name!r}; it provides these names of {self.title}: {', '.join(names)}"
+                f"module {module!r} has no attribute {name!r};"
+                f" stagebridge provides these names of {self.title}: {', '.join(names)}"
             )
         for library in ("torch", "transformers"):
             if find_spec(library) is None:

@@ -47,19 +47,19 @@ class BridgeError(Exception):
 
 
 class SourceError(BridgeError):
-    """The source cannot be read: missing, binary, too large, malformed."""
+    """Raised if a source cannot be read: it is missing, binary, too large, or malformed."""
 
 
 class UnrecognisedError(SourceError):
-    """No stack recognises a source."""
+    """Raised if no stack recognises a source."""
 
 
 class ConfigError(BridgeError):
-    """A config is not valid for its stack and release."""
+    """Raised if a config is not valid for the stack and release."""
 
 
 class VersionError(BridgeError):
-    """A release is unknown, or not the one installed."""
+    """Raised if a release is unknown, or is not the installed one."""
 
 
 class TranslationError(BridgeError):
@@ -100,8 +100,9 @@ def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
 
 
 def _alike(name: str, word: str) -> bool:
-    """Return whether two names are close where they differ. The parts that both have prove nothing:
-    `--enable-` alone makes `--enable-msc` close to `--enable-gpt-oss`.
+    """Return whether two names are similar, judged only by the parts that differ. The parts that
+    both names have do not count: `--enable-` alone would make `--enable-msc` similar to
+    `--enable-gpt-oss`.
     """
     one, other = (Counter(re.split(r"[-_.]", each)) for each in (name, word))
     left, right = "".join((one - other).elements()), "".join((other - one).elements())

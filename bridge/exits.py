@@ -27,8 +27,8 @@ def table(*, clean: str = "", findings: str = "", error: str = "", unproved: str
     """Return the exit codes of one command, for its help. Each code is described by the given text,
     or by its text in `MEANING`.
 
-    `findings="-"` leaves out the code for findings. Only `verify` and `trace diff` prove something
-    and pass `unproved`.
+    `findings="-"` leaves out the code for findings. `unproved` describes the code for "nothing was
+    proved"; only `verify` and `trace diff` have this code.
     """
     words = {Exit.CLEAN: clean, Exit.FINDINGS: findings, Exit.ERROR: error}
     if unproved:

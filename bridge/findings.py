@@ -77,8 +77,8 @@ class Finding:
 
 
 def assumed(script: Script) -> Iterator[Finding]:
-    """A finding for each file that a launch script sources and that is not read, with the
-    assumption about it.
+    """A finding for each file that a launch script sources (by `source FILE`) and that is not read.
+    The finding states the assumption about the file.
     """
     for line, name, message in script.assumed:
         yield Finding(name, message, Effect.NONE, origin=Origin(line))
@@ -91,7 +91,8 @@ def twice(document: Document | None) -> Iterator[Finding]:
     for found in document.duplicates if document else ():
         first, last = found.lines
         message = (
-            f"written twice, on lines {first} and {last}; the last takes effect; drop the other"
+            f"written twice, on lines {first} and {last}; the last value takes effect; "
+            "delete the other line"
         )
         effect = Effect.NUMBERS if found.differs else Effect.NONE
         yield Finding(dotted(found.key), message, effect, given=found.differs, origin=Origin(last))
@@ -101,9 +102,10 @@ def twice(document: Document | None) -> Iterator[Finding]:
 class Disagreement:
     """A field of which a stack's documentation says one thing while its code does another.
 
-    `said` is the statement of the documentation, and `place` is its page. `done` is the behaviour
+    `said` is the statement of the documentation, and `place` is the page. `done` is the behaviour
     of the code, and `source` is the function. `since` and `until` are the first and the last
-    release known to disagree; empty for the first and the newest one covered.
+    release that are known to disagree. An empty text stands for the oldest or the newest release
+    that stagebridge covers.
     """
 
     path: str

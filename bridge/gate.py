@@ -1,5 +1,5 @@
-"""A gate: findings of many files as records, the choice of findings that take effect, and formats
-that other programs read.
+"""A gate: findings of many files as records, the choice of findings that count, and formats that
+other programs read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridge.rules import Effect
 from bridge.secrets import hide
 
 REFUSED = "refused"
-"""The rule id of records for files that cannot be read or that their stack refuses."""
+"""The rule id of records for files that cannot be read, and for files that the stack refuses."""
 LEVELS: Mapping[Effect, str] = {
     Effect.STOPS: "error",
     Effect.NUMBERS: "warning",
@@ -27,7 +27,7 @@ LEVELS: Mapping[Effect, str] = {
     Effect.COST: "note",
     Effect.NONE: "note",
 }
-"""The level of each effect, as SARIF names it."""
+"""The level of findings with each effect, in SARIF's words."""
 SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 GITHUB: Mapping[str, str] = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -149,7 +149,7 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
         rows = data["known"] if data["stagebridge"] == 1 else None
         return frozenset((row["file"], row["rule"], row["path"]) for row in rows or ())
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise BridgeError(f"{where}: not a baseline file; write it with --write-baseline") from None
+        raise BridgeError(f"{where}: not a baseline file; write a baseline with --write-baseline") from None
 
 
 # Formats
@@ -242,8 +242,9 @@ FORMATS: Mapping[str, Callable[[Sequence[Record], int], str]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """`[tool.stagebridge]` of a pyproject.toml. An option of the command line overrides the value
-    here; lists of both are joined.
+    """The section `[tool.stagebridge]` of a pyproject.toml. A text given on the command line
+    overrides the text in the section. A list given on the command line is joined with the list in
+    the section.
     """
 
     select: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
-"""Tables and remarks for people: with 40 columns or more no character is lost, and no line ends in
-blanks.
+"""Tables and remarks for people. On a terminal with 40 columns or more, no character is lost, and
+no line ends in blanks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 GAP = 3
 """Number of blanks between two columns."""
 NARROW = 24
-"""Least width of a column of sentences. If there is less room, the values of a row stand one under
-the other.
+"""Least width of a column of sentences. If a column would be narrower, the values of a row are
+printed one below the other.
 """
 ARROW = "-> "
 GLUE = "\ue000"
-"""Stands for the blank behind an arrow while a text is wrapped. No text has this character: `clean`
-escapes it.
+"""Character that replaces the blank behind an arrow while a text is wrapped, so that no line ends
+there. No text has this character: `clean` escapes it.
 """
 
 
@@ -97,9 +97,9 @@ def _breaks(text: str, width: int) -> Iterator[int]:
 
 @dataclass
 class Grid:
-    """A table with aligned columns. If the width is too small for them, the values of a row stand
-    one under the other, each with its name. With `numbers` all columns but the first are aligned to
-    the right. Heads are underlined if `ruled`. Cells are markup.
+    """A table with aligned columns. If the width is too small for the columns, the values of a row
+    are printed one below the other, each with the name of the column. With `numbers` all columns
+    but the first are aligned to the right. Heads are underlined if `ruled`. Cells are markup.
     """
 
     title: str

@@ -29,7 +29,7 @@ def kind(annotation: Any) -> str:
     """The values that `annotation` accepts, such as `int > 0`, `one of uniform, block` or `list of
     (str, 0 or 1)`.
 
-    None is left out: it stands for a setting that is not given.
+    None is left out, because None stands for a setting that is not given.
     """
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:

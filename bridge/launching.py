@@ -9,11 +9,11 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 PER_NODE = 8
-"""The most ranks that a node is assumed to have."""
+"""The largest number of ranks on a node that a launch command assumes."""
 
 
 class Shell(str):
-    """A word that the shell expands, so it is not quoted."""
+    """A word that the shell expands, so that the word is not quoted."""
 
     __slots__ = ()
 
@@ -77,5 +77,5 @@ def _words(text: str, comments: bool) -> list[str] | None:
 
 
 def line(words: Iterable[str]) -> str:
-    """`words` as one line for a shell, quoted where they need it."""
+    """`words` as one line for a shell, with quotes where a word needs them."""
     return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)

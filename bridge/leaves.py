@@ -1,4 +1,5 @@
-"""Checks of single values against a schema, with the values that it accepts in words."""
+"""Checks of single values against a schema. An error says in words which values the schema accepts.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Leaves:
         # First of all: Python refuses to print integers of thousands of digits, and no stack takes
         # them.
         if isinstance(value, int) and abs(value) > limits.INTEGER:
-            raise ValueError(f"found {str(value)[:20]}…, expected a number that fits 64 bits")
+            raise ValueError(f"found {str(value)[:20]}…, expected a number of at most 64 bits")
         try:
             return self._adapter(path).validate_python(value)
         except ValidationError:

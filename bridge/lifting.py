@@ -34,20 +34,21 @@ class Meaning(dict[str, Any]):
 
 
 def lift(config: Config) -> Plan:
-    """The plan that `config` means; raises `BridgeError` if its stack refuses it."""
+    """The plan that `config` means; raises `BridgeError` if the stack refuses `config`."""
     return Plan.of(meaning_of(config))
 
 
 def lower(
     plan: Plan, dialect: Dialect, version: str | None = None, world_size: int | None = None
 ) -> Config:
-    """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
+    """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse the config.
+    """
     ours = plan.values()
     return lowered(ours, dialect, dialect.release(version), world_size or world_of(ours))
 
 
 def meaning_of(config: Config) -> Meaning:
-    """The values of a plan that `config` means; raises `BridgeError` if its stack refuses it."""
+    """The plan values that `config` means; raises `BridgeError` if the stack refuses `config`."""
     # Each rule looks only at settings that it claims or sees, and a test holds it to that. So all
     # of them get the same mapping.
     effective: Mapping[str, Any] = config.effective.flat()
@@ -60,8 +61,8 @@ def meaning_of(config: Config) -> Meaning:
 
 
 def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem for each field above its limit: loops over so many layers or ranks would not
-    end.
+    """Yield a problem for each field above its limit. Loops over more layers or ranks than that
+    would take too long.
     """
     for path, most in limits.PLAN.items():
         value = ours.get(path)
@@ -72,7 +73,9 @@ def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
 def lowered(
     ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None
 ) -> Config:
-    """Values of a plan as a config of `dialect`; raises `BridgeError` if the stack would refuse it."""
+    """The plan values `ours` as a config of `dialect`; raises `BridgeError` if the stack would
+    refuse the config.
+    """
     given, entry = written_by(ours, dialect, version, world_size), dialect.default_entry
     return dialect.config(settable(given, dialect, version, entry), version, world_size, entry)
 
@@ -87,8 +90,8 @@ def written_by(
     """Return the settings that the table of `dialect` writes for the values of a plan. None means
     that the table leaves the setting open.
 
-    If a rule can choose between several settings, it prefers one in `had`, the settings of the
-    config before.
+    If a rule can choose between several settings, the rule prefers one in `had`, the settings of
+    the config that is replaced.
     """
     given: dict[str, Any] = {}
     solved, context = _solved(ours, world_size), Context(version, world_size, frozenset(had))
@@ -113,8 +116,9 @@ def seen_by(
 def settable(
     given: Mapping[str, Any], dialect: Dialect, version: str, entry: str
 ) -> dict[str, Any]:
-    """Return the settings that the release knows. A setting that it does not know has the release's
-    default, and is reported as lost if this default is another value.
+    """Return the settings in `given` that the release knows. The others are left out without a
+    message here; a translation reports a left-out setting as lost if the run then has another
+    value.
     """
     said = {path: value for path, value in given.items() if value is not None}
     known = {
@@ -164,13 +168,14 @@ def plan_claims(dialect: Dialect) -> Mapping[str, Rule]:
 
 
 def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    """Return the paths whose values differ, or that have a value on one side only."""
+    """Return the paths whose values differ, or that have a value in one of the two mappings only.
+    """
     changed = {path for path, value in before.items() if after.get(path) != value}
     return changed | {path for path in after.keys() - before.keys() if after[path] is not None}
 
 
 def unlike(meant: Meaning, kept: Meaning) -> set[str]:
-    """Return the plan fields whose meaning differs."""
+    """Return the plan fields that have different values in the two meanings."""
     changed = differing(meant.plain, kept.plain)
     # Tables with equally many rows are the same tensors, however many of the rows stand for words.
     return changed if ROWS in changed else changed - {"model.vocab"}

@@ -31,7 +31,9 @@ LAYERS = 20_000
 RANKS = 2**20
 """Most ranks of a run."""
 FILES = 16_384
-"""Most ranks that a checkpoint is written for; each rank has files of its own."""
+"""Most ranks that a checkpoint is written for. Each rank has its own files, so more ranks would
+need too many files.
+"""
 COUNT = 2**31
 """Largest number of sequences or microbatches, and largest size of a model's dimension."""
 ACTIONS = 200_000
@@ -57,4 +59,4 @@ SECONDS = 8.0
 command takes less than two more seconds.
 """
 MEMORY = 2**30
-"""Most bytes of memory that such a command may use."""
+"""Most bytes of memory that a command that reads a config may use."""

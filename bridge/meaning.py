@@ -1,5 +1,5 @@
-"""The meaning of a plan's values: a plan that leaves a field open equals one that sets what the
-open field means.
+"""The meaning of a plan's values. An open field has the meaning of a certain value, so two plans
+are equal if one leaves the field open and the other sets this value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ HEAD_SIZE, SCALE = "model.attention.head_size", "model.attention.scale"
 
 
 def plain(values: Values) -> dict[str, Any]:
-    """Return `values` without those that take no effect, and with the values that open fields mean.
+    """Return `values` without values that take no effect, and with the values that open fields
+    stand for.
 
     Whether a value takes effect depends on the other values.
     """
@@ -56,10 +57,10 @@ def plain(values: Values) -> dict[str, Any]:
 
 
 def head_size(values: Values) -> int | None:
-    """Width of a head in elements: as it is set, or the hidden width divided by the number of
-    heads, rounded down.
+    """Return the width of a head in elements: the value that is set, or else the hidden width
+    divided by the number of heads, rounded down.
 
-    None for latent attention, whose heads have several widths of their own.
+    Return None for latent attention, where the parts of a head have different widths.
     """
     said = values.get(HEAD_SIZE)
     if said is not None or values.get("model.attention.latent.kv_rank"):
@@ -94,8 +95,8 @@ def _beside(path: str, value: Any) -> Callable[[Values], Any]:
 
 
 SMOOTH = frozenset({"adam", "adamw", "lion", "lamb", "adagrad", "adafactor", "soap"})
-"""Optimizers without Nesterov momentum, for which an open switch means off; sgd and muon have both
-forms.
+"""Optimizers without Nesterov momentum. For them, the open field `nesterov` means off. For sgd and
+muon, which exist with and without it, the field stays open.
 """
 
 
@@ -127,8 +128,9 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
     "optimizer.nesterov": lambda values: False if values.get("optimizer.name") in SMOOTH else None,
     "optimizer.amsgrad": _beside("optimizer.name", False),
 }
-"""Functions that derive the meaning of an open field from the other values. They return None if the
-other values do not decide it. The description of each field states its meaning when open.
+"""Functions that derive the meaning of an open field from the other values. A function returns None
+if the other values do not decide the meaning. The description of each field in `bridge.plan` states
+what the open field means.
 """
 
 
@@ -161,15 +163,15 @@ def _constant(values: Values) -> bool:
 
 
 def _late(values: Values) -> bool:
-    """Return whether the loss scale never doubles: it is constant, or the run ends before the first
-    window does.
+    """Return whether the loss scale never doubles: the scale is constant, or the run ends before
+    the first window ends.
     """
     steps, window = values.get("run.steps"), values.get(LOSS_SCALE + "window")
     return _constant(values) or bool(steps and window and steps <= window)
 
 
 def _above(values: Values) -> bool:
-    """Whether the run has too few steps for the loss scale to fall to its minimum."""
+    """Return whether the run has too few steps for the loss scale to fall to the minimum."""
     steps, initial = values.get("run.steps"), values.get(LOSS_SCALE + "initial")
     minimum = values.get(LOSS_SCALE + "minimum")
     if not (steps and initial and minimum):

@@ -1,6 +1,4 @@
-"""Migration: a config for one release of a stack that means what a config for another release
-meant.
-"""
+"""Migration: makes a config for another release of the same stack that means the same as before."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ def migrate(config: Config, version: str) -> Config | None:
 
 
 def nearest_words(config: Config, start: Config) -> list[Group]:
-    """Return the settings, in groups, that the table writes in place of given settings of `config`
-    that `start` had to leave out.
+    """Return the settings that can replace the settings of `config` that `start` had to leave out.
+    Each group has the settings that one rule of the table writes.
     """
     said = lowered(config, start.version)
     out = reworded(config, start.version).keys() - start.given.keys()
@@ -49,7 +47,8 @@ def nearest_words(config: Config, start: Config) -> list[Group]:
 
 
 def as_read(config: Config) -> Config:
-    """Return `config` with each value in the form in which the config's own release reads it."""
+    """Return `config` with each value in the form that the parser of the config's release returns.
+    """
     reading = config.dialect.parse(config.text(), config.version, lenient=False)
     read = {path: reading.given.get(path, value) for path, value in config.given.items()}
     return built(config, read, config.version) or config
@@ -69,7 +68,9 @@ def readable(config: Config, given: Group, version: str) -> Config | None:
 
 
 def built(config: Config, given: Group, version: str) -> Config | None:
-    """Return `given` as a config of that release, or None if the release refuses it."""
+    """Return a config of release `version` with the settings `given`, or None if the release
+    refuses these settings.
+    """
     try:
         return config.dialect.config(given, version, config.world_size, config.entry)
     except BridgeError:
@@ -77,8 +78,8 @@ def built(config: Config, given: Group, version: str) -> Config | None:
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """Return `config` with all groups added that the stack accepts. They are found by halving
-    `groups`.
+    """Return `config` with all groups added that the stack accepts. The search for these groups
+    halves `groups` again and again.
 
     The stack accepts most groups, so the search takes about log2(groups) attempts for each refused
     group.
@@ -116,7 +117,7 @@ def lowered(config: Config, version: str) -> dict[str, Any]:
 
 
 def reworded(config: Config, version: str) -> dict[str, Any]:
-    """The given settings under the names that they have in the release."""
+    """The settings given in `config`, under the names that release `version` has for them."""
     given = dict(config.given)
     for move, forward in moves(config.dialect, config.version, version):
         said = move.applied(given, forward)
@@ -129,8 +130,9 @@ def reworded(config: Config, version: str) -> dict[str, Any]:
 
 
 def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
-    """Yield the moves between two releases in the order in which to apply them. Each has True if
-    old settings become new settings, and False for the other direction.
+    """Yield the moves between two releases in the order in which to apply them. On the way to a
+    newer release, all earlier moves are included. Each move comes with True if old settings become
+    new settings, and with False for the other direction.
     """
     order = dialect.versions.index
     start, end = order(version), order(to_version)
@@ -156,7 +158,7 @@ def has(config: Config, path: str, value: Any) -> bool:
 
 
 def differing(one: Config, other: Config) -> Mapping[str, tuple[Any, Any]]:
-    """Return the settings that both releases have with different effective values, each with the
+    """Return the settings that both releases have and whose effective values differ, each with the
     two values.
     """
     paths = dict.fromkeys((*one.effective, *other.effective))
@@ -194,9 +196,9 @@ class Aim:
         return len(self.strayed(other)), len(differing(self.config, other))
 
     def groups(self, start: Config) -> list[Group]:
-        """Return groups of settings that may bring `start` nearer to the aim: for each plan field
-        that differs, the settings that the table writes, and each setting whose effective value
-        differs.
+        """Return groups of settings that may bring `start` nearer to the aim. First come the
+        settings that the table writes for each plan field that differs, then each single setting
+        whose effective value differs.
         """
         said, strayed = lowered(self.config, start.version), self.strayed(start)
         rules = [
@@ -219,8 +221,8 @@ class Aim:
         ]
 
     def nearer(self, config: Config, groups: Sequence[Group]) -> Config:
-        """Return `config` with all groups added that bring it nearer to the aim. They are found by
-        halving `groups`.
+        """Return `config` with all groups added that bring it nearer to the aim. The search for
+        these groups halves `groups` again and again.
         """
         given = {
             **config.given,

@@ -19,17 +19,17 @@ class Latent(Section):
     query_rank: Size | None = field(
         None,
         description=(
-            "Width of the vector that queries are made from; 0: they are made from the hidden "
-            "state."
+            "Width of the vector that queries are made from; 0: queries are made from the "
+            "hidden state."
         ),
     )
     kv_rank: Count | None = field(
         None, description="Width of the vector that keys and values are made from."
     )
     plain_size: Count | None = field(
-        None, description="Width of the part of a head that does not rotate."
+        None, description="Width of the part of a head without rotary positions."
     )
-    rotary_size: Count | None = field(None, description="Width of the part of a head that rotates.")
+    rotary_size: Count | None = field(None, description="Width of the part of a head with rotary positions.")
     value_size: Count | None = field(None, description="Width of a head's values.")
 
 
@@ -54,23 +54,23 @@ class Attention(Section):
     window: Count | None = field(
         None,
         description=(
-            "Number of tokens that a token attends to, itself included; open: all before it."
+            "Number of tokens that a token attends to, itself included; open: all earlier tokens."
         ),
     )
     windowed: tuple[bool, ...] | None = field(
         None, description="Blocks whose attention has the window; open: all."
     )
     softcap: Positive | None = field(
-        None, description="Bound c of the logits, which become c tanh(x / c); open: no bound."
+        None, description="Bound c of attention's logits, which become c tanh(x / c); open: no bound."
     )
     scale: Positive | None = field(
-        None, description="Factor of the logits; open: 1 / sqrt(head size)."
+        None, description="Factor of attention's logits; open: 1 / sqrt(head size)."
     )
     sinks: bool | None = field(
         None, description="Each head has a learned logit that attends to nothing."
     )
     dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
-    latent: Latent = field(Latent(), description="Multi-head latent attention; open: plain heads.")
+    latent: Latent = field(Latent(), description="Multi-head latent attention; open: ordinary heads.")
 
 
 class RotaryScaling(Section):
@@ -79,38 +79,49 @@ class RotaryScaling(Section):
     kind: Literal["none", "linear", "dynamic", "yarn", "llama3", "longrope"] | None = field(
         None, description="Kind of scaling."
     )
-    factor: Positive | None = field(None, description="New length divided by the original length.")
+    factor: Positive | None = field(None, description="Longest new sequence divided by the original length.")
     original: Count | None = field(
         None, description="Number of positions that the model was first trained for."
     )
     low: Positive | None = field(
         None,
         description=(
-            "llama3: number of rotations below which everything is scaled (low_freq_factor)."
+            "llama3: frequencies with fewer rotations in the original length are scaled in full "
+            "(low_freq_factor)."
         ),
     )
     high: Positive | None = field(
         None,
-        description="llama3: number of rotations above which nothing is scaled (high_freq_factor).",
+        description=(
+            "llama3: frequencies with more rotations in the original length are not scaled "
+            "(high_freq_factor)."
+        ),
     )
     fast: Positive | None = field(
-        None, description="yarn: number of rotations above which nothing is scaled (beta_fast)."
+        None,
+        description=(
+            "yarn: frequencies with more rotations in the original length are not scaled (beta_fast)."
+        ),
     )
     slow: Positive | None = field(
-        None, description="yarn: number of rotations below which everything is scaled (beta_slow)."
+        None,
+        description=(
+            "yarn: frequencies with fewer rotations in the original length are scaled in full "
+            "(beta_slow)."
+        ),
     )
     attention: Positive | None = field(
         None, description="yarn: factor of the rotated vectors; open: computed from `factor`."
     )
     mscale: Annotated[Real, Ge(0)] | None = field(
-        None, description="yarn: weight of the logarithm of `factor` in `attention`."
+        None, description="yarn: weight of the logarithm of `factor` in the factor `attention`."
     )
     mscale_all: Annotated[Real, Ge(0)] | None = field(
         None,
-        description="yarn: weight of the logarithm of `factor` for the parts that do not rotate.",
+        description="yarn: like `mscale`, for the part of a head without rotary positions.",
     )
     truncate: bool | None = field(
-        None, description="yarn: the bounds of the ramp are whole numbers."
+        None, description="yarn: the bounds between scaled and unscaled frequencies are whole numbers."
     )
 
 
@@ -119,17 +130,17 @@ class Rotary(Section):
 
     base: Positive | None = field(None, description="Base of the frequencies (theta).")
     local_base: Positive | None = field(
-        None, description="Base in blocks with a window; open: the base of the other blocks."
+        None, description="Base of the frequencies in blocks with a window; open: the base of the other blocks."
     )
     share: Share | None = field(
-        None, description="Part of a head's width that rotates; open: all of it."
+        None, description="Share of a head's width with rotary positions; open: the whole width."
     )
     interleaved: bool | None = field(
         None,
-        description="Neighbouring elements rotate together, rather than the two halves of a head.",
+        description="Rotary positions pair neighbouring elements, rather than elements of the two halves of a head.",
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Blocks that rotate queries and keys; open: all."
+        None, description="Blocks with rotary positions; open: all."
     )
     scaling: RotaryScaling = field(
         RotaryScaling(), description="Scaling of rotary positions to longer sequences."
@@ -141,16 +152,16 @@ class FeedForward(Section):
 
     activation: (
         Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", "xielu"] | None
-    ) = field(None, description="Activation function; gelu is the exact one.")
+    ) = field(None, description="Activation function; gelu is the exact form, gelu_tanh an approximation.")
     gated: bool | None = field(
         None, description="A second projection multiplies the activation's result (GLU)."
     )
     bias: bool | None = field(None, description="Its projections have biases.")
     clamp: Positive | None = field(
-        None, description="Bound of the two results that a gate multiplies; open: no bound."
+        None, description="Bound of the gate's and the other projection's results before they are multiplied; open: no bound."
     )
     offset: Real | None = field(
-        None, description="Added to the result that the gate scales; open: nothing."
+        None, description="Number added to the other projection's result before the gate multiplies it; open: 0."
     )
 
 
@@ -160,15 +171,15 @@ class Norm(Section):
     kind: Literal["layer", "rms"] | None = field(None, description="LayerNorm or RMSNorm.")
     eps: Annotated[Real, Ge(0)] | None = field(None, description="Term added to the variance.")
     zero_centred: bool | None = field(
-        None, description="Weights are stored as their difference from one."
+        None, description="A norm's weights are stored as the difference from one."
     )
     bias: bool | None = field(None, description="Norms have biases.")
     place: Literal["before", "after", "both", "post"] | None = field(
         None,
         description=(
-            "Position of norms in a block: before each layer, after it (before the residual is "
-            "added), or both; post: after the residual is added, without a norm after the last "
-            "block."
+            "Position of norms in a block: before each layer, after each layer (before the "
+            "residual is added), or both; post: after the residual is added, and no norm follows "
+            "the last block."
         ),
     )
     parallel: bool | None = field(
@@ -176,7 +187,7 @@ class Norm(Section):
     )
     shared: bool | None = field(
         None,
-        description="Parallel attention and feed-forward layer share one norm of their input.",
+        description="If attention and feed-forward layer run in parallel, they share one norm of the input.",
     )
 
 
@@ -189,22 +200,22 @@ class Embedding(Section):
     max_positions: Count | None = field(
         None,
         description=(
-            "Number of positions that the model is made for; with learned positions, rows of their "
-            "table."
+            "Number of positions that the model is made for; with learned positions, the rows of "
+            "the table of positions."
         ),
     )
     offset: Size | None = field(
         None,
-        description="Rows of the table of learned positions before the first position.",
+        description="Number of rows in the table of learned positions that come before position 0.",
     )
     padded_vocab: Count | None = field(
-        None, description="Rows of the embedding, padding included; open: the vocabulary size."
+        None, description="Number of rows of the embedding, padding included; open: the vocabulary size."
     )
     width: Count | None = field(
         None,
         description=(
-            "Width of the embedding if it differs from `hidden`; projections convert it at input "
-            "and output."
+            "Width of the embedding, if not `hidden`; projections convert between the two widths "
+            "at input and output."
         ),
     )
     scale: Positive | None = field(None, description="Factor of the embedding's output; open: 1.")
@@ -224,7 +235,7 @@ class Embedding(Section):
 
 
 class Moe(Section):
-    """Experts of a block; `model.experts` is their number."""
+    """Experts of a block; `model.experts` is the number of experts."""
 
     top_k: Count | None = field(None, description="Number of experts that a token uses.")
     ffn: Count | None = field(
@@ -258,7 +269,7 @@ class Moe(Section):
     )
     group_best: Count | None = field(
         None,
-        description="Number of a group's best experts whose scores are summed to choose groups.",
+        description="Groups are chosen by the sum of scores of this many best experts in a group.",
     )
     balance: Literal["none", "batch", "pooled", "sequence", "global", "sinkhorn"] | None = field(
         None,
@@ -275,7 +286,7 @@ class Moe(Section):
         ),
     )
     aux_trained: bool | None = field(
-        None, description="Training adds the balancing loss; open: if its coefficient is not 0."
+        None, description="Training adds the balancing loss; open: true if the coefficient of this loss is not 0."
     )
     z_loss: Annotated[Real, Ge(0)] | None = field(
         None, description="Coefficient of the router's z-loss, the mean of logsumexp(logits)^2."
@@ -295,8 +306,8 @@ class Moe(Section):
     capacity: Positive | None = field(
         None,
         description=(
-            "Capacity of an expert as a multiple of its fair share of tokens; tokens beyond it are "
-            "dropped."
+            "Number of tokens that an expert takes, as a multiple of an equal share; further "
+            "tokens are dropped."
         ),
     )
 

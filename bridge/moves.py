@@ -1,4 +1,4 @@
-"""Moves: settings that a stack renamed or replaced in a release, as rows that work in both
+"""Moves: settings that a stack renamed or replaced in a release. Each move can be applied in both
 directions.
 """
 
@@ -11,8 +11,8 @@ from typing import Any
 Words = Mapping[str, Any]
 """Given values by path."""
 Reword = Callable[[Words], Words]
-"""Function that takes all given values and returns the values that mean the same under the other
-names. An empty result means that they have no counterpart.
+"""Function that takes all given values, and returns the settings under the other names that mean
+the same. An empty result means that there are no such settings.
 """
 
 
@@ -35,8 +35,8 @@ class Move:
     source: str = ""
 
     def applied(self, given: Words, forward: bool) -> dict[str, Any]:
-        """Return `given` with old settings replaced by new ones, or new by old if `forward` is
-        false. Return it unchanged if it has no such settings.
+        """Return `given` with old settings replaced by new ones, or new settings by old ones if
+        `forward` is false. Return `given` unchanged if there is nothing to replace.
         """
         here, put = (self.old, self.forward) if forward else (self.new, self.back)
         # The first path is the one that must be given; others only add to it.

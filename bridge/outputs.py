@@ -1,5 +1,5 @@
-"""The JSON outputs of commands as types: type checks hold the code to them, and JSON Schemas are
-made from them.
+"""The JSON outputs of commands as types. A type checker compares the code with these types, and
+JSON Schemas are made from them.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ class Checked(TypedDict):
 
 
 class OneOfMany(TypedDict):
-    """One of several files: its config and findings, or why it is refused."""
+    """One of several checked files: its config and the findings, or the reason why the file is
+    refused.
+    """
 
     file: str
     source: NotRequired[Side]
@@ -235,8 +237,8 @@ class Kept(TypedDict):
 
 
 class Whole(TypedDict):
-    """The buffer of a flat as a whole: number format, index of the buffer, bytes, and the format in
-    which it is exchanged.
+    """The unsharded values of a flat in memory: their number format, the index of their buffer,
+    their size in bytes, and the number format in which ranks exchange them.
     """
 
     format: str
@@ -260,7 +262,7 @@ class Flat(TypedDict):
 
 
 class Call(TypedDict):
-    """A collective of a step: its name, its number of calls and their bytes."""
+    """A collective of a step: the name, the number of calls, and the bytes of all calls."""
 
     name: str
     count: int
@@ -268,8 +270,8 @@ class Call(TypedDict):
 
 
 class Ranks(TypedDict):
-    """Ranks with equal memory and equal traffic: the bytes that each of them keeps, and its
-    collectives.
+    """Ranks with equal memory and equal traffic: the bytes that each of these ranks keeps, and the
+    collectives that each runs.
     """
 
     ranks: list[int]
@@ -410,7 +412,9 @@ class Failed(TypedDict):
 
 
 class Fuzzed(TypedDict):
-    """The results of generated configs: how many held or were refused at each stage, and the failure, if any."""
+    """The results of generated configs: how many configs passed or were refused at each stage, and
+    the failure, if any.
+    """
 
     examples: int
     releases: dict[str, int]
@@ -600,7 +604,7 @@ class Changed(TypedDict):
 
 class Gap(TypedDict):
     """The distance between two runs in losses, gradient norms and updates, and the tensor with the
-    largest distance; `scale` is in words.
+    largest distance. `scale` says in words how the loss scales differ.
     """
 
     loss: Number
@@ -765,8 +769,8 @@ OUTPUTS: Mapping[str, Any] = {
     "trace show": Traced | Refused,
     "baseline": Baseline,
 }
-"""The output of each command with `--json`; `train` prints one on each line. `baseline` is the file
-of `--write-baseline`.
+"""The output of each command with `--json`; `train` prints one such object on each line. `baseline`
+is the file of `--write-baseline`.
 """
 
 

@@ -1,5 +1,5 @@
-"""Plan: the meaning of a training run in the field's standard terms; hub of every translation and
-config of the engine.
+"""Plan: the meaning of a training run in the field's standard terms. Every translation goes through
+a plan, and the native engine runs what a plan says.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Parallel(Section):
         description="Sequence parallelism: norms and dropout split by tokens in a tensor group.",
     )
     tensor_overlap: bool | None = field(
-        None, description="Messages of tensor parallelism overlap compute."
+        None, description="Communication of tensor parallelism overlaps with computation."
     )
     order: str | None = field(
-        None, description="Axes from fastest to slowest varying rank, joined by '-'."
+        None, description="Order in which ranks are numbered: mesh axes, fastest first, joined by '-'."
     )
     vocabulary: bool | None = field(
         None, description="Tensor ranks split the embedding and the output layer too."
@@ -77,7 +77,7 @@ class Stages(Section):
         None, description="Rule that cuts the layers into stages."
     )
     layers_per_stage: Annotated[Real, Gt(0)] | None = field(
-        None, description="Number of layers in a stage, for the rules that need it."
+        None, description="Number of layers in a stage, for rules that cut by this number."
     )
     boundaries: tuple[Size, ...] | None = field(
         None,
@@ -110,7 +110,7 @@ class Schedule(Section):
     group: Count | None = field(
         None,
         description=(
-            "Number of microbatches that pass one stage of a rank before its next stage runs."
+            "Number of microbatches that pass one stage of a rank before the rank's next stage runs."
         ),
     )
     depth_first: Count | None = field(
@@ -119,7 +119,7 @@ class Schedule(Section):
     breadth_first: Count | None = field(
         None, description="Number of microbatches that pass each stage together."
     )
-    csv: str | None = field(None, description="Path of a compute-only schedule in CSV.")
+    csv: str | None = field(None, description="Path of a CSV file with a schedule that lists computations but no messages.")
     overlap: bool | None = field(None, description="Pipeline messages overlap compute.")
 
 
@@ -157,7 +157,7 @@ class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
     stage: UpToThree | None = field(
-        None, description="0 replicates, 1 shards optimizer state, 2 gradients too, 3 weights too."
+        None, description="Level: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also weights."
     )
     weight_buffers: Count | None = field(
         None, description="Number of model stages whose unsharded weights may be in memory at once."
@@ -206,7 +206,9 @@ class Zero(Section):
 
     @property
     def effective_stage(self) -> int | None:
-        """The ZeRO level of the run: the buffer counts decide it if they are set, else `stage`."""
+        """The ZeRO level of the run: 3 with at most two weight buffers, 2 with at most two gradient
+        buffers, else the field `stage`.
+        """
         # With at most two buffers (one in use, one being filled) tensors cannot stay whole, so they
         # are sharded.
         if self.weight_buffers is not None and self.weight_buffers <= 2:
@@ -296,7 +298,7 @@ class LearningRate(Section):
         None, description="Learning rate at the first step of warmup."
     )
     total_steps: Count | None = field(
-        None, description="Step at which the decay ends, warmup included."
+        None, description="Step at which the decay ends, counted from the start of warmup."
     )
     minimum: Annotated[Real, Ge(0)] | None = field(
         None, description="Learning rate after the decay."
@@ -323,7 +325,7 @@ class DecayRamp(Section):
         None, description="Weight decay at the first step."
     )
     end: Annotated[Real, Ge(0)] | None = field(
-        None, description="Weight decay at the end of the ramp, and after it."
+        None, description="Weight decay at the end of the ramp and in all later steps."
     )
     steps: Size | None = field(None, description="Number of steps of the ramp.")
 
@@ -366,7 +368,7 @@ class Optimizer(Section):
         None, description="The update uses the largest second moment so far."
     )
     bias_correction: bool | None = field(
-        None, description="Moments are corrected for their start at zero; open: they are."
+        None, description="Moments are corrected for the start at zero; open: true."
     )
     weight_decay: Annotated[Real, Ge(0)] | None = field(None, description="Weight decay.")
     decay_scope: Literal["all", "matrices", "not_layernorm"] | None = field(
@@ -390,7 +392,7 @@ class Optimizer(Section):
 
 
 class Adapters(Section):
-    """Low-rank adapters (LoRA). The weights under them are frozen."""
+    """Low-rank adapters (LoRA). The adapted weights are frozen."""
 
     rank: Count | None = field(None, description="Width of an adapter; open: no adapters.")
     alpha: Annotated[Real, Gt(0)] | None = field(
@@ -415,7 +417,7 @@ class Run(Section):
         None, description="Number of passes over the data after which the run ends."
     )
     seed: Whole | None = field(
-        None, description="First seed of random numbers; each stack draws from it in its own order."
+        None, description="Seed of random numbers; each stack draws the numbers in another order."
     )
     log_interval: Size | None = field(None, description="Steps between lines of the log; 0: never.")
     save_interval: Size | None = field(None, description="Steps between checkpoints; 0: never.")
@@ -481,7 +483,7 @@ class Recompute(Section):
     layers: Count | None = field(
         None,
         description=(
-            "Layers between checkpoints (uniform), or layers recomputed in a stage (block)."
+            "Number of layers between saved activations (uniform), or of recomputed layers in a stage (block)."
         ),
     )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
@@ -517,11 +519,11 @@ class Debug(Section):
     """Levels of per-layer logging; 0 is off."""
 
     layer_outputs: Level | None = field(None, description="Output of each layer.")
-    layer_gradients: Level | None = field(None, description="Gradient of each layer's input.")
+    layer_gradients: Level | None = field(None, description="Level for the gradient of each layer's input.")
     param_init: Level | None = field(None, description="Parameters after initialisation.")
     param_gradients: Level | None = field(None, description="Gradient shards after reduction.")
     all_param_gradients: Level | None = field(
-        None, description="Every parameter's gradient after reduction."
+        None, description="Level for every parameter's gradient after reduction."
     )
     param_update: Level | None = field(None, description="Parameters after the update.")
     global_tensors: bool | None = field(

@@ -1,5 +1,5 @@
-"""Dialects of other people: their declarations are read as syntax, so that the search for dialects
-runs none of their code.
+"""Dialects that users add. A dialect's declarations are read from the syntax of its source, so that
+the search for dialects runs none of the code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 DIALECT, SIGNATURE = "DIALECT", "SIGNATURE"
 """Names that the `__init__.py` of a dialect sets: the dialect object, and the settings or flags by
-which its files are recognised.
+which a file of this dialect is recognised.
 """
 LARGEST = 2**20
 """Most bytes of an `__init__.py` that are read."""
@@ -21,7 +21,7 @@ LARGEST = 2**20
 
 @dataclass(frozen=True)
 class Plugin:
-    """A dialect in a folder of the user. If its signature is empty, it is used only if the user
+    """A dialect in a folder of the user. A dialect with an empty signature is used only if the user
     names it.
     """
 
@@ -64,36 +64,36 @@ def found(
     faults: list[str] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
-            faults.append(f"{folder}: no such folder; it was left out")
+            faults.append(f"{folder}: no such folder; correct STAGEBRIDGE_PATH")
             continue
         for place in sorted(path.parent for path in folder.glob("*/__init__.py")):
-            read = _read(place)
-            if isinstance(read, str):
-                faults.append(f"{place}: {read}; it was left out")
+            plugin_or_reason = _read(place)
+            if isinstance(plugin_or_reason, str):
+                faults.append(f"{place}: {plugin_or_reason}; this folder was left out")
             elif place.name in taken or place.name in plugins:
                 faults.append(
-                    f"{place}: another dialect has the name {place.name} already; this one was "
-                    "left out"
+                    f"{place}: another dialect has the name {place.name} already; this "
+                    "folder was left out"
                 )
             else:
-                plugins[place.name] = read
+                plugins[place.name] = plugin_or_reason
     return tuple(plugins.values()), tuple(faults)
 
 
 def _read(place: Path) -> Plugin | str:
     """Return the dialect that the folder declares, or the reason why the folder declares none."""
     if not place.name.isidentifier():
-        return "its name is not a valid name of a Python module"
+        return "the folder's name is not a valid name of a Python module"
     try:
         with open(place / "__init__.py", "rb") as stream:
             tree = ast.parse(stream.read(LARGEST))
     # A file of anybody: null bytes raise ValueError, and deep expressions RecursionError or
     # MemoryError in the parser.
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"its __init__.py cannot be read ({type(error).__name__})"
+        return f"the file __init__.py cannot be read ({type(error).__name__})"
     bound = dict(_bound(tree.body))
     if DIALECT not in bound:
-        return f"its __init__.py does not set {DIALECT}"
+        return f"the file __init__.py does not set {DIALECT}"
     value = bound.get(SIGNATURE)
     items = value.elts if isinstance(value, ast.Tuple | ast.List) else []
     texts = (
@@ -105,7 +105,7 @@ def _read(place: Path) -> Plugin | str:
 
 
 def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """Names that a module binds at its top, with their values as syntax."""
+    """Yield each name that a module sets at its top level, with the syntax of the value."""
     for node in body:
         if isinstance(node, ast.Assign):
             yield from (

@@ -35,11 +35,13 @@ AS_WRITTEN = {
 }
 # A check has no second config to compare with, so its verdict is about the file as it is written.
 WRITTEN = "different numbers than written"
-FATES = {How.DERIVED: "no setting of its own", How.APPROXIMATE: "kept in part"}
-"""Words for a value that arrived in the target, but not as the same value of one setting."""
+FATES = {How.DERIVED: "expressed by other settings", How.APPROXIMATE: "kept in part"}
+"""Words in place of the new value, for a value that the target has, but not as the same value of
+one setting.
+"""
 MANY = 6
-"""Maximum number of settings of one cause that are listed one per line. If there are more, and a
-stack's defaults are the cause, they are joined in one paragraph.
+"""Maximum number of settings of one cause that are listed one per line. If there are more, and the
+cause is that a stack's defaults apply, the settings are joined in one paragraph.
 """
 NEAR = 3
 """Maximum number of target settings that are listed for one source setting."""
@@ -116,7 +118,7 @@ def verdict(
         (cause.effect for cause in told), key=lambda effect: effect.rank, default=Effect.NONE
     )
     cost = sum(cause.effect is Effect.COST for cause in told)
-    parts = [f"{_number(cost, 'thing')} of memory or speed"] if cost else []
+    parts = [f"{_number(cost, 'effect')} on memory or speed"] if cost else []
     return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
 
 
@@ -187,8 +189,8 @@ def check_text(
     findings: Sequence[Finding] | None = None,
     file: str = "",
 ) -> None:
-    """Print the report on one config, which stands in `file`. Only `findings` are printed and decide the verdict; None: all
-    findings on the config.
+    """Print the report on the config in `file`. Only `findings` are printed and decide the verdict;
+    None: all findings on the config.
     """
     from rich.markup import escape
 
@@ -231,8 +233,8 @@ def compared(
     console: Console,
     view: View,
 ) -> None:
-    """Print the differences between the meanings of two configs. A setting stands with its line in
-    the first file, and its new value with the line in the second file.
+    """Print the differences between the meanings of two configs. Each row has a setting with its
+    line in the first file, and the new value with the line in the second file.
     """
     from rich.markup import escape
 
@@ -248,8 +250,9 @@ def compared(
 
 
 def _of_first(finding: Finding, one: Config) -> Finding:
-    """The finding with the place of its setting in `one`, and with the place in the other file
-    behind the value there. What only the other config has keeps its place.
+    """Return the finding with the line in the first file, `one`, as the setting's place. The line
+    in the second file is added to the text of the change. A finding on a setting that only one
+    config has stays unchanged.
     """
     origin = finding.origin
     if finding.how is None and origin is not None:
@@ -260,8 +263,8 @@ def _of_first(finding: Finding, one: Config) -> Finding:
 
 
 def first(findings: Iterable[Finding], console: Console) -> None:
-    """Print that a release is not known, if a finding says so. This comes first, as it puts the
-    whole report in doubt.
+    """Print that a release is not known, if a finding says so. This line comes first, because the
+    whole report may be wrong for that release.
     """
     for message in dict.fromkeys(
         finding.message for finding in findings if finding.rule == UNKNOWN

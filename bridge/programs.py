@@ -16,8 +16,8 @@ from bridge.translation import Result, translate
 
 
 def scripted(result: Result, output: Path | None) -> Result:
-    """Add the script that starts the run to `result`. The new `findings` include the losses of the
-    model's config, and `lacking` has a finding for each missing setting.
+    """Add the script that starts the run to `result`. In the returned result, `findings` also has
+    the losses of the model's config, and `lacking` has a finding for each missing setting.
     """
     if output is None or result.put is None:
         raise BridgeError("--script: needs -o OUT; the script is written next to OUT")

@@ -39,13 +39,13 @@ class Reader:
         return self.document.line(*written.split(".")) if self.document else None
 
     def written(self, path: str) -> bool:
-        """Return whether the source has the key at `path`. A key that it does not have gets no line
+        """Return whether the source has the key at `path`. If not, findings on the key have no line
         number.
         """
         return True
 
     def problem(self, written: str, message: str) -> None:
-        """Record the problem `message` with the key `written`, with its line."""
+        """Record a problem: the line of the key `written`, the key itself, and `message`."""
         line = self.line(written)
         file = f"{self.file}: " if self.file else ""
         self.problems.append(f"{file}{f'line {line}: ' if line else ''}{written}: {message}")
@@ -67,12 +67,12 @@ def mapping(document: Document, expected: str) -> Mapping[str, Any]:
     return document.data
 
 
-def flaw(value: Any, holder: str = "no file can") -> str:
-    """Return the problem with a free-form value that JSON cannot express, or an empty string if
-    there is none.
+def flaw(value: Any, limit: str = "no file can hold") -> str:
+    """Return a message if JSON cannot express the value, or an empty string if it can. `limit`
+    completes "found a value that".
     """
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"found a value that {holder} hold ({str(error).lower()}); use plain finite values"
+        return f"found a value that {limit} ({str(error).lower()}); use plain finite values"
     return ""

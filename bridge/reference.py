@@ -143,8 +143,8 @@ def _effect(rule: Rule) -> Effect | None:
 
 @cache
 def meanings(dialect: Dialect) -> Mapping[str, tuple[str, ...]]:
-    """Return the plan paths that each field stands for, in the rule that claims the field and in
-    rules that only see it.
+    """Return the plan paths that each field stands for, by the rule that claims the field and by
+    other rules that read it.
     """
     found: dict[str, list[str]] = {}
     for ours, rule in plan_claims(dialect).items():
@@ -297,8 +297,8 @@ class Pair:
 
     `passages` has each field of the source. Fields whose passage is not `kept` exist only in the
     source's stack, and every translation loses them. `openings` are fields of the target that the
-    source leaves open. `own` is the number of target fields that no other stack can set; they have
-    the target's defaults.
+    source leaves open. `own` is the number of target fields that no other stack can set; these
+    fields have the target's defaults.
     """
 
     source: Dialect
@@ -313,9 +313,9 @@ class Pair:
         return tuple(passage for passage in self.passages if passage.kept)
 
     def fare(self, how: How) -> tuple[Effect | None, ...]:
-        """Return the effects of losing each field whose translation has the result `how`. If `how`
-        is `defaulted`, the fields are fields of the target; otherwise they are fields of the
-        source.
+        """Return, for each field whose translation has the result `how`, the effect of losing the
+        field. If `how` is `defaulted`, the fields are fields of the target; otherwise they are
+        fields of the source.
         """
         if how is How.DEFAULTED:
             return tuple(opening.effect for opening in self.openings)

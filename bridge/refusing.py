@@ -40,8 +40,8 @@ SELECTORS = ("_target_", "type", "model_type", "strategy")
 NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
 """Pattern of a problem with an unknown name that resembles no known one."""
 WORLD = "world_size"
-"""Name that problems use for the number of ranks given by the user. It is treated like the name of
-a setting.
+"""Name that problems use for the number of ranks given by the user. This name is treated like the
+name of a setting.
 """
 
 
@@ -55,7 +55,7 @@ def every(
     after the settings with problems are removed.
 
     `given` are the settings that could be read, for `world` ranks. A problem that mentions a
-    removed setting is not reported, because it may exist only because of the removal.
+    removed setting is not reported, because the removal may be its only cause.
     """
     problems, found, left = list(dict.fromkeys(first)), list(first), {WORLD: world, **given}
     # Settings that a misspelled name stands for are missing from `given` for the same reason.
@@ -101,11 +101,11 @@ def every(
 
 
 def _hidden(problem: str, given: Values) -> set[str]:
-    """Return the sections whose meaning is not known, because the problem removes the setting that
-    decides it; an empty name stands for the whole source.
+    """Return the sections whose meaning is not known, because the problem is about a setting that
+    decides what other settings mean, such as `type`. An empty name stands for the whole source.
+    `lr_scheduler_type` decides the meaning of the section `lr_scheduler_kwargs`.
 
-    A misspelled setting whose correct name was read removes nothing. A kind decides its arguments:
-    `lr_scheduler_type` decides `lr_scheduler_kwargs`.
+    A misspelled setting does not count if the setting is also given under the correct name.
     """
     subject = _subject(problem)
     section, _, name = subject.rpartition(".")

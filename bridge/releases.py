@@ -74,7 +74,8 @@ class Releases:
         return tuple(row for row in rows if self.within(version, row.since, row.until))
 
     def near(self, version: str) -> str:
-        """The newest known release that is not after `version`, or the oldest one if all are.
+        """The newest known release that is not after `version`, or the oldest known release if all
+        are after `version`.
 
         Raises `VersionError` if `version` is not a version.
         """

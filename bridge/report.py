@@ -31,8 +31,8 @@ def remarks_of(result: Result) -> tuple[Finding, ...]:
 
 
 def all_of(config: Config) -> tuple[Finding, ...]:
-    """Findings on a config. If it is only a part of a launch, they include settings that other
-    parts have to give.
+    """Findings on a config. If the config is only a part of a launch, the findings include settings
+    that other parts have to give.
     """
     return (
         *config.findings,

@@ -18,8 +18,9 @@ class Need:
     Reports propose to add the first path.
 
     `words` say what stops without the setting, and `place` names the place in the stack's source.
-    `sized` is true if numbers depend on the setting. If only a fragment of a launch is known and it
-    lacks such a setting, the effect is different numbers; otherwise there is no effect.
+    `sized` is true if numbers depend on the setting. `sized` decides the effect if only a fragment
+    of a launch is known and this fragment lacks the setting: different numbers if `sized` is true,
+    else none.
     """
 
     paths: tuple[str, ...]
@@ -35,8 +36,8 @@ class Need:
 
 
 def said(given: Given, path: str) -> bool:
-    """Return whether a setting, or a setting below it, is given. It may also be inside a section
-    that the schema keeps as one mapping.
+    """Return whether the setting at `path`, or a setting below it, is given. The setting may also
+    be inside a section that the schema keeps as one mapping.
     """
     if given.get(path) is not None or any(name.startswith(path + ".") for name in given):
         return True

@@ -1,5 +1,5 @@
-"""The way back: a config made from its sidecar and from later edits. Settings that no edit concerns
-are restored as they were.
+"""Translation back: a config is made again from its sidecar and from the edits that were made
+since. Settings that no edit concerns are restored as they were.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Way:
     """The search for the restored config. `goal` is the meaning that this config must have. The
     search keeps as many of the user's settings as possible.
 
-    Several candidates are tried. Settings that are put back may contradict settings that are
-    written, and a stack may be unable to express the whole meaning.
+    Several candidates are tried, because settings that are put back may contradict settings that
+    are written, and because a stack may be unable to express the whole meaning.
     """
 
     def __init__(
@@ -89,15 +89,15 @@ class Way:
 
     @cached_property
     def kept(self) -> Given:
-        """The settings of the sidecar for which the stack still has a rule."""
+        """The settings of the sidecar that the stack's table still has a rule for."""
         return {
             path: value for path, value in self.carry.given.items() if path in claims(self.dialect)
         }
 
     @cached_property
     def source(self) -> Config | None:
-        """The source of the sidecar as it was, or None if no release accepts the settings in the
-        sidecar.
+        """The config that the sidecar was made from, or None if the stack refuses the settings in
+        the sidecar.
         """
         carry = self.carry
         for world_size in (carry.world_size or self.world_size, carry.world_size):
@@ -109,12 +109,16 @@ class Way:
 
     @cached_property
     def before(self) -> Meaning:
-        """The meaning of the sidecar's source."""
+        """The meaning of the sidecar's source, or of the edited config if the source cannot be
+        read.
+        """
         return meaning_of(self.source) if self.source else self.ours
 
     @cached_property
     def goal(self) -> Meaning:
-        """The meaning of the sidecar's source after the edits that were made since it was written."""
+        """The meaning of the sidecar's source, with the edits that were made after the sidecar was
+        written.
+        """
         now = self.before | {path: self.ours.get(path) for path in self.changed}
         return Meaning((path, value) for path, value in now.items() if value is not None)
 
@@ -134,8 +138,9 @@ class Way:
         return written_by(ours, self.dialect, self.version, self.carry.world_size, self.kept)
 
     def restored(self) -> Config:
-        """Return the config with the fewest wrong fields. Among several such configs, return the
-        one that keeps the most settings of the user.
+        """Return the candidate that loses the fewest edits. Among several, choose the one with the
+        fewest wrong fields, and then the one that keeps the most settings of the user. Without
+        edits, return the settings of the sidecar as a config.
 
         Raises `BridgeError` if the stack refuses all candidates.
         """
@@ -203,8 +208,8 @@ class Way:
 
     def _least(self) -> Iterator[Given]:
         """Yield values in which all settings are written anew, if they are better than the best so
-        far. As many kept settings as possible are put back first, beginning with those whose loss
-        has the worst effect.
+        far. As many settings of the sidecar as possible are put back first, beginning with the
+        settings whose loss has the worst effect.
         """
         whole = self._tried(self.anew)
         if whole is None or (self.best is not None and whole.score[:2] >= self.best.score[:2]):
@@ -218,8 +223,9 @@ class Way:
         yield best.values
 
     def _fuller(self, whole: _Attempt) -> tuple[_Attempt, list[Unit]]:
-        """Put all units back into `whole` that are compatible with it. Return the result and the
-        units that are not compatible.
+        """Put the settings of the sidecar back into `whole`, except those that are incompatible
+        with `whole`. Return the result and the settings that were left out, in the units of
+        `_units`.
         """
         # By halves: most units are compatible, so few attempts are needed, each of which builds a
         # config.
@@ -236,8 +242,8 @@ class Way:
         return whole, left
 
     def _with_units(self, whole: _Attempt, units: list[Unit]) -> _Attempt | None:
-        """Return `whole` with `units` put back, or None if the stack refuses this config or if more
-        fields are wrong in it.
+        """Return `whole` with the settings in `units` put back, or None if the stack refuses the
+        new config or if more fields are wrong in the new config.
         """
         fuller = self._tried(
             _with(whole.values, {path for unit in units for path in unit}, self.kept)
@@ -246,7 +252,8 @@ class Way:
 
     def _units(self) -> list[Unit]:
         """Return the settings that were not edited, sorted by the effect of losing them, the worst
-        effect first. The settings of one rule form one unit.
+        effect first. The settings of one rule form one unit, but a setting that no plan field
+        stands for is a unit alone.
         """
         effective = self.source.effective if self.source else Values()
         ranked = [
@@ -302,11 +309,11 @@ class Way:
         return self.goal.plain.keys() - self.changed - unlike(self.goal, kept)
 
     def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
-        """Yield findings for settings in `told`, from the sidecar, that no edit concerns and that
-        could not be put back. Then yield findings for plan fields whose meaning changed although
-        nobody edited them.
+        """Yield a finding for each setting in `told` that no edit concerns and that could not be
+        put back; `told` are settings of the sidecar. Then yield a finding for each plan field whose
+        meaning changed although nobody edited the field.
         """
-        why = f"incompatible with {', '.join(_names(edited, self.changed))}, edited since"
+        why = f"the edit of {', '.join(_names(edited, self.changed))} excludes the old setting"
         table, odd, left = (
             claims(self.dialect),
             tuple(self._meaningless(target)),

@@ -108,8 +108,8 @@ class Rule:
 
     `read` turns effective values of the stack into plan values; `write` turns plan values into
     settings of the stack. Both functions see the values of their group and the values at the paths
-    in `sees`, which other rules claim. They leave out fields without a known value, and may raise
-    `BridgeError`.
+    in `sees`, which other rules claim. The results leave out fields without a known value. Both
+    functions may raise `BridgeError`.
 
     - `effect`: the effect of losing the group on the run, or a function of the stack's values.
     - `lossy`: the loss that is possible between the two groups, in words.
@@ -265,7 +265,8 @@ def counted(
 
 
 def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
-    """Return a rule for a switch of the stack that turns off what a plan field turns on."""
+    """Return a rule for a switch of the stack that is the opposite of the switch in a plan field.
+    """
     return convert(
         theirs,
         ours,
@@ -311,8 +312,8 @@ def convert(
     reasons: Mapping[str, str] | None = None,
     becomes: Callable[[str, Group], str] | None = None,
 ) -> Rule:
-    """Return a rule for two groups and the functions between them. The parameters are the fields of
-    `Rule`.
+    """Return a rule for two groups of fields, with the functions `read` and `write` that convert
+    between the groups. The parameters are the fields of `Rule`.
     """
     carried = {path: _paths(stands_for) for path, stands_for in (carries or {}).items()}
     group = (_paths(theirs), _paths(ours), read, write)
@@ -334,7 +335,9 @@ def convert(
 
 
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """Return a rule for a plan field in which the stack has no choice: it always uses `value`."""
+    """Return a rule for a plan field that the stack cannot set, because the stack always uses
+    `value`.
+    """
     return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
 
 
@@ -342,7 +345,9 @@ ADAM = {"optimizer.nesterov": False, "optimizer.amsgrad": False, "optimizer.bias
 
 
 def plain_adam(*ours: str, note: str) -> tuple[Rule, ...]:
-    """Return a rule for each of these fields of `ADAM`, if the stack's Adam has no setting for them."""
+    """Return a rule for each of the plan fields `ours`, for a stack whose Adam has no setting for
+    these fields. Each field has the value of plain Adam, listed in `ADAM`.
+    """
     return tuple(always(path, ADAM[path], note, EFFECTS[path]) for path in ours)
 
 
@@ -353,7 +358,7 @@ def only_theirs(
     source: str = "",
     model: bool = False,
 ) -> Rule:
-    """Return a rule for fields of the stack that no plan field stands for, with the reason."""
+    """Return a rule for fields of the stack that no plan field stands for. `note` is the reason."""
     return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)
 
 
@@ -378,7 +383,7 @@ def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
 def _lost(path: str) -> Effect:
     if path not in EFFECTS:
         raise KeyError(
-            f"{path}: has no effect yet; list it in _LOSSES under the effect of losing it"
+            f"{path}: _LOSSES has no effect for losing this field; list the field there under an effect"
         )
     return EFFECTS[path]
 
@@ -389,9 +394,9 @@ def completed(
     theirs: Iterable[str],
     why: Callable[[str], Why],
 ) -> tuple[Rule, ...]:
-    """Return `mapped` and further rules for all fields without one. Each plan field gets a rule
-    with the reason under its longest prefix in `lacks`. The fields in `theirs` get one rule for
-    each reason that `why` returns.
+    """Return the rules `mapped`, and further rules for all fields without a rule. For a plan field,
+    the reason is taken from `lacks`, under the longest prefix of the field. The fields in `theirs`
+    get one rule for each reason that `why` returns.
     """
     mapped = tuple(mapped)
     said = {path for rule in mapped for path in rule.ours}
@@ -419,12 +424,13 @@ def each_only_ours(*ours: str, note: str) -> tuple[Rule, ...]:
 
 
 def only_ours(*ours: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """Return a rule for plan fields that the stack cannot express, with the reason."""
+    """Return a rule for plan fields that the stack cannot express. `note` is the reason."""
     return Rule((), ours, _nothing, _nothing, effect, note=note)
 
 
 def lacks(section: str, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
-    """Return a rule for a whole section of the plan that the stack does not have, with the reason.
+    """Return a rule for a whole section of the plan that the stack does not have. `note` is the
+    reason.
     """
     inside = tuple(path for path in paths() if path == section or path.startswith(section + "."))
     return Rule((), inside, _nothing, _nothing, effect, note=note)

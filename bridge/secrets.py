@@ -1,5 +1,5 @@
-"""Secrets in a source: they are recognised by their names and shapes, and left out of everything
-that is printed or stored.
+"""Secrets in a source, such as passwords and tokens. They are recognised by the name or the form of
+a value, and left out of every text that is printed or stored.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 SURE = ("password", "passwd", "passphrase", "secret", "credential", "apikey")
-"""Substrings that mark a name as the name of a secret, wherever they occur in it."""
+"""Substrings that mark every name that contains one of them as the name of a secret."""
 LAST = ("key", "token", "auth", "apitoken", "pass", "pwd")
 """Last words that the names of many secrets have, and some other names too (`pad_token`,
 `json_key`).
@@ -153,8 +153,8 @@ ABOUT = frozenset(
 )
 """Last words of names that refer to a secret but do not hold it, such as `token_file`."""
 KEYWORDS = ("pass", "pwd", "secret", "credential", "key", "token", "auth")
-"""Words of which every name of a secret contains at least one, so that a search for them finds all
-candidates.
+"""Every name of a secret contains at least one of these words, so that a search for the words finds
+all candidates.
 """
 PART = re.compile(r"[\w.-]{0,80}")
 VALUE = re.compile(
@@ -458,7 +458,8 @@ class Secrets:
         return found
 
     def add(self, name: str, value: str) -> str:
-        """Add a secret value and return its mark. A value that was added before has its old mark.
+        """Add a secret value and return its mark. If the value was added before, this is the old
+        mark.
         """
         if value not in self.marks:
             number = self._next.get(name, 1)
@@ -557,7 +558,7 @@ class Secrets:
         return value
 
     def shown(self, value: Any) -> Any:
-        """Plain data with the secrets in place of their marks."""
+        """Plain data, with each mark replaced by the secret that it stands for."""
         back = {mark: secret for secret, mark in self.marks.items()}
         if isinstance(value, str):
             return MARK.sub(lambda mark: back.get(mark[0], mark[0]), value)
@@ -587,7 +588,9 @@ def left(value: Any) -> Iterable[str]:
 
 
 HIDDEN = Secrets()
-"""The secrets in everything that this process reads. Nothing that it prints may contain one."""
+"""The secrets in everything that this process reads. No text that this process prints may contain a
+secret.
+"""
 
 
 def keep_hidden(text: str, named: Mapping[str, str] | None = None) -> None:

@@ -1,5 +1,5 @@
-"""Sections that a schema takes as free mappings, resolved into single settings with the plan fields
-that each written setting stands for.
+"""Sections that a schema takes as free mappings: splits a section into single settings, and finds
+the plan fields that each setting stands for.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Setting:
     """One setting inside a section, at the nested `keys`.
 
     `alone` are the values of the rule's group if the section had only this setting. `stands` are
-    the plan fields that change if the setting is left out. `behind` is true if reading loses its
-    value.
+    the plan fields that change if the setting is left out. `behind` is true if the setting's value
+    is lost when the config is read into a plan.
     """
 
     path: str
@@ -65,7 +65,8 @@ def written(path: str, section: Any, group: Group) -> tuple[Setting, ...]:
 
 
 def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[Setting, ...]:
-    """Return the settings in the user's section at `path` whose values in `back` are different.
+    """Return the settings in the user's section at `path` whose values differ in `back`, another
+    version of the section.
 
     Empty if `path` is no section, or if the section has more than `limits.SETTINGS` settings.
     """
@@ -138,15 +139,15 @@ def moved(parts: Iterable[Setting], section: Any) -> tuple[Setting, ...]:
 
 def otherwise(path: str, value: Any, held: Any) -> set[str]:
     """Return the paths that a report names if `held` differs from the `value` at `path`. For a
-    section these are its settings that differ, otherwise `path`.
+    section these are the settings in it that differ, otherwise `path`.
     """
     parts = written(path, value, {}) if isinstance(value, Mapping) else ()
     return {part.path for part in moved(parts, held)} or {path}
 
 
 def worth(rule: Rule, whole: Effect, part: Setting) -> Effect:
-    """Return the effect of losing one setting of a section on the run. It is at most as bad as
-    `whole`, the effect of losing the whole section.
+    """Return the effect of losing one setting of a section on the run. This effect is at most as
+    bad as `whole`, the effect of losing the whole section.
     """
     return max(whole, rule.effect_of(part.alone), key=lambda effect: effect.rank)
 

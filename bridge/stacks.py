@@ -43,7 +43,7 @@ OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if mo
 
 @cache
 def plugins() -> Mapping[str, Plugin]:
-    """Return the dialects of users by name. They are found without running their files."""
+    """Return the dialects of users by name. To find a dialect, none of its code is run."""
     return {plugin.name: plugin for plugin in found(FOLDERS, OWN)[0]}
 
 
@@ -66,8 +66,8 @@ def candidates(data: Any) -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> Dialect:
-    """Return the dialect in the folder `name`. Raises `BridgeError` with the nearest name if there
-    is none, or if it cannot be imported.
+    """Return the dialect in the folder `name`. Raises `BridgeError` if there is no such dialect,
+    with the nearest name, or if the dialect cannot be imported.
     """
     if name not in names():
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
@@ -76,7 +76,7 @@ def load(name: str) -> Dialect:
     if not isinstance(dialect, Dialect):
         raise BridgeError(
             f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "
-            f"({shown(dialect)}); correct it, or remove the folder"
+            f"({shown(dialect)}); correct the file, or remove the folder"
         )
     return dialect
 
@@ -108,7 +108,7 @@ def _imported(name: str, module: str, attribute: str) -> Any:
             raise
         where = plugins()[name].place
         raise BridgeError(
-            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); correct it, or "
+            f"{name}: {where} cannot be imported ({type(error).__name__}: {error}); correct the module, or "
             "remove the folder"
         ) from error
 

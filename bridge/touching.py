@@ -1,5 +1,5 @@
-"""Unknown settings that may change numbers: their name or value is about parallelism, batch or
-precision.
+"""Unknown settings that may change numbers, because the name or a value of the setting is about
+parallelism, batch or precision.
 """
 
 from __future__ import annotations

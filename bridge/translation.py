@@ -1,4 +1,5 @@
-"""Translate: lift a config to a Plan and lower that to a dialect, with every loss measured and named."""
+"""Translate: lift a config to a Plan, lower the Plan to a dialect, and measure and name every loss.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +26,17 @@ from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, tellers, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
-"""Plan fields for the way in which a stack applies a setting. Other stacks have the setting with
-the same value, so a comparison of values does not show the loss.
+"""Plan fields that say how a stack applies a setting. Another stack may have this setting with the
+same value and apply it in another way, so that a comparison of the values does not show the loss.
 """
 DECAYED = "optimizer.decay_scope"
 ALWAYS = (*HABITS, DECAYED, "loss")
-"""`HABITS`, and further plan fields in which a stack may have no choice."""
+"""`HABITS`, and further plan fields that some stacks always set to one value."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
-"""Source of a target field that no setting of the source explains: a sidecar restored it."""
+"""Text in place of a source setting, for a field of the target that no source setting explains,
+because a sidecar restored the field.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +157,8 @@ def translate(
     """Translate `config` to another dialect, or to another release of its own dialect, and report
     every loss with its reason.
 
-    `carry` has the settings that an earlier translation could not express. They are restored unless
-    an edit of the file concerns them.
+    `carry` has the settings that an earlier translation could not express. These settings are
+    restored, except those that an edit of the file concerns.
     """
     release, meant = dialect.release(version), meaning_of(config)
     world = world_size or world_of(meant) or config.world_size
@@ -195,8 +198,8 @@ def translate(
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
-    """Return the config after the way to the target and back, or None if the source's stack refuses
-    it.
+    """Return `config` after a translation to the target and back, where `kept` is the meaning of
+    the target. Return None if the source's stack refuses the result.
     """
     try:
         return lowered(kept, config.dialect, config.version, config.world_size or world_of(kept))
@@ -206,12 +209,12 @@ def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
 
 @dataclass(frozen=True)
 class _Trip:
-    """One translation: a config, the target that it became, the meanings of both, and the config
-    after the way back.
+    """One translation: `config`, its meaning `meant`, the `target` with the meaning `kept`, and
+    `back`, the target translated back to the dialect of `config`.
 
-    `back` is None if the source's stack refuses the config after the way back. `lost` are the plan
-    fields whose meaning changed, except fields that a sidecar set back to an earlier state.
-    `restored` are the settings of the target that a sidecar restored as the user had written them.
+    `back` is None if the source's stack refuses that config. `lost` are the plan fields whose
+    meaning changed, except fields that a sidecar set back to an earlier state. `restored` are the
+    settings of the target that a sidecar restored as the user had written them.
     """
 
     config: Config
@@ -223,8 +226,7 @@ class _Trip:
     restored: frozenset[str]
 
     def returned(self, path: str) -> Any:
-        """Return the effective value at `path` after the way back, or None if there is no way back.
-        """
+        """Return the effective value at `path` in `back`, or None if there is no `back`."""
         return self.back.effective.get(path) if self.back else None
 
     def gone(self, fields: tuple[str, ...]) -> bool:
@@ -232,9 +234,9 @@ class _Trip:
         return all(self.kept.get(ours) is None for ours in fields)
 
     def found(self, fields: tuple[str, ...], otherwise: Any) -> Any:
-        """Return the target's value for a setting that other settings express after the way back.
-        This is the value of the setting's plan field if exactly one field has a value, else
-        `otherwise`.
+        """Return the value that the target has for a setting with the plan fields `fields`. This is
+        the value of the one field that the target sets, or `otherwise` if the target sets none or
+        several of these fields.
         """
         found = [self.kept[ours] for ours in fields if self.kept.get(ours) is not None]
         return found[0] if len(found) == 1 else otherwise
@@ -398,8 +400,8 @@ def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> H
 
 
 def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[str, ...]) -> Effect:
-    """Return the effect of losing a setting of a section on the run: the worse of two effects, of
-    losing its plan fields and of losing its own value.
+    """Return the effect of losing a setting of a section on the run: the effect of losing the
+    setting's plan fields or the effect of losing the setting's own value, whichever is worse.
     """
     effects = []
     if mine:
@@ -506,8 +508,8 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
 
 
 def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """Yield a finding for each setting whose meaning differs in the target although the way back
-    restores its value.
+    """Yield a finding for each setting that has another meaning in the target, although a
+    translation back restores the setting's value.
     """
     config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
     moved = [
@@ -575,7 +577,7 @@ def _reason_of(
 
 def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
     if how is How.DERIVED:
-        return "the same meaning in other words, or without effect in this run"
+        return "both configs mean the same here, or the setting has no effect in this run"
     if not lost and how is How.DROPPED:
         return rule.note
     others = plan_claims(target.dialect)
@@ -584,7 +586,7 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
         "; ".join(reason for reason in reasons if reason)
         or rule.lossy
         or rule.note
-        or "the same meaning in other words"
+        or "both configs mean the same here"
     )
 
 
@@ -594,8 +596,8 @@ def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
     """
     for path in sorted(config.opaque.keys() - target.opaque.keys()):
         message = (
-            f"a live Python object, which a config of {target.dialect.title} cannot hold; create "
-            "it in the training script"
+            f"the value is a live Python object, which a config of {target.dialect.title} cannot hold; create "
+            "the object in the training script"
         )
         yield Finding(
             path,
@@ -650,7 +652,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         cause = (
             ""
             if unheld
-            else f"left open by {config.dialect.title}; {target.dialect.title} uses its default"
+            else f"{config.dialect.title} leaves this open; {target.dialect.title} uses its own default"
         )
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
@@ -687,11 +689,11 @@ def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
 
 
 def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
-    """Return whether configs of the dialect set the plan field `ours`. A field that the training
-    script sets is not lost.
+    """Return whether a config of `dialect` sets the plan field `ours`. If not, the training script
+    sets the field, and a translation cannot lose it.
 
-    Scripts set the course of a run and often the model, and some configs are about one section of a
-    plan only.
+    Training scripts set the fields below `run.`, and the model fields if the dialect's configs
+    define no model. Some dialects are about one section of the plan only.
     """
     # The length of a sequence is part of the batch if the target's config is the whole run.
     if ours == SEQUENCE and target.model:

@@ -1,4 +1,4 @@
-"""Progress of work that may take long: loops report to a listener how far they are."""
+"""Progress of work that may take long: loops report the finished share to a listener."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class Course:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Context in which the next loop runs. The listener gets the progress of the whole work."""
+        """Context in which the next loop runs. Meanwhile, the listener gets the progress of the
+        whole work.
+        """
         listener = _LISTENER.get()
         behind, whole = self.done, max(self.parts, self.done + 1)
         with (

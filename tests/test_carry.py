@@ -246,4 +246,4 @@ def test_what_clashes_with_an_edit_is_named_and_nothing_else_is_left_out() -> No
     back = translate(edited, megatron, source.version, 8, sidecar)
     assert source.given.keys() - back.config.given.keys() == {"encoder_num_layers"}
     said = {finding.path: finding.message for finding in back.findings}
-    assert "incompatible with model.base_model, edited since" in said["encoder_num_layers"]
+    assert "the edit of model.base_model excludes the old setting" in said["encoder_num_layers"]

@@ -258,16 +258,19 @@ class TestConvert:
     @pytest.mark.parametrize(
         ("command", "said"),
         [
-            (["check", "--from-version", "77.0"], "Megatron-Core 77.0 is not known; it is read as 0.20.0.dev20260822"),
-            (["check", "--from-version", "0.16.9"], "Megatron-Core 0.16.9 is not known; it is read as 0.16.1"),
-            (["check", "--from-version", "0.1"], "Megatron-Core 0.1 is not known; it is read as 0.9.0"),
+            (
+                ["check", "--from-version", "77.0"],
+                "Megatron-Core 77.0 is not known; the config is read as one of 0.20.0.dev20260822",
+            ),
+            (["check", "--from-version", "0.16.9"], "Megatron-Core 0.16.9 is not known; the config is read as one of 0.16.1"),
+            (["check", "--from-version", "0.1"], "Megatron-Core 0.1 is not known; the config is read as one of 0.9.0"),
             (
                 ["convert", "--to", "deepspeed", "--to-version", "77.0", "-o", "ds.json"],
-                "DeepSpeed 77.0 is not known; it is read as",
+                "DeepSpeed 77.0 is not known; the config is read as",
             ),
             (
                 ["drift", "--to-version", "77.0", "-o", "new.args"],
-                "Megatron-Core 77.0 is not known; it is read as 0.20.0.dev20260822",
+                "Megatron-Core 77.0 is not known; the config is read as one of 0.20.0.dev20260822",
             ),
         ],
     )

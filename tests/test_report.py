@@ -66,8 +66,8 @@ class TestVerdict:
         [
             ([], "same run"),
             ([finding(Effect.NONE)], "same run"),
-            ([finding(Effect.COST)], "same run; 1 thing of memory or speed"),
-            ([finding(Effect.ROUNDING), finding(Effect.COST)], "same up to rounding; 1 thing of memory or speed"),
+            ([finding(Effect.COST)], "same run; 1 effect on memory or speed"),
+            ([finding(Effect.ROUNDING), finding(Effect.COST)], "same up to rounding; 1 effect on memory or speed"),
             ([finding(Effect.NUMBERS, "one"), finding(Effect.NUMBERS, "two")], "different numbers: 2 things"),
             ([finding(Effect.NUMBERS), finding(Effect.NUMBERS, path="y")], "different numbers: 1 thing"),
             ([finding(Effect.STOPS), finding(Effect.NUMBERS)], "will not start: 1 thing"),
@@ -76,7 +76,7 @@ class TestVerdict:
             ([finding(Effect.NONE, how=How.MISSING)], "same run; 1 setting still to be added"),
             (
                 [finding(Effect.COST), finding(Effect.NONE, how=How.MISSING)],
-                "same run; 1 thing of memory or speed; 1 setting still to be added",
+                "same run; 1 effect on memory or speed; 1 setting still to be added",
             ),
             (
                 [finding(Effect.NUMBERS, how=How.MISSING), finding(Effect.NONE, how=How.MISSING, path="y")],
@@ -134,7 +134,7 @@ class TestRows:
         text, findings = said(*words)[2], json.loads(said(*words, "--json")[1])["findings"]
         opened = [one for one in findings if one["how"] == "defaulted" and " leaves " in one["message"]]
         assert len(opened) > 10
-        row = "left open by NeMo AutoModel; Megatron-Core uses its default"
+        row = "NeMo AutoModel leaves this open; Megatron-Core uses its own default"
         assert text.count(row) == 1 and all(f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened)
 
     def test_what_is_left_open_stands_in_the_words_of_the_target(self, said: Said, tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_plugin_runs_only_if_it_is_named_or_its_signature_matches(place: Path,
         assert not list(stacks.glob("*/ran")), words
         if words[0] == "check":
             assert [
-                said.count(text) for text in ("nowhere: no such folder", "empty: its __init__.py does not set", "broken: its")
+                said.count(text) for text in ("nowhere: no such folder", "empty: the file __init__.py does not", "broken: the")
             ] == [1] * 3
             assert "Traceback" not in said
     assert "Kite 2.0" in ran(folders, *command, "check", "run.json", folder=tmp_path, code=None)
@@ -155,4 +155,4 @@ def test_a_plugin_runs_only_if_it_is_named_or_its_signature_matches(place: Path,
     ]
     assert "Megatron-Core" in said and "Traceback" not in said
     said = ran(folders, *command, "show", "empty", folder=tmp_path, code=1)
-    assert "empty: unknown dialect" in said and "empty: its __init__.py does not set DIALECT" in said
+    assert "empty: unknown dialect" in said and "empty: the file __init__.py does not set DIALECT" in said

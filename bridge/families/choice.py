@@ -1,5 +1,5 @@
-"""Chooses the family of the config that a plan is written to: the family that the plan names, or
-else the first family that can express all fields of the plan's model.
+"""Chooses the family of the config that a plan is written to: the family that the plan names,
+another family that can express all fields of the plan's model, or the nearest family.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
     plan's model exactly.
 
     The family that the plan names is chosen if it expresses the model exactly, else the first
-    family that does, else the family with the smallest difference. A plan that sets too little of
-    its model gets the generic family.
+    family that does. If none does, the named family is chosen unless it has layers that no plan can
+    describe, else the family with the smallest difference. A plan that sets too little of the model
+    gets the family that the plan names, or else the generic family.
     """
     model = {
         path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None
@@ -101,8 +102,9 @@ def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
 
 
 def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
-    """Return the paths of the model's fields in the plan for which a config of `family` has another
-    value or no value.
+    """Return the paths of the model's fields for which a config of `family` has another value than
+    `plan`, or no value. If a fact of the family differs in one of the fields `HEAVY`, only fields
+    of facts are returned.
     """
     facts: tuple[str, ...] = ()
     for name, value in family.facts.items():

@@ -106,8 +106,8 @@ KV = "num_key_value_heads"
 def _heads(value: Any, source: Source, model: Group) -> Any:
     """Return the number of key and value heads. The default is the number of attention heads.
 
-    If the number is only the family's default and does not divide the number of attention heads, it
-    is ignored: it was made for the family's default model.
+    If the number is only the family's default and does not divide the number of attention heads,
+    the number is ignored, because it belongs to the family's default model.
     """
     heads = model.get("heads")
     if value is None:
@@ -117,7 +117,7 @@ def _heads(value: Any, source: Source, model: Group) -> Any:
 
 def head_size(model: Group) -> int | None:
     """Return the default width of a head: hidden size / heads, rounded down. Return None if one of
-    the two is not known.
+    the two is not known, or if the hidden size is the smaller one.
     """
     hidden, heads = model.get("hidden"), model.get("heads")
     return hidden // heads if hidden and heads and hidden >= heads else None

@@ -1,5 +1,5 @@
-"""Keys of a config that have a meaning only together with other keys: positions, windows, blocks
-with experts, and sizes that depend on other sizes.
+"""Reads and writes keys of a config that have a meaning only together with other keys: positions,
+windows, blocks with experts, and sizes that depend on other sizes.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _write_falcon(model: Group, target: Target, options: Options) -> Group:
 
 
 def _read_shared(source: Source, model: Group, options: Options) -> Group:
-    """Read the width of all shared experts together from their number. Each shared expert is as
-    wide as a routed expert.
+    """Read the total width of all shared experts from the number of shared experts. Each shared
+    expert is as wide as a routed expert.
     """
     count, width = source.find(options["count"]), model.get("moe.ffn") or model.get("ffn")
     if (
@@ -277,8 +277,8 @@ def _nothing(model: Group, target: Target, options: Options) -> Group:
 
 
 SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "moe.balance")}
-"""Keys that belong to a part but set only some of the part's fields, with the names of these
-fields.
+"""Keys that belong to a part but set only some of the part's fields. Each key comes with the names
+of the fields that it sets.
 """
 
 PARTS: Mapping[str, Part] = {

@@ -54,8 +54,8 @@ USUAL: Mapping[str, Mapping[str, Any]] = {
     "yarn": {"fast": 32.0, "slow": 1.0, "truncate": True},
     "llama3": {},
 }
-"""Default values of each kind of scaling that has any (modeling_rope_utils.py:
-_compute_yarn_parameters).
+"""Default values of the settings of each kind of scaling, for kinds with defaults
+(modeling_rope_utils.py: _compute_yarn_parameters).
 """
 WHOLE, SWITCHES = ("original",), ("truncate",)
 WEIGHTS = ("mscale", "mscale_all")
@@ -93,8 +93,9 @@ def read(source: Source, model: Group, options: Group) -> Group:
     `rope_parameters`.
 
     The mapping may have an entry for each kind of block. If a config has both `rope_scaling` and
-    `rope_parameters`, the first takes precedence. In families with one base for each kind of block,
-    the entries of both are merged (modeling_rope_utils.py: convert_rope_params_to_dict).
+    `rope_parameters`, `rope_scaling` takes precedence. In families with one base for each kind of
+    block, the entries of the two keys are merged (modeling_rope_utils.py:
+    convert_rope_params_to_dict).
     """
     # An empty name in the family's row: its code computes with the usual base and reads no key for
     # it.

@@ -46,7 +46,7 @@ class ModelKeys(Section):
     hidden_size: Count | None = field(None, description="Width of the residual stream.")
     num_attention_heads: Count | None = field(None, description="Number of attention heads.")
     num_key_value_heads: Count | Null | None = field(
-        None, description="Number of key and value heads; null: as many as heads."
+        None, description="Number of key and value heads; null: the number of attention heads."
     )
     intermediate_size: Count | None = field(None, description="Width of the feed-forward layer.")
     vocab_size: Count | None = field(None, description="Vocabulary size.")
@@ -60,13 +60,13 @@ class ModelKeys(Section):
         None, description="Activation function of the feed-forward layer."
     )
     hidden_activation: str | None = field(
-        None, description="Activation function of the feed-forward layer, as Gemma calls it."
+        None, description="Name of the feed-forward layer's activation function, in configs of Gemma."
     )
     activation_function: str | None = field(
-        None, description="Activation function of the feed-forward layer, as GPT-2 and OPT call it."
+        None, description="Name of the feed-forward layer's activation function, in configs of GPT-2 and OPT."
     )
     activation: str | None = field(
-        None, description="Activation function of the feed-forward layer, as Falcon calls it."
+        None, description="Name of the feed-forward layer's activation function, in configs of Falcon."
     )
     max_position_embeddings: Count | None = field(
         None, description="Largest number of positions that the model supports."
@@ -78,27 +78,27 @@ class ModelKeys(Section):
         None, description="Standard deviation of initial weights."
     )
     init_std: NonNegative | None = field(
-        None, description="Standard deviation of initial weights, as OPT calls it."
+        None, description="Standard deviation of initial weights, in configs of OPT."
     )
     # Names of sizes in older families
-    n_layer: Count | None = field(None, description="Number of layers, as GPT-2 calls it.")
-    n_embd: Count | None = field(None, description="Hidden size, as GPT-2 calls it.")
+    n_layer: Count | None = field(None, description="Number of layers, in configs of GPT-2.")
+    n_embd: Count | None = field(None, description="Hidden size, in configs of GPT-2.")
     n_embed: Count | None = field(
-        None, description="Hidden size, as older files of Bloom and Falcon call it."
+        None, description="Hidden size, in older configs of Bloom and Falcon."
     )
-    n_head: Count | None = field(None, description="Number of attention heads, as GPT-2 calls it.")
-    n_positions: Count | None = field(None, description="Number of positions, as GPT-2 calls it.")
+    n_head: Count | None = field(None, description="Number of attention heads, in configs of GPT-2.")
+    n_positions: Count | None = field(None, description="Number of positions, in configs of GPT-2.")
     n_inner: Count | None = field(
-        None, description="Width of the feed-forward layer, as GPT-2 calls it; null: 4 x hidden."
+        None, description="Width of the feed-forward layer, in configs of GPT-2; null: 4 x hidden."
     )
     ffn_dim: Count | None = field(
-        None, description="Width of the feed-forward layer, as OPT calls it."
+        None, description="Width of the feed-forward layer, in configs of OPT."
     )
     ffn_hidden_size: Count | None = field(
-        None, description="Width of the feed-forward layer, as Falcon calls it; open: 4 x hidden."
+        None, description="Width of the feed-forward layer, in configs of Falcon; open: 4 x hidden."
     )
     word_embed_proj_dim: Count | None = field(
-        None, description="Width of the feed-forward layer, as Falcon calls it; null: 4 x hidden."
+        None, description="Width of OPT's embedding; null: the hidden size."
     )
     # Norms
     rms_norm_eps: NonNegative | None = field(
@@ -108,13 +108,13 @@ class ModelKeys(Section):
         None, description="Term added to the variance in LayerNorm."
     )
     layer_norm_epsilon: NonNegative | None = field(
-        None, description="Term added to the variance in LayerNorm, as GPT-2 calls it."
+        None, description="Term added to the variance in LayerNorm, in configs of GPT-2."
     )
     norm_eps: NonNegative | None = field(
-        None, description="Term added to the variance in LayerNorm, as Nemotron calls it."
+        None, description="Term added to the variance in LayerNorm, in configs of Nemotron."
     )
     norm_epsilon: NonNegative | None = field(
-        None, description="Term added to the variance in LayerNorm, as Starcoder 2 calls it."
+        None, description="Term added to the variance in LayerNorm, in configs of Starcoder 2."
     )
     do_layer_norm_before: bool | None = field(
         None, description="OPT's norms come before each layer."
@@ -133,7 +133,7 @@ class ModelKeys(Section):
         None, description="Qwen2-MoE's projections to queries, keys and values have biases."
     )
     use_qkv_bias: bool | None = field(
-        None, description="Projections to queries, keys and values have biases, as Ling calls it."
+        None, description="Projections to queries, keys and values have biases, in configs of Ling."
     )
     enable_bias: bool | None = field(None, description="All of OPT's projections have biases.")
     use_bias: bool | None = field(None, description="All projections have biases.")
@@ -143,11 +143,11 @@ class ModelKeys(Section):
         None, description="Dropout of attention's probabilities."
     )
     attn_pdrop: Share | None = field(
-        None, description="Dropout of attention's probabilities, as GPT-2 calls it."
+        None, description="Dropout of attention's probabilities, in configs of GPT-2."
     )
     use_qk_norm: bool | None = field(None, description="Queries and keys have norms.")
     qk_layernorm: bool | None = field(
-        None, description="Queries and keys have norms, as Phi calls it."
+        None, description="Queries and keys have norms, in configs of Phi."
     )
     attn_logit_softcapping: Positive | Null | None = field(
         None, description="Bound of attention's logits."
@@ -156,7 +156,7 @@ class ModelKeys(Section):
         None, description="Bound of the output's logits."
     )
     query_pre_attn_scalar: Positive | None = field(
-        None, description="Number by whose inverse square root Gemma's queries are scaled."
+        None, description="Gemma's queries are multiplied by 1 / sqrt of this number."
     )
     attention_multiplier: Positive | None = field(
         None, description="Granite's factor of attention's logits."
@@ -173,11 +173,11 @@ class ModelKeys(Section):
         None, description="Period of blocks; the last block of each period has no window."
     )
     no_rope_layers: Bits | None = field(
-        None, description="List with 1 for each of SmolLM3's blocks that rotates, and 0 for others."
+        None, description="1 for each of SmolLM3's blocks with rotary positions, and 0 for the others."
     )
     no_rope_layer_interval: Count | None = field(
         None,
-        description="Period of SmolLM3's blocks; the last block of each period does not rotate.",
+        description="Period of SmolLM3's blocks; the last block of each period has no rotary positions.",
     )
     multi_query: bool | None = field(
         None, description="All queries share one head of keys and values."
@@ -192,7 +192,7 @@ class ModelKeys(Section):
     num_ln_in_parallel_attn: Literal[1, 2] | None = field(
         None, description="Number of norms in Falcon's newer blocks."
     )
-    alibi: bool | None = field(None, description="Falcon's positions are a bias of attention.")
+    alibi: bool | None = field(None, description="Falcon encodes positions as a bias of attention.")
     q_lora_rank: Count | Null | None = field(
         None, description="Rank of the low-rank projection of queries; null: a single projection."
     )
@@ -200,18 +200,18 @@ class ModelKeys(Section):
         None, description="Rank of the low-rank projection of keys and values."
     )
     qk_nope_head_dim: Count | None = field(
-        None, description="Width of the part of a head that does not rotate."
+        None, description="Width of the part of a head without rotary positions."
     )
     qk_rope_head_dim: Count | None = field(
-        None, description="Width of the part of a head that rotates."
+        None, description="Width of the part of a head with rotary positions."
     )
     v_head_dim: Count | None = field(None, description="Width of a head's values.")
     # Rotary positions
-    rope_theta: Positive | None = field(None, description="Base of the frequencies.")
+    rope_theta: Positive | None = field(None, description="Base of the rotary frequencies.")
     rotary_emb_base: Positive | None = field(
-        None, description="Base of the frequencies, as GPT-NeoX calls it."
+        None, description="Base of the rotary frequencies, in configs of GPT-NeoX."
     )
-    rope_local_base_freq: Positive | None = field(None, description="Base of the frequencies in blocks with a window.")
+    rope_local_base_freq: Positive | None = field(None, description="Base of the rotary frequencies in blocks with a window.")
     rope_scaling: Free | None = field(
         None, description="Scaling of rotary positions, before transformers 5."
     )
@@ -219,12 +219,12 @@ class ModelKeys(Section):
         None, description="Base and scaling of rotary positions together, since transformers 5."
     )
     partial_rotary_factor: Annotated[Real, Gt(0), Le(1)] | None = field(
-        None, description="Share of a head's width that rotates."
+        None, description="Share of a head's width with rotary positions."
     )
     rotary_pct: Annotated[Real, Gt(0), Le(1)] | None = field(
-        None, description="Share of a head's width that rotates, as GPT-NeoX calls it."
+        None, description="Share of a head's width with rotary positions, in configs of GPT-NeoX."
     )
-    rotary_dim: Count | None = field(None, description="Width of the part of a head that rotates.")
+    rotary_dim: Count | None = field(None, description="Width of the part of a head with rotary positions.")
     rope_interleave: bool | None = field(None, description="Neighbours rotate together.")
     # Factors
     logit_scale: Positive | None = field(None, description="Factor of the output's logits.")
@@ -243,41 +243,41 @@ class ModelKeys(Section):
         None, description="Dropout of each layer's output."
     )
     resid_pdrop: Share | None = field(
-        None, description="Dropout of each layer's output, as GPT-2 calls it."
+        None, description="Dropout of each layer's output, in configs of GPT-2."
     )
     dropout: Share | None = field(
-        None, description="Dropout of each layer's output, as OPT calls it."
+        None, description="Dropout of each layer's output, in configs of OPT."
     )
     residual_dropout: Share | None = field(
         None,
-        description="Dropout of each layer's output, as Starcoder 2 calls it.",
+        description="Dropout of each layer's output, in configs of Starcoder 2.",
     )
     embd_pdrop: Share | None = field(None, description="Dropout of the embedding's output.")
     embedding_dropout: Share | None = field(
-        None, description="Dropout of the embedding's output, as Starcoder 2 calls it."
+        None, description="Dropout of the embedding's output, in configs of Starcoder 2."
     )
     # Experts
     num_experts: Count | None = field(
-        None, description="Number of experts in a layer, as Qwen models call it."
+        None, description="Number of experts in a layer, in configs of Qwen."
     )
     num_local_experts: Count | None = field(
-        None, description="Number of experts in a layer, as Mixtral and GPT-OSS call it."
+        None, description="Number of experts in a layer, in configs of Mixtral and GPT-OSS."
     )
     n_routed_experts: Count | None = field(
-        None, description="Number of experts in a layer, as DeepSeek calls it."
+        None, description="Number of experts in a layer, in configs of DeepSeek."
     )
     moe_num_experts: Count | None = field(
-        None, description="Number of experts in a layer, as Ernie calls it."
+        None, description="Number of experts in a layer, in configs of Ernie."
     )
     num_experts_per_tok: Count | None = field(
         None, description="Number of experts that each token is routed to."
     )
     experts_per_token: Count | None = field(
         None,
-        description="Number of experts that each token is routed to, as early GPT-OSS files call it.",
+        description="Number of experts that each token is routed to, in early configs of GPT-OSS.",
     )
     moe_k: Count | None = field(
-        None, description="Number of experts that each token is routed to, as Ernie calls it."
+        None, description="Number of experts that each token is routed to, in configs of Ernie."
     )
     moe_intermediate_size: Count | None = field(None, description="Width of an expert.")
     shared_expert_intermediate_size: Size | None = field(
@@ -288,12 +288,12 @@ class ModelKeys(Section):
     )
     num_shared_experts: Size | None = field(
         None,
-        description="Number of shared experts, each as wide as a routed expert, under another "
-        "name.",
+        description="Number of shared experts, each as wide as a routed expert, in "
+        "configs of EXAONE and Ling.",
     )
     moe_num_shared_experts: Size | None = field(
         None,
-        description="Number of shared experts, each as wide as a routed expert, as Ernie calls it.",
+        description="Number of shared experts, each as wide as a routed expert, in configs of Ernie.",
     )
     norm_topk_prob: bool | None = field(
         None, description="The weights of a token's experts sum to one."
@@ -316,14 +316,14 @@ class ModelKeys(Section):
         None, description="Training includes the loss that balances experts."
     )
     aux_loss_alpha: NonNegative | None = field(
-        None, description="Coefficient of the loss that balances experts, as DeepSeek-V2 calls it."
+        None, description="Coefficient of the loss that balances experts, in configs of DeepSeek-V2."
     )
     seq_aux: bool | None = field(None, description="DeepSeek-V2 balances within each sequence.")
-    decoder_sparse_step: Count | None = field(None, description="Period of blocks with experts.")
+    decoder_sparse_step: Count | None = field(None, description="Distance between blocks with experts; 1: every block.")
     mlp_only_layers: Sizes | None = field(None, description="Blocks without experts.")
     first_k_dense_replace: Size | None = field(None, description="First blocks without experts.")
     moe_layer_freq: Count | None = field(
-        None, description="Period of blocks with experts, after the first dense blocks."
+        None, description="Distance between blocks with experts, after the first dense blocks."
     )
     mlp_layer_types: Sorts | None = field(
         None, description="Kind of each block's feed-forward layer."
@@ -336,7 +336,7 @@ class ModelKeys(Section):
         None,
         description="Index of Ernie's last block with experts; -1: the last block of the model.",
     )
-    moe_layer_interval: Count | None = field(None, description="Period of blocks with experts.")
+    moe_layer_interval: Count | None = field(None, description="Distance between blocks with experts; 1: every block.")
     num_nextn_predict_layers: Size | None = field(
         None, description="Number of extra blocks that predict further tokens."
     )

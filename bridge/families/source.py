@@ -1,5 +1,5 @@
-"""The values that readers of keys get (the config's keys, with the family's defaults for missing
-keys), and the facts that writers of keys need.
+"""Arguments of the functions that read and write keys: `Source` has the config's keys and the
+family's defaults, and `Target` has facts about the config to write.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Target:
     grouped: bool = False
 
     def open(self, name: str) -> str | None:
-        """Return the value to write for a key that is not set: `NULL` if the family has a default
-        for the key, else None, so that the key is left out.
+        """Return the value to write for the key `name` that the plan leaves open: `NULL` if the
+        family has a default for the key, else None, so that the key is left out.
         """
         return NULL if self.defaults.get(name) is not None else None

@@ -33,9 +33,9 @@ class Family:
     """The row of a model type in the table.
 
     `facts`: fields with a fixed value. `keys`: fields with a key of their own. `parts`: fields that
-    several keys set together. `config`: the name of its class in transformers (empty if the model
-    brings its own code). `foreign`: layers of the model that a plan cannot describe. `order`: its
-    position among the families that a plan's model may be written as.
+    several keys set together. `config`: the name of the family's config class in transformers
+    (empty if the model brings its own code). `foreign`: layers of the model that a plan cannot
+    describe. `order`: the family's position in `ORDERED`.
     """
 
     name: str
@@ -121,8 +121,8 @@ FAMILIES: Mapping[str, Family] = {
 }
 """Every family by its model type."""
 GENERIC: Family = _family("", _ROWS[""])
-"""The generic family, for configs without a model type. Its keys are those with the same meaning in
-every family.
+"""The generic family, for configs without a model type. It has the keys that mean the same in every
+family.
 """
 ORDERED: tuple[Family, ...] = tuple(
     sorted((one for one in FAMILIES.values() if not one.foreign), key=lambda one: one.order)
@@ -139,7 +139,9 @@ def family_of(model_type: str | None) -> Family | None:
 
 @cache
 def alike() -> tuple[Family, ...]:
-    """Return the families whose keys have the most common names, in the order of `ORDERED`."""
+    """Return the families whose fields have the same keys as in the generic family, in the order of
+    `ORDERED`.
+    """
     said = {path: key.names for path, key in GENERIC.keys.items()}
     return tuple(
         family

@@ -21,8 +21,8 @@ KEYS = (WINDOW, SWITCH, LATE, KINDS, PERIOD, STILL, EVERY)
 PATHS = ("attention.window", "attention.windowed", "rotary.layers")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LISTED = ("even", "late", "early", "period", "still")
-"""Rules of the families that also read the key `layer_types` since transformers 4.53. A config with
-`layer_types` needs no rule.
+"""Names of the rules for families that, since transformers 4.53, also read the key `layer_types`.
+For a config with this key, no rule is needed.
 """
 
 Pattern = tuple[bool, ...]
@@ -101,8 +101,8 @@ def _still(source: Source, layers: int | None) -> Pattern | None:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """Return the keys for the window and for the blocks with it: the keys of the family's rule if
-    this rule can express the pattern, else `layer_types`.
+    """Return the keys for the window and for the blocks that have it. If the family's rule can
+    express the pattern of blocks, these are the keys of the rule, else `layer_types`.
     """
     rule, window, layers = options["rule"], model.get("attention.window"), model.get("layers")
     pattern: Pattern | None = model.get("attention.windowed")

@@ -433,7 +433,7 @@ class _Reader(Reader):
         does not read.
         """
         if isinstance(value, dict | list | tuple):
-            wrong = flaw(value, "JSON cannot")
+            wrong = flaw(value, "JSON cannot hold")
             if wrong:
                 self.problem(written, wrong)
         for name, message in inside.unread(path, value):

@@ -88,7 +88,7 @@ def test_what_cannot_be_cut_so_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             pipeline_of(module_fqns_per_model_part=parts).build(small("llama"), loss_fn=criterion)
-    with pytest.raises(AttributeError, match="it provides these names of AutoModel: AutoPipeline"):
+    with pytest.raises(AttributeError, match="stagebridge provides these names of AutoModel: AutoPipeline"):
         _ = compat.automodel.Trainer
 
 

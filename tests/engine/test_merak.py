@@ -89,7 +89,7 @@ def test_names_that_scripts_import_beside_are_there() -> None:
     assert DynamicGenDataset(config, "vision_only", image_size=4)[0]["pixel_values"].shape == (3, 4, 4)
     with pytest.raises(ConfigError, match="DynamicGenDataset: found mode 'sound', expected one of text_only"):
         DynamicGenDataset(config, mode="sound")
-    with pytest.raises(AttributeError, match=r"datasets' has no attribute 'Other'; it provides these names of Merak: "):
+    with pytest.raises(AttributeError, match=r"datasets' has no attribute 'Other'; stagebridge provides these names of Merak: "):
         _ = datasets.Other
     with pytest.raises(BridgeError, match=r"mpu.get_data_parallel_group: the engine has its own process groups"):
         mpu.get_data_parallel_group()
@@ -166,7 +166,7 @@ def test_what_the_engine_cannot_run_is_refused() -> None:
         compat.merak.set_tp_layer_lists(conv_para_list=["conv"])
     with pytest.raises(ConfigError, match="MerakTrainer: found no data"):
         compat.merak.MerakTrainer(model=object(), args=object())
-    with pytest.raises(AttributeError, match="it provides these names of Merak: init"):
+    with pytest.raises(AttributeError, match="stagebridge provides these names of Merak: init"):
         _ = compat.merak.Trainer
 
 

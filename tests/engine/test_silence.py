@@ -231,9 +231,9 @@ def test_a_silent_rank_is_named_with_its_last_action_and_the_run_goes_on(tmp_pat
     (code, said), (other, _) = both("hang", tmp_path, STAGEBRIDGE_SILENCE="1", HANG="8")
     assert (code, other) == (0, 0)
     # A busy machine may have kept a rank waiting before.
-    (line,) = [line for line in said.splitlines() if "silent for" in line and "its last action: step 3, " in line]
-    assert line.startswith("note: rank 0 waits in ") and "for rank 1, silent for " in line
-    assert line.endswith("it gives up after 600 s")
+    (line,) = [line for line in said.splitlines() if "silent for" in line and "(last action: step 3, " in line]
+    assert line.startswith("note: rank 0 waits in ") and " for rank 1; rank 1 has been silent for " in line
+    assert line.endswith("; rank 0 gives up after 600 s")
 
 
 @pytest.mark.parametrize("what", ["die", "save"])
@@ -241,4 +241,4 @@ def test_a_rank_that_dies_is_one_clear_line(tmp_path: Path, what: str) -> None:
     (code, said), (other, _) = both(what, tmp_path)
     assert code == 1 and other == -signal.SIGKILL
     last = said.strip().splitlines()[-1]
-    assert "LostRank: " in last and ": rank 1 is gone or silent (" in last and "see its messages, then resume" in last
+    assert "LostRank: " in last and ": rank 1 is gone or silent (" in last and "messages of that rank, then resume" in last
