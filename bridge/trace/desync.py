@@ -109,8 +109,8 @@ class Mismatch:
             return f"two passes on rank {self.ranks[0]} differ"
         if not self.culprits:
             return f"ranks {_listed(self.ranks)} disagree"
-        differ = "differs" if len(self.culprits) == 1 else "differ"
-        return f"of ranks {_listed(self.ranks)}, {_listed(self.culprits)} {differ} from the others"
+        differ = "rank {} differs" if len(self.culprits) == 1 else "ranks {} differ"
+        return f"of ranks {_listed(self.ranks)}, {differ.format(_listed(self.culprits))} from the others"
 
 
 @dataclass

@@ -203,7 +203,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "stale tied weight": Fault(stale_tie, DATA, "diff", "2/forward/head/output", "cosine", None, SGD),
     "stale tied weight on one pipeline rank": Fault(
-        stale_copy, BOTH, "check", "2/reduce/embedding/weight/tokens.weight", "of ranks 0, 1, 2, 3, 3 differs from the others", 3
+        stale_copy, BOTH, "check", "2/reduce/embedding/weight/tokens.weight", "of ranks 0, 1, 2, 3, rank 3 differs", 3
     ),
     "tied gradients not summed over pipeline ranks": Fault(
         lost_tie, PIPELINE, "check", "2/reduce/embedding/gradient/tokens.weight", TWO, None
@@ -212,7 +212,7 @@ FAULTS: Mapping[str, Fault] = {
         lambda engine, batches: batches[::-1], PIPELINE, "check", "2/forward/microbatch 0/input/0", TWO
     ),
     "swapped microbatches": Fault(
-        lambda engine, batches: batches[::-1], TOKENS, "diff", "2/forward/input/0", "swapped microbatches", None, SGD
+        lambda engine, batches: batches[::-1], TOKENS, "diff", "2/forward/input/0", "samples are swapped", None, SGD
     ),
     "gradient of the last microbatch only": Fault(
         last_only,
@@ -235,7 +235,7 @@ FAULTS: Mapping[str, Fault] = {
         FOUR,
         "check",
         "2/reduce/block0/weight/norm1.weight",
-        "of ranks 0, 1, 2, 3, 2 differs from the others; 1 of 16 elements, first at [2]",
+        "of ranks 0, 1, 2, 3, rank 2 differs from the others; 1 of 16 elements, first at [2]",
         2,
     ),
     "one bit flipped in a gathered copy of a weight": Fault(
@@ -250,7 +250,7 @@ FAULTS: Mapping[str, Fault] = {
         FOUR,
         "check",
         "2/reduce/block0/gradient/norm1.weight",
-        "of ranks 0, 1, 2, 3, 3 differs from the others; 1 of 16 elements, first at [2]",
+        "of ranks 0, 1, 2, 3, rank 3 differs from the others; 1 of 16 elements, first at [2]",
         3,
     ),
     "one bit flipped in an optimizer moment": Fault(
@@ -258,7 +258,7 @@ FAULTS: Mapping[str, Fault] = {
         FOUR,
         "check",
         "2/reduce/block0/moment/norm1.weight.exp_avg",
-        "of ranks 0, 1, 2, 3, 0 differs from the others; 1 of 16 elements, first at [2]",
+        "of ranks 0, 1, 2, 3, rank 0 differs from the others; 1 of 16 elements, first at [2]",
         0,
     ),
     "a NaN in a gradient on one rank": Fault(poisoned, TENSOR, "check", "2/reduce/block0/gradient/norm1.weight", "NaNs: 0, 1"),

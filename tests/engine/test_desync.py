@@ -41,7 +41,7 @@ def test_no_false_alarm(world: int, plan: dict[str, Any], run: Ranks) -> None:
 @pytest.mark.parametrize("at", [0, 2, 3])
 def test_more_than_two_replicas_vote(at: int, run: Ranks) -> None:
     for reports, _ in run(4, checked, Case({**FOUR, "zero.stage": 0}, steps=3), at):
-        found = [report for report in reports if f"of ranks 0, 1, 2, 3, {at} differs from the others; 1 of" in report]
+        found = [report for report in reports if f"of ranks 0, 1, 2, 3, rank {at} differs from the others; 1 of" in report]
         assert len(found) == 1
         assert "1 ulps" in found[0]
 
