@@ -64,8 +64,8 @@ def marked(markup: str) -> Text:
 
 
 def wrapped(text: Text, console: Console, width: int) -> list[Text]:
-    """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow
-    stands on the line of the value behind it.
+    """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow and
+    the value behind it stay on one line.
     """
     glued = text.copy()
     glued.plain = glued.plain.replace(ARROW, f"->{GLUE}")

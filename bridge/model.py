@@ -67,7 +67,7 @@ class Attention(Section):
         None, description="Factor of attention's logits; open: 1 / sqrt(head size)."
     )
     sinks: bool | None = field(
-        None, description="Each head has a learned logit that attends to nothing."
+        None, description="Each head has a learned logit in the softmax that stands for no token (a sink)."
     )
     dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
     latent: Latent = field(Latent(), description="Multi-head latent attention; open: ordinary heads.")
@@ -111,7 +111,7 @@ class RotaryScaling(Section):
         ),
     )
     attention: Positive | None = field(
-        None, description="yarn: factor of the rotated vectors; open: computed from `factor`."
+        None, description="yarn: factor of rotated queries and keys; open: computed from `factor`."
     )
     mscale: Annotated[Real, Ge(0)] | None = field(
         None, description="yarn: weight of the logarithm of `factor` in the factor `attention`."
@@ -261,7 +261,7 @@ class Moe(Section):
         description="Factor of the weights of the chosen experts; open: 1.",
     )
     groups: Count | None = field(
-        None, description="Number of groups that experts are divided into before the choice."
+        None, description="Number of groups of experts; a token chooses groups first, then experts."
     )
     top_groups: Count | None = field(
         None,

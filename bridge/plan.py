@@ -82,8 +82,8 @@ class Stages(Section):
     boundaries: tuple[Size, ...] | None = field(
         None,
         description=(
-            "First layer of each stage, then the number of layers; in model order, virtual stages "
-            "included."
+            "Index of the first layer of each stage, then the total number of layers. Stages are "
+            "listed in model order, virtual stages included."
         ),
     )
 
@@ -114,7 +114,7 @@ class Schedule(Section):
         ),
     )
     depth_first: Count | None = field(
-        None, description="Number of microbatches accumulated one after the other."
+        None, description="Number of microbatches that pass all stages one after the other."
     )
     breadth_first: Count | None = field(
         None, description="Number of microbatches that pass each stage together."
@@ -145,7 +145,7 @@ class Offload(Section):
         None, description="Share of the optimizer state that is offloaded."
     )
     parameters: Device | None = field(
-        None, description="Memory that holds parameters between uses."
+        None, description="Memory that holds parameters while they are not used."
     )
     pinned: bool | None = field(
         None,
@@ -264,7 +264,7 @@ class Precision(Section):
     frozen: Literal["compute", "master"] | None = field(
         None,
         description=(
-            "Whether frozen weights are kept in the format of compute or of master; open: compute."
+            "Format of frozen weights: the format `compute` or the format `master`; open: compute."
         ),
     )
     loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
@@ -306,12 +306,12 @@ class LearningRate(Section):
     decay_steps: Size | None = field(
         None,
         description=(
-            "Number of steps of wsd's decay, at the end of the schedule; open: a tenth of the "
-            "schedule."
+            "Number of steps of the decay that ends the schedule wsd; open: a tenth of the steps of "
+            "the schedule."
         ),
     )
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
-        None, description="Shape of wsd's decay; open: linear."
+        None, description="Shape of the decay in the schedule wsd; open: linear."
     )
 
 
@@ -356,7 +356,7 @@ class Optimizer(Section):
         None, description="Term added to the root of the second moment."
     )
     momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd and muon.")
-    nesterov: bool | None = field(None, description="Nesterov's form of the momentum.")
+    nesterov: bool | None = field(None, description="Momentum is used in Nesterov's form.")
     update_scale: Literal["spectral", "unit_rms_norm", "shape_scaling"] | None = field(
         None,
         description=(

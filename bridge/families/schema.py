@@ -95,7 +95,7 @@ class ModelKeys(Section):
         None, description="Width of the feed-forward layer, in configs of OPT."
     )
     ffn_hidden_size: Count | None = field(
-        None, description="Width of the feed-forward layer, in configs of Falcon; open: 4 x hidden."
+        None, description="Width of the feed-forward layer, in configs of Falcon; if missing: 4 x hidden."
     )
     word_embed_proj_dim: Count | None = field(
         None, description="Width of OPT's embedding; null: the hidden size."
