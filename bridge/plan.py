@@ -57,7 +57,8 @@ class Parallel(Section):
         None, description="Communication of tensor parallelism overlaps with computation."
     )
     order: str | None = field(
-        None, description="Order in which ranks are numbered: mesh axes, fastest first, joined by '-'."
+        None,
+        description="Order in which ranks are numbered: mesh axes, fastest first, joined by '-'.",
     )
     vocabulary: bool | None = field(
         None, description="Tensor ranks split the embedding and the output layer too."
@@ -110,7 +111,8 @@ class Schedule(Section):
     group: Count | None = field(
         None,
         description=(
-            "Number of microbatches that pass one stage of a rank before the rank's next stage runs."
+            "Number of microbatches that pass one stage of a rank before the rank's next stage "
+            "runs."
         ),
     )
     depth_first: Count | None = field(
@@ -119,7 +121,10 @@ class Schedule(Section):
     breadth_first: Count | None = field(
         None, description="Number of microbatches that pass each stage together."
     )
-    csv: str | None = field(None, description="Path of a CSV file with a schedule that lists computations but no messages.")
+    csv: str | None = field(
+        None,
+        description="Path of a CSV file with a schedule that lists computations but no messages.",
+    )
     overlap: bool | None = field(None, description="Pipeline messages overlap compute.")
 
 
@@ -157,13 +162,15 @@ class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
     stage: UpToThree | None = field(
-        None, description="Level: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also weights."
+        None,
+        description="Level: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also weights.",
     )
     weight_buffers: Count | None = field(
         None, description="Number of model stages whose unsharded weights may be in memory at once."
     )
     grad_buffers: Count | None = field(
-        None, description="Number of model stages whose unsharded gradients may be in memory at once."
+        None,
+        description="Number of model stages whose unsharded gradients may be in memory at once.",
     )
     replicas: Count | None = field(
         None, description="Number of groups that each hold a full set of shards (hybrid sharding)."
@@ -173,7 +180,8 @@ class Zero(Section):
         description="Number of elements reduced in one collective; open: the stack's own choice.",
     )
     gather_bucket: Size | None = field(
-        None, description="Number of elements gathered in one collective; open: the value of `bucket`."
+        None,
+        description="Number of elements gathered in one collective; open: the value of `bucket`.",
     )
     prescale: bool | None = field(
         None,
@@ -306,8 +314,8 @@ class LearningRate(Section):
     decay_steps: Size | None = field(
         None,
         description=(
-            "Number of steps of the decay that ends the schedule wsd; open: a tenth of the steps of "
-            "the schedule."
+            "Number of steps of the decay that ends the schedule wsd; open: a tenth of the steps "
+            "of the schedule."
         ),
     )
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
@@ -483,7 +491,8 @@ class Recompute(Section):
     layers: Count | None = field(
         None,
         description=(
-            "Number of layers between saved activations (uniform), or of recomputed layers in a stage (block)."
+            "Number of layers between saved activations (uniform), or of recomputed layers in a "
+            "stage (block)."
         ),
     )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
@@ -518,14 +527,18 @@ class Recompute(Section):
 class Debug(Section):
     """Levels of per-layer logging; 0 is off."""
 
-    layer_outputs: Level | None = field(None, description="Output of each layer.")
-    layer_gradients: Level | None = field(None, description="Level for the gradient of each layer's input.")
-    param_init: Level | None = field(None, description="Parameters after initialisation.")
-    param_gradients: Level | None = field(None, description="Gradient shards after reduction.")
+    layer_outputs: Level | None = field(None, description="Level for the output of each layer.")
+    layer_gradients: Level | None = field(
+        None, description="Level for the gradient of each layer's input."
+    )
+    param_init: Level | None = field(None, description="Level for parameters after initialisation.")
+    param_gradients: Level | None = field(
+        None, description="Level for gradient shards after reduction."
+    )
     all_param_gradients: Level | None = field(
         None, description="Level for every parameter's gradient after reduction."
     )
-    param_update: Level | None = field(None, description="Parameters after the update.")
+    param_update: Level | None = field(None, description="Level for parameters after the update.")
     global_tensors: bool | None = field(
         None, description="Logs show whole tensors, assembled from all ranks."
     )

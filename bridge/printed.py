@@ -244,8 +244,8 @@ def compared(
 
 def _of_first(finding: Finding, one: Config) -> Finding:
     """Return the finding with the line in the first file, `one`, as the setting's place. The line
-    in the second file is added to the text of the change. A finding on a setting that only one
-    config has stays unchanged.
+    in the second file is added to the text of the change. A finding on a setting that only the
+    second config has stays unchanged.
     """
     origin = finding.origin
     if finding.how is None and origin is not None:
