@@ -480,7 +480,7 @@ def _footer(
     ]
     parts = []
     if harmless and not view.shows(Effect.NONE):
-        parts.append(f"{len(harmless)} without effect (--all shows them)")
+        parts.append(f"{_number(len(harmless), 'finding')} without effect (--all shows them)")
     if result and not view.origins:
         parts.append(
             f"{_number(len(result.fields), 'setting')} written (-v says where each comes from)"

@@ -184,7 +184,7 @@ class ModelKeys(Section):
     )
     no_rope_layers: Bits | None = field(
         None,
-        description="1 for each of SmolLM3's blocks with rotary positions, and 0 for the others.",
+        description="For each block of SmolLM3: 1 with rotary positions, 0 without.",
     )
     no_rope_layer_interval: Count | None = field(
         None,
