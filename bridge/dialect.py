@@ -275,7 +275,9 @@ class Dialect(ABC):
 
     @abstractmethod
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
-        """Read `source` (path, text, mapping, list of flags, live object) into typed given values."""
+        """Read `source`: a path, a text, a mapping, a list of flags or a live object. The reading
+        has the values that the source sets, with the types of the schema.
+        """
 
     @abstractmethod
     def effective(self, config: Config) -> Values:

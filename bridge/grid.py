@@ -68,8 +68,8 @@ def marked(markup: str) -> Text:
 
 
 def wrapped(text: Text, console: Console, width: int, whole: bool = False) -> list[Text]:
-    """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow
-    stands on the line of the value behind it. If `whole`, a word that is wider stays whole.
+    """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow and
+    the value behind it stay on one line. If `whole`, a word that is wider than a line stays whole.
     """
     glued = text.copy()
     glued.plain = glued.plain.replace(ARROW, f"->{GLUE}")

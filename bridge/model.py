@@ -29,7 +29,9 @@ class Latent(Section):
     plain_size: Count | None = field(
         None, description="Width of the part of a head without rotary positions."
     )
-    rotary_size: Count | None = field(None, description="Width of the part of a head with rotary positions.")
+    rotary_size: Count | None = field(
+        None, description="Width of the part of a head with rotary positions."
+    )
     value_size: Count | None = field(None, description="Width of a head's values.")
 
 
@@ -61,16 +63,22 @@ class Attention(Section):
         None, description="Blocks whose attention has the window; open: all."
     )
     softcap: Positive | None = field(
-        None, description="Bound c of attention's logits, which become c tanh(x / c); open: no bound."
+        None,
+        description="Bound c of attention's logits, which become c tanh(x / c); open: no bound.",
     )
     scale: Positive | None = field(
         None, description="Factor of attention's logits; open: 1 / sqrt(head size)."
     )
     sinks: bool | None = field(
-        None, description="Each head has a learned logit that attends to nothing."
+        None,
+        description=(
+            "Each head has a learned logit in the softmax that stands for no token (a sink)."
+        ),
     )
     dropout: Share | None = field(None, description="Dropout of attention's probabilities.")
-    latent: Latent = field(Latent(), description="Multi-head latent attention; open: ordinary heads.")
+    latent: Latent = field(
+        Latent(), description="Multi-head latent attention; open: ordinary heads."
+    )
 
 
 class RotaryScaling(Section):
@@ -79,39 +87,42 @@ class RotaryScaling(Section):
     kind: Literal["none", "linear", "dynamic", "yarn", "llama3", "longrope"] | None = field(
         None, description="Kind of scaling."
     )
-    factor: Positive | None = field(None, description="Longest new sequence divided by the original length.")
+    factor: Positive | None = field(
+        None, description="Longest new sequence divided by the original length."
+    )
     original: Count | None = field(
         None, description="Number of positions that the model was first trained for."
     )
     low: Positive | None = field(
         None,
         description=(
-            "llama3: frequencies with fewer rotations in the original length are scaled in full "
-            "(low_freq_factor)."
+            "llama3: frequencies with fewer rotations than this in the original length are scaled "
+            "in full (low_freq_factor)."
         ),
     )
     high: Positive | None = field(
         None,
         description=(
-            "llama3: frequencies with more rotations in the original length are not scaled "
-            "(high_freq_factor)."
+            "llama3: frequencies with more rotations than this in the original length are not "
+            "scaled (high_freq_factor)."
         ),
     )
     fast: Positive | None = field(
         None,
         description=(
-            "yarn: frequencies with more rotations in the original length are not scaled (beta_fast)."
+            "yarn: frequencies with more rotations than this in the original length are not scaled "
+            "(beta_fast)."
         ),
     )
     slow: Positive | None = field(
         None,
         description=(
-            "yarn: frequencies with fewer rotations in the original length are scaled in full "
-            "(beta_slow)."
+            "yarn: frequencies with fewer rotations than this in the original length are scaled in "
+            "full (beta_slow)."
         ),
     )
     attention: Positive | None = field(
-        None, description="yarn: factor of the rotated vectors; open: computed from `factor`."
+        None, description="yarn: factor of rotated queries and keys; open: computed from `factor`."
     )
     mscale: Annotated[Real, Ge(0)] | None = field(
         None, description="yarn: weight of the logarithm of `factor` in the factor `attention`."
@@ -121,7 +132,8 @@ class RotaryScaling(Section):
         description="yarn: like `mscale`, for the part of a head without rotary positions.",
     )
     truncate: bool | None = field(
-        None, description="yarn: the bounds between scaled and unscaled frequencies are whole numbers."
+        None,
+        description="yarn: the bounds between scaled and unscaled frequencies are whole numbers.",
     )
 
 
@@ -130,14 +142,20 @@ class Rotary(Section):
 
     base: Positive | None = field(None, description="Base of the frequencies (theta).")
     local_base: Positive | None = field(
-        None, description="Base of the frequencies in blocks with a window; open: the base of the other blocks."
+        None,
+        description=(
+            "Base of the frequencies in blocks with a window; open: the base of the other blocks."
+        ),
     )
     share: Share | None = field(
         None, description="Share of a head's width with rotary positions; open: the whole width."
     )
     interleaved: bool | None = field(
         None,
-        description="Rotary positions pair neighbouring elements, rather than elements of the two halves of a head.",
+        description=(
+            "Rotary positions pair neighbouring elements, rather than elements of the two halves "
+            "of a head."
+        ),
     )
     layers: tuple[bool, ...] | None = field(
         None, description="Blocks with rotary positions; open: all."
@@ -152,16 +170,25 @@ class FeedForward(Section):
 
     activation: (
         Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "squared_relu", "xielu"] | None
-    ) = field(None, description="Activation function; gelu is the exact form, gelu_tanh an approximation.")
+    ) = field(
+        None, description="Activation function; gelu is the exact form, gelu_tanh an approximation."
+    )
     gated: bool | None = field(
         None, description="A second projection multiplies the activation's result (GLU)."
     )
     bias: bool | None = field(None, description="Its projections have biases.")
     clamp: Positive | None = field(
-        None, description="Bound of the gate's and the other projection's results before they are multiplied; open: no bound."
+        None,
+        description=(
+            "Bound of the gate's and the other projection's results before they are multiplied; "
+            "open: no bound."
+        ),
     )
     offset: Real | None = field(
-        None, description="Number added to the other projection's result before the gate multiplies it; open: 0."
+        None,
+        description=(
+            "Number added to the other projection's result before the gate multiplies it; open: 0."
+        ),
     )
 
 
@@ -187,7 +214,9 @@ class Norm(Section):
     )
     shared: bool | None = field(
         None,
-        description="If attention and feed-forward layer run in parallel, they share one norm of the input.",
+        description=(
+            "If attention and feed-forward layer run in parallel, they share one norm of the input."
+        ),
     )
 
 
@@ -209,7 +238,8 @@ class Embedding(Section):
         description="Number of rows in the table of learned positions that come before position 0.",
     )
     padded_vocab: Count | None = field(
-        None, description="Number of rows of the embedding, padding included; open: the vocabulary size."
+        None,
+        description="Number of rows of the embedding, padding included; open: the vocabulary size.",
     )
     width: Count | None = field(
         None,
@@ -261,7 +291,7 @@ class Moe(Section):
         description="Factor of the weights of the chosen experts; open: 1.",
     )
     groups: Count | None = field(
-        None, description="Number of groups that experts are divided into before the choice."
+        None, description="Number of groups of experts; a token chooses groups first, then experts."
     )
     top_groups: Count | None = field(
         None,
@@ -286,7 +316,10 @@ class Moe(Section):
         ),
     )
     aux_trained: bool | None = field(
-        None, description="Training adds the balancing loss; open: true if the coefficient of this loss is not 0."
+        None,
+        description=(
+            "Training adds the balancing loss; open: true if the coefficient of this loss is not 0."
+        ),
     )
     z_loss: Annotated[Real, Ge(0)] | None = field(
         None, description="Coefficient of the router's z-loss, the mean of logsumexp(logits)^2."

@@ -11,8 +11,9 @@ from typing import Any
 Words = Mapping[str, Any]
 """Given values by path."""
 Reword = Callable[[Words], Words]
-"""Function that takes all given values, and returns the settings under the other names that mean
-the same. An empty result means that there are no such settings.
+"""Function that turns settings of one release into settings of another. It takes all given values,
+and returns new settings that mean the same. An empty result means that no new setting means the
+same.
 """
 
 

@@ -57,7 +57,8 @@ class Parallel(Section):
         None, description="Communication of tensor parallelism overlaps with computation."
     )
     order: str | None = field(
-        None, description="Order in which ranks are numbered: mesh axes, fastest first, joined by '-'."
+        None,
+        description="Order in which ranks are numbered: mesh axes, fastest first, joined by '-'.",
     )
     vocabulary: bool | None = field(
         None, description="Tensor ranks split the embedding and the output layer too."
@@ -82,8 +83,8 @@ class Stages(Section):
     boundaries: tuple[Size, ...] | None = field(
         None,
         description=(
-            "First layer of each stage, then the number of layers; in model order, virtual stages "
-            "included."
+            "Index of the first layer of each stage, then the total number of layers. Stages are "
+            "listed in model order, virtual stages included."
         ),
     )
 
@@ -110,16 +111,20 @@ class Schedule(Section):
     group: Count | None = field(
         None,
         description=(
-            "Number of microbatches that pass one stage of a rank before the rank's next stage runs."
+            "Number of microbatches that pass one stage of a rank before the rank's next stage "
+            "runs."
         ),
     )
     depth_first: Count | None = field(
-        None, description="Number of microbatches accumulated one after the other."
+        None, description="Number of microbatches that pass all stages one after the other."
     )
     breadth_first: Count | None = field(
         None, description="Number of microbatches that pass each stage together."
     )
-    csv: str | None = field(None, description="Path of a CSV file with a schedule that lists computations but no messages.")
+    csv: str | None = field(
+        None,
+        description="Path of a CSV file with a schedule that lists computations but no messages.",
+    )
     overlap: bool | None = field(None, description="Pipeline messages overlap compute.")
 
 
@@ -145,7 +150,7 @@ class Offload(Section):
         None, description="Share of the optimizer state that is offloaded."
     )
     parameters: Device | None = field(
-        None, description="Memory that holds parameters between uses."
+        None, description="Memory that holds parameters while they are not used."
     )
     pinned: bool | None = field(
         None,
@@ -157,13 +162,15 @@ class Zero(Section):
     """Sharding of optimizer state, gradients and weights over data ranks."""
 
     stage: UpToThree | None = field(
-        None, description="Level: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also weights."
+        None,
+        description="Level: 0 shards nothing, 1 optimizer state, 2 also gradients, 3 also weights.",
     )
     weight_buffers: Count | None = field(
         None, description="Number of model stages whose unsharded weights may be in memory at once."
     )
     grad_buffers: Count | None = field(
-        None, description="Number of model stages whose unsharded gradients may be in memory at once."
+        None,
+        description="Number of model stages whose unsharded gradients may be in memory at once.",
     )
     replicas: Count | None = field(
         None, description="Number of groups that each hold a full set of shards (hybrid sharding)."
@@ -173,7 +180,8 @@ class Zero(Section):
         description="Number of elements reduced in one collective; open: the stack's own choice.",
     )
     gather_bucket: Size | None = field(
-        None, description="Number of elements gathered in one collective; open: the value of `bucket`."
+        None,
+        description="Number of elements gathered in one collective; open: the value of `bucket`.",
     )
     prescale: bool | None = field(
         None,
@@ -264,7 +272,7 @@ class Precision(Section):
     frozen: Literal["compute", "master"] | None = field(
         None,
         description=(
-            "Whether frozen weights are kept in the format of compute or of master; open: compute."
+            "Format of frozen weights: the format `compute` or the format `master`; open: compute."
         ),
     )
     loss_scale: LossScale = field(LossScale(), description="Loss scaling for fp16.")
@@ -306,12 +314,12 @@ class LearningRate(Section):
     decay_steps: Size | None = field(
         None,
         description=(
-            "Number of steps of wsd's decay, at the end of the schedule; open: a tenth of the "
-            "schedule."
+            "Number of steps of the decay that ends the schedule wsd; open: a tenth of the steps "
+            "of the schedule."
         ),
     )
     decay_shape: Literal["linear", "cosine", "exponential", "minus_sqrt"] | None = field(
-        None, description="Shape of wsd's decay; open: linear."
+        None, description="Shape of the decay in the schedule wsd; open: linear."
     )
 
 
@@ -356,7 +364,7 @@ class Optimizer(Section):
         None, description="Term added to the root of the second moment."
     )
     momentum: Annotated[Real, Ge(0)] | None = field(None, description="Momentum of sgd and muon.")
-    nesterov: bool | None = field(None, description="Nesterov's form of the momentum.")
+    nesterov: bool | None = field(None, description="Momentum is used in Nesterov's form.")
     update_scale: Literal["spectral", "unit_rms_norm", "shape_scaling"] | None = field(
         None,
         description=(
@@ -483,7 +491,8 @@ class Recompute(Section):
     layers: Count | None = field(
         None,
         description=(
-            "Number of layers between saved activations (uniform), or of recomputed layers in a stage (block)."
+            "Number of layers between saved activations (uniform), or of recomputed layers in a "
+            "stage (block)."
         ),
     )
     ratio: Fraction | None = field(None, description="Share of the layers that are recomputed.")
@@ -518,14 +527,18 @@ class Recompute(Section):
 class Debug(Section):
     """Levels of per-layer logging; 0 is off."""
 
-    layer_outputs: Level | None = field(None, description="Output of each layer.")
-    layer_gradients: Level | None = field(None, description="Level for the gradient of each layer's input.")
-    param_init: Level | None = field(None, description="Parameters after initialisation.")
-    param_gradients: Level | None = field(None, description="Gradient shards after reduction.")
+    layer_outputs: Level | None = field(None, description="Level for the output of each layer.")
+    layer_gradients: Level | None = field(
+        None, description="Level for the gradient of each layer's input."
+    )
+    param_init: Level | None = field(None, description="Level for parameters after initialisation.")
+    param_gradients: Level | None = field(
+        None, description="Level for gradient shards after reduction."
+    )
     all_param_gradients: Level | None = field(
         None, description="Level for every parameter's gradient after reduction."
     )
-    param_update: Level | None = field(None, description="Parameters after the update.")
+    param_update: Level | None = field(None, description="Level for parameters after the update.")
     global_tensors: bool | None = field(
         None, description="Logs show whole tensors, assembled from all ranks."
     )

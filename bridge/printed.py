@@ -251,8 +251,8 @@ def compared(
 
 def _of_first(finding: Finding, one: Config) -> Finding:
     """Return the finding with the line in the first file, `one`, as the setting's place. The line
-    in the second file is added to the text of the change. A finding on a setting that only one
-    config has stays unchanged.
+    in the second file is added to the text of the change. A finding on a setting that only the
+    second config has stays unchanged.
     """
     origin = finding.origin
     if finding.how is None and origin is not None:
@@ -489,7 +489,7 @@ def _footer(
     ]
     parts = []
     if harmless and not view.shows(Effect.NONE):
-        parts.append(f"{len(harmless)} without effect (--all shows them)")
+        parts.append(f"{_number(len(harmless), 'finding')} without effect (--all shows them)")
     if result and not view.origins:
         parts.append(
             f"{_number(len(result.fields), 'setting')} written (-v says where each comes from)"

@@ -60,13 +60,18 @@ class ModelKeys(Section):
         None, description="Activation function of the feed-forward layer."
     )
     hidden_activation: str | None = field(
-        None, description="Name of the feed-forward layer's activation function, in configs of Gemma."
+        None,
+        description="Name of the feed-forward layer's activation function, in configs of Gemma.",
     )
     activation_function: str | None = field(
-        None, description="Name of the feed-forward layer's activation function, in configs of GPT-2 and OPT."
+        None,
+        description=(
+            "Name of the feed-forward layer's activation function, in configs of GPT-2 and OPT."
+        ),
     )
     activation: str | None = field(
-        None, description="Name of the feed-forward layer's activation function, in configs of Falcon."
+        None,
+        description="Name of the feed-forward layer's activation function, in configs of Falcon.",
     )
     max_position_embeddings: Count | None = field(
         None, description="Largest number of positions that the model supports."
@@ -86,7 +91,9 @@ class ModelKeys(Section):
     n_embed: Count | None = field(
         None, description="Hidden size, in older configs of Bloom and Falcon."
     )
-    n_head: Count | None = field(None, description="Number of attention heads, in configs of GPT-2.")
+    n_head: Count | None = field(
+        None, description="Number of attention heads, in configs of GPT-2."
+    )
     n_positions: Count | None = field(None, description="Number of positions, in configs of GPT-2.")
     n_inner: Count | None = field(
         None, description="Width of the feed-forward layer, in configs of GPT-2; null: 4 x hidden."
@@ -95,7 +102,10 @@ class ModelKeys(Section):
         None, description="Width of the feed-forward layer, in configs of OPT."
     )
     ffn_hidden_size: Count | None = field(
-        None, description="Width of the feed-forward layer, in configs of Falcon; open: 4 x hidden."
+        None,
+        description=(
+            "Width of the feed-forward layer, in configs of Falcon; if missing: 4 x hidden."
+        ),
     )
     word_embed_proj_dim: Count | None = field(
         None, description="Width of OPT's embedding; null: the hidden size."
@@ -173,11 +183,14 @@ class ModelKeys(Section):
         None, description="Period of blocks; the last block of each period has no window."
     )
     no_rope_layers: Bits | None = field(
-        None, description="1 for each of SmolLM3's blocks with rotary positions, and 0 for the others."
+        None,
+        description="For each block of SmolLM3: 1 with rotary positions, 0 without.",
     )
     no_rope_layer_interval: Count | None = field(
         None,
-        description="Period of SmolLM3's blocks; the last block of each period has no rotary positions.",
+        description=(
+            "Period of SmolLM3's blocks; the last block of each period has no rotary positions."
+        ),
     )
     multi_query: bool | None = field(
         None, description="All queries share one head of keys and values."
@@ -211,7 +224,9 @@ class ModelKeys(Section):
     rotary_emb_base: Positive | None = field(
         None, description="Base of the rotary frequencies, in configs of GPT-NeoX."
     )
-    rope_local_base_freq: Positive | None = field(None, description="Base of the rotary frequencies in blocks with a window.")
+    rope_local_base_freq: Positive | None = field(
+        None, description="Base of the rotary frequencies in blocks with a window."
+    )
     rope_scaling: Free | None = field(
         None, description="Scaling of rotary positions, before transformers 5."
     )
@@ -224,7 +239,9 @@ class ModelKeys(Section):
     rotary_pct: Annotated[Real, Gt(0), Le(1)] | None = field(
         None, description="Share of a head's width with rotary positions, in configs of GPT-NeoX."
     )
-    rotary_dim: Count | None = field(None, description="Width of the part of a head with rotary positions.")
+    rotary_dim: Count | None = field(
+        None, description="Width of the part of a head with rotary positions."
+    )
     rope_interleave: bool | None = field(None, description="Neighbours rotate together.")
     # Factors
     logit_scale: Positive | None = field(None, description="Factor of the output's logits.")
@@ -293,7 +310,9 @@ class ModelKeys(Section):
     )
     moe_num_shared_experts: Size | None = field(
         None,
-        description="Number of shared experts, each as wide as a routed expert, in configs of Ernie.",
+        description=(
+            "Number of shared experts, each as wide as a routed expert, in configs of Ernie."
+        ),
     )
     norm_topk_prob: bool | None = field(
         None, description="The weights of a token's experts sum to one."
@@ -316,10 +335,13 @@ class ModelKeys(Section):
         None, description="Training includes the loss that balances experts."
     )
     aux_loss_alpha: NonNegative | None = field(
-        None, description="Coefficient of the loss that balances experts, in configs of DeepSeek-V2."
+        None,
+        description="Coefficient of the loss that balances experts, in configs of DeepSeek-V2.",
     )
     seq_aux: bool | None = field(None, description="DeepSeek-V2 balances within each sequence.")
-    decoder_sparse_step: Count | None = field(None, description="Distance between blocks with experts; 1: every block.")
+    decoder_sparse_step: Count | None = field(
+        None, description="Distance between blocks with experts; 1: every block."
+    )
     mlp_only_layers: Sizes | None = field(None, description="Blocks without experts.")
     first_k_dense_replace: Size | None = field(None, description="First blocks without experts.")
     moe_layer_freq: Count | None = field(
@@ -336,7 +358,9 @@ class ModelKeys(Section):
         None,
         description="Index of Ernie's last block with experts; -1: the last block of the model.",
     )
-    moe_layer_interval: Count | None = field(None, description="Distance between blocks with experts; 1: every block.")
+    moe_layer_interval: Count | None = field(
+        None, description="Distance between blocks with experts; 1: every block."
+    )
     num_nextn_predict_layers: Size | None = field(
         None, description="Number of extra blocks that predict further tokens."
     )

@@ -139,8 +139,8 @@ def family_of(model_type: str | None) -> Family | None:
 
 @cache
 def alike() -> tuple[Family, ...]:
-    """Return the families whose fields have the same keys as in the generic family, in the order of
-    `ORDERED`.
+    """Return the families that write each field under a key that the generic family also has for
+    the field, in the order of `ORDERED`.
     """
     said = {path: key.names for path, key in GENERIC.keys.items()}
     return tuple(
