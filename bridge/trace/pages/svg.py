@@ -64,7 +64,7 @@ def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
     for step, words in marks.items():
         x = scale.x(step)
         parts.append(
-            f'<path class="mark" d="M{x:.1f} 8V{HIGH}"/><text class="mark" x="{x + 4:.1f}" y="16">{text(words)}</text>'
+            f'<path class="mark" d="M{x:.1f} 8V{HIGH}"/><text class="mark" x="{x + 4:.1f}" y="10">{text(words)}</text>'
         )
     label = text(f"{title}: " + "; ".join(_said(curve) for curve in curves))
     return (
