@@ -638,7 +638,7 @@ def test_a_size_of_files_that_is_none_is_refused(made: Made, tmp_path: Path, siz
 @pytest.mark.parametrize("level", ["2", "3"])
 def test_more_ranks_than_elements_are_refused_at_once(made: Made, tmp_path: Path, level: str) -> None:
     hub = formats.read(made("fp32 level 2"))
-    with pytest.raises(SourceError, match="found 16,384 ranks for 4,912 trained elements"):
+    with pytest.raises(SourceError, match="found 16,384 ranks for only 4,912 trained elements"):
         formats.planned(formats.named("deepspeed"), hub, formats.Wanted(ranks=16384, level=int(level)))
 
 
