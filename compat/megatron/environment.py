@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from compat.megatron.arguments.steps import Namespace, Predicate
@@ -126,14 +125,9 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
-@cache
-def _variables(version: str) -> tuple[Variable, ...]:
-    return RELEASES.having(version, VARIABLES)
-
-
 def environment(args: Mapping[str, Any], version: str) -> dict[str, tuple[str, str]]:
     """Return the variables that a run with these effective arguments needs: name -> (value,
     reason).
     """
-    a = Namespace(args)
-    return {row.name: (row.value, row.why) for row in _variables(version) if row.when(a)}
+    a, rows = Namespace(args), RELEASES.having(version, VARIABLES)
+    return {row.name: (row.value, row.why) for row in rows if row.when(a)}
