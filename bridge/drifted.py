@@ -73,7 +73,7 @@ def _migrated(drift: Drift, console: Console) -> None:
         console.print(f"{drift.version} accepts no part of the file: nothing to write")
         return
     if drift.edits:
-        rows = Grid(f"Changes after which the file means the same in {drift.version}", ("setting", "in the file", "to write"))
+        rows = Grid(f"Changes that keep the meaning of the file in {drift.version}", ("setting", "in the file", "to write"))
         for path, (old, new) in drift.edits.items():
             rows.add_row(*map(escape, (path, _said(old), _said(new))))
         console.print(rows)

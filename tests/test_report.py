@@ -188,7 +188,7 @@ class TestRows:
     def test_what_is_without_effect_is_counted_and_shown_on_demand(self, said: Said) -> None:
         _, _, usual = said(*CONVERT)
         _, _, everything = said(*CONVERT, "--all")
-        count = int(re.findall(r"(\d+) without effect \(--all shows them\)", usual)[0])
+        count = int(re.findall(r"(\d+) findings? without effect \(--all shows them\)", usual)[0])
         findings = json.loads(said(*CONVERT, "--json")[1])["findings"]
         assert count == sum(one["effect"] == "same numbers" for one in findings)
         assert "save_interval" not in usual and "save_interval" in everything and "Same numbers" in everything
