@@ -299,7 +299,7 @@ def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.Ca
     for version, (root, expected) in cases.items():
         assert harvest(version, root, into) == 1
         assert expected in capsys.readouterr().err
-    assert main(["merak", "9.9.9"]) == 1
+    assert main(["huggingface", "9.9.9"]) == 1
     assert "no harvest.py" in capsys.readouterr().err
     assert contents(into) == before
 

@@ -85,10 +85,8 @@ class Release(AnyRelease):
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
         """Defaults of the release by path. Keys without a default are left out."""
-        known = {
-            path: field.default for path, field in fields(FastLLM).items() if path in self.keys
-        }
-        return MappingProxyType({path: value for path, value in known.items() if value is not None})
+        known = {row["key"]: row["default"] for row in _ROWS if "default" in row and self.within(row.get("since", ""), row.get("until", ""))}
+        return MappingProxyType({path: known[path] for path in KEYS if path in known})
 
     @property
     def overwrites_buffers(self) -> bool:
