@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from dataclasses import Field as AnyField
 from dataclasses import fields as own
+from platform import python_version
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -36,13 +36,16 @@ OLD = re.compile(r'(?:_handle_renamed_field\(\s*default,\s*|del default\[)"(\w+)
 
 def facts(tree: Tree) -> Facts:
     """Return the rows of facts about the release. Its config classes must be importable."""
-    if sys.version_info < (3, 12):
-        found = ".".join(map(str, sys.version_info[:2]))
-        raise SourceError(f"{tree.folder}: found Python {found}, expected 3.12 or later; harvest Fast-LLM with it")
-    for name in REGISTERED:
-        first([name])
+    try:
+        for name in (*REGISTERED, TRAINER):
+            trainer = first([name])
+    except SyntaxError as error:
+        raise SourceError(
+            f"{tree.folder}: found Python {python_version()}, which cannot read {error.filename}; "
+            "harvest with Python 3.12 or later"
+        ) from error
     found: dict[str, Row] = {}
-    keys = list(_keys(first([TRAINER]), "", found))
+    keys = list(_keys(trainer, "", found))
     return Facts({"keys.json": keys, "classes.json": [found[name] for name in sorted(found)]})
 
 
@@ -110,7 +113,10 @@ def _chosen(cls: Any) -> str:
     try:
         with first(["fast_llm.config:NoAutoValidate"])():
             made = type(cls._from_dict({}))
-    except TypeError:  # abstract
+    except TypeError as error:
+        # The class itself is abstract, or has a field without a default.
+        if cls.__name__ not in str(error):
+            raise
         return ""
     return "" if made is cls else str(made.__name__)
 
