@@ -7,18 +7,22 @@ import shutil
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
 
+from bridge.errors import SourceError
 from bridge.testing.harvest.__main__ import main
 from bridge.testing.harvest.rows import joined, plain_type
 from bridge.testing.harvest.rows import text as written
+from bridge.testing.harvest.source import told_by
 from compat.automodel import releases
 from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
 from compat.deepspeed import releases as deepspeed
 from compat.deepspeed.harvest import Heard
 from compat.megatron.harvest import CLASSES
+from compat.merak import releases as merak
 
 pytestmark = pytest.mark.once
 
@@ -279,6 +283,171 @@ def test_the_newest_deepspeed_taken_out_and_harvested_again_gives_the_same_table
         assert after[name] == (facts / name).read_text("utf-8"), name
 
 
+FAST_LLM = {
+    "__init__": '__version__ = "0.99.0"',
+    "config": """
+        import dataclasses
+
+        class NoAutoValidate:
+            def __enter__(self): pass
+            def __exit__(self, *error): pass
+
+        class Field(dataclasses.Field):
+            def __init__(self, default=dataclasses.MISSING, valid=None, init=True):
+                more = {"repr": True, "hash": None, "compare": True, "metadata": None, "kw_only": True}
+                super().__init__(default=default, default_factory=dataclasses.MISSING, init=init, **more)
+                self.valid = valid
+
+        def check_field(fn, *args):
+            def valid(value): fn(value, *args)
+            return valid
+
+        def gt(value, limit): pass
+
+        @dataclasses.dataclass(kw_only=True)
+        class Config:
+            _registry = None
+            _validated: bool = Field(init=False, default=False)
+            type: str | None = Field(default=None)
+
+            @classmethod
+            def _from_dict(cls, default): return cls()
+    """,
+    "layers": """
+        import dataclasses
+        from fast_llm.config import Config, Field, check_field, gt
+
+        @dataclasses.dataclass(kw_only=True)
+        class Layer(Config):
+            width: int | None = Field(default=8, valid=check_field(check_field(gt, 0)))
+
+            @classmethod
+            def _from_dict(cls, default):
+                cls._handle_renamed_field(default, "breadth", "width")
+                return (Small if cls is Layer else cls)()
+
+            def _handle_renamed_field(default, old, new): pass
+
+        @dataclasses.dataclass(kw_only=True)
+        class Small(Layer):
+            below: dict[str, Layer] = Field(default=None)
+            rate: float = Field(default=0.5)
+            path: bytes = Field(default=b"")
+
+        Layer._registry = {"small": Small}
+    """,
+    "models.gpt.config": """
+        import dataclasses
+        from fast_llm.config import Config, Field
+        from fast_llm.layers import Layer
+
+        @dataclasses.dataclass(kw_only=True)
+        class Run(Config):
+            log_timestamps: bool = Field(default=True)
+
+        @dataclasses.dataclass(kw_only=True)
+        class Model(Config):
+            base_model: Layer = Field(default=None)
+
+        @dataclasses.dataclass(kw_only=True)
+        class GPTTrainerConfig(Config):
+            run: Run = Field(default=None)
+            model: Model = Field(default=None)
+            callbacks: dict[str, Layer] = Field(default=None)
+            wings: int = Field(default=3)
+    """,
+}
+"""A small Fast-LLM: a key `wings` of its own, and one class of layers that others stand below."""
+SMALL = {"breadth": "?", "width": "int>0", "below": "{}Layer", "rate": "float", "path": "?"}
+
+
+def packaged(folder: Path, texts: Mapping[str, str]) -> Path:
+    """The folder with these modules of Fast-LLM in it."""
+    return write(folder, {f"fast_llm/{name.replace('.', '/')}.py": dedent(text) for name, text in texts.items()})
+
+
+def test_keys_and_classes_of_fast_llm_are_read_from_its_own_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = packaged(tmp_path / "tree", FAST_LLM)
+    into = write(tmp_path / "into", {"known.json": '{"0.98.0": ""}'})
+    assert harvest("0.99.0", root, into, "fast_llm") == 0
+    assert "wings: new, 3 by default; add a line to the schema and a rule" in capsys.readouterr().out
+    found = {name: json.loads(text) for name, text in contents(into).items()}
+    assert {row["key"]: (row["type"], row.get("default")) for row in found["keys.json"]} == {
+        "type": ("str", None),
+        "run.log_timestamps": ("bool", True),
+        "model.type": ("str", None),
+        "model.base_model": ("Layer", None),
+        "callbacks": ("{}Layer", None),
+        "wings": ("int", 3),
+    }
+    types = {"types": {"small": "Small"}, "below": ["Small"], "default": "Small"}
+    assert found["classes.json"] == [
+        {"class": "Layer", "fields": {"breadth": "?", "width": "int>0"}, **types},
+        {"class": "Small", "fields": SMALL},
+    ]
+    packaged(root, {"__init__": '__version__ = "1.0.0"', "layers": FAST_LLM["layers"].replace("gt, 0", "gt, 1")})
+    assert harvest("1.0.0", root, into, "fast_llm") == 0
+    told = capsys.readouterr().out
+    assert "4 facts" not in told and "6 facts unchanged, 2 rows begin, 2 end" in told
+    assert "model.base_model.Small: fields {'width': 'int>0'} becomes {'width': 'int>1'}" in told
+    packaged(root, {"layers": "class Layer[unreadable"})
+    assert harvest("1.0.0", root, into, "fast_llm") == 1
+    assert "layers.py; harvest with Python 3.12 or later" in capsys.readouterr().err
+
+
+def test_the_newest_merak_taken_out_and_read_again_gives_the_same_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts, newest = Path(merak.__file__).parent, merak.KNOWN[-1]
+    stated = [row for row in json.loads((facts / "arguments.json").read_text()) if not row.get("until")]
+    into = taken_out(facts, tmp_path / "facts", newest)
+    (into / "places.json").write_text("[]\n")
+    arguments, init, lists = (
+        [(row["name"].partition(".")[2], row["type"], row["default"]) for row in stated if row["name"].startswith(section)]
+        for section in ("args.", "init.", "tp_lists.")
+    )
+    texts = {
+        "setup.py": 'setup(\n    name="merak",\n    version="2.2.2",  # Required\n)\n',
+        "Merak/args.py": "\n".join(
+            ["class MerakArguments(TrainingArguments):", *(f"    {name}: {kind} = field(default={value!r})" for name, kind, value in arguments)]
+        ),
+        "Merak/functions.py": function("init", init) + function("set_tp_layer_lists", lists),
+    }
+    before = contents(into)
+    root = write(tmp_path / "tree", texts)
+    assert main(["merak", newest, "--from", str(root), "--into", str(into), "--count", "0", "--day", merak.DATES[newest]]) == 0
+    assert f"{len(stated) - 1} facts unchanged, 1 rows begin, 0 end" in capsys.readouterr().out
+    after = contents(into)
+    assert [name for name in after if after[name] != before[name]] == ["arguments.json", "known.json"]
+    assert all(after[name] == (facts / name).read_text("utf-8") for name in ("arguments.json", "known.json"))
+    assert main(["merak", newest, "--from", str(root), "--into", str(into), "--record"]) == 0
+    assert "no configs are judged, because it has no runtime/real.py" in capsys.readouterr().out
+
+
+def function(name: str, parameters: Rows) -> str:
+    """A function with these parameters, those without a default first."""
+    words = [f"{word}: {kind}" for word, kind, default in parameters if default is None and "None" not in kind and "Optional" not in kind]
+    words += [f"{word}: {kind} = {default!r}" for word, kind, default in parameters if f"{word}: {kind}" not in words]
+    return f"def {name}({', '.join(words)}): ...\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("MAJOR = 0\nMINOR = 19\nPATCH = 0\nPRE_RELEASE = 'rc1'\n", "0.19.0rc1"),
+        ('__version__ = "0.4.0"\n', "0.4.0"),
+        ("0.19.8\n", "0.19.8"),
+    ],
+)
+def test_a_source_tree_states_its_version_in_one_of_three_ways(text: str, told: str, tmp_path: Path) -> None:
+    assert told_by(write(tmp_path, {"info.py": text}) / "info.py") == told
+
+
+def test_a_tree_without_a_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="sets neither version nor MAJOR, MINOR, PATCH"):
+        told_by(write(tmp_path, {"info.py": "names = ()\n"}) / "info.py")
+
+
 def test_keys_that_are_looked_for_are_heard_with_their_defaults() -> None:
     heard: dict[str, Any] = {}
     section = Heard({"aio": {"depth": 2}}, heard)
@@ -299,7 +468,7 @@ def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.Ca
     for version, (root, expected) in cases.items():
         assert harvest(version, root, into) == 1
         assert expected in capsys.readouterr().err
-    assert main(["merak", "9.9.9"]) == 1
+    assert main(["huggingface", "9.9.9"]) == 1
     assert "no harvest.py" in capsys.readouterr().err
     assert contents(into) == before
 

@@ -30,6 +30,8 @@ TENSOR, PIPELINE, SPLIT = (
 WORLD, RANK, NODE = (RANKS + name for name in ("world_size", "rank", "local_world_size"))
 SEQUENCE_TENSOR = RANKS + "sequence_tensor_parallel"
 FORMATS = tuple(RANKS + name for name in ("compute_dtype", "training_dtype", "optimization_dtype"))
+NEWER = {"uint64": "0.4.0", "uint32": "0.4.0", "uint16": "0.2.0"}
+"""First release that has each of these number formats (engine/config_utils/data_type.py)."""
 TEXT_SCHEDULE = "optimizer.learning_rate.schedule"
 SHARED = 2
 """Number of buffers that a ZeRO level sets: one buffer is in use while the other one is being
@@ -55,7 +57,12 @@ def effective(given: Flat, version: str, world_size: int | None = None) -> dict[
     values.setdefault(RANK, 0)
     if values.get(WORLD) is None and world_size is not None:
         values[WORLD] = world_size
-    problems = [*_sharded(values, given, at), *_laid_out(values, at), *_other(values)]
+    problems = [
+        *_formats(values, at),
+        *_sharded(values, given, at),
+        *_laid_out(values, at),
+        *_other(values),
+    ]
     ConfigError.raise_if(problems)
     for path in FORMATS:
         if path in values:
@@ -75,6 +82,16 @@ def _untyped(given: Flat) -> Iterator[str]:
                 typed(path, value)
         except (KeyError, ValueError) as error:
             yield f"{path}: {error if isinstance(error, ValueError) else 'unknown key'}"
+
+
+def _formats(values: Flat, at: Release) -> Iterator[str]:
+    for path in FORMATS:
+        since = NEWER.get(values.get(path, ""), "")
+        if not at.since(since):
+            yield (
+                f"{path}: found {values[path]}, which is new in Fast-LLM {since}, but this is "
+                f"{at.version}; use float32, float16 or bfloat16"
+            )
 
 
 # Sharding

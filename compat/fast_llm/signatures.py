@@ -10,10 +10,10 @@ from typing import Any
 from bridge.config import shown
 from bridge.errors import nearest
 from bridge.releases import table
+from compat.fast_llm.releases import KNOWN, RELEASES
 
 MODEL = "model.base_model"
-BAGS = "bags"
-"""Key in the data of a release for the mapping from paths of free-form sections to their classes."""
+FACTS = "compat.fast_llm.releases"
 TYPE = "type"
 KINDS: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
@@ -47,25 +47,25 @@ Class = Mapping[str, Any]
 `fields` maps names to types. A type is a plain type with its bound (`int>=0`), a class, `{}` and a
 class for a mapping of named entries, or `?` for any value. `types` maps the values of the key
 `type` to classes. `below` has the subclasses. Without a `type`, the class `default` applies, or
-this class itself if `whole` is true.
+this class itself if it has none.
 """
 
 
 @cache
-def _table() -> dict[str, Mapping[str, Class]]:
-    """Return the config classes of each release, oldest release first."""
-    found = table("compat.fast_llm.releases", "model.json")
-    return {version: classes for version, classes in found.items() if version != "source"}
-
-
 def _classes(version: str) -> Mapping[str, Class]:
-    return _table()[version]
+    """Return the config classes of a release by name."""
+    return {row["class"]: row for row in table(FACTS, "classes.json") if _holds(row, version)}
 
 
+def _holds(row: Mapping[str, Any], version: str) -> bool:
+    return RELEASES.within(version, row.get("since", ""), row.get("until", ""))
+
+
+@cache
 def bags(version: str) -> Mapping[str, str]:
     """Return the class of each free-form section by its path, in the notation of `Class.fields`."""
-    found: Mapping[str, str] = _classes(version)[BAGS]
-    return found
+    kinds = {row["key"]: str(row["type"]) for row in table(FACTS, "keys.json") if _holds(row, version)}
+    return {path: kind for path, kind in kinds.items() if kind.removeprefix("{}") in _classes(version)}
 
 
 def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
@@ -73,7 +73,7 @@ def fields_at(path: str, version: str) -> tuple[bool, Mapping[str, str]]:
     section (or of each entry) that have plain types.
     """
     classes = _classes(version)
-    kind = str(classes[BAGS].get(path, "?"))
+    kind = bags(version).get(path, "?")
     name = kind.removeprefix("{}")
     known = _fields(name, None, classes) if name in classes else {}
     return kind.startswith("{}"), {
@@ -86,14 +86,12 @@ def problems(model: Mapping[str, Any], path: str, version: str) -> Iterator[tupl
     has no class for this section.
     """
     classes = _classes(version)
-    yield from _value(model, path, str(classes[BAGS].get(path, "?")), classes)
+    yield from _value(model, path, bags(version).get(path, "?"), classes)
 
 
 def of_another_release(model: Mapping[str, Any], path: str, version: str) -> str:
     """Return the newest other release that accepts the section unchanged; empty if no release does."""
-    others = (
-        other for other in reversed(_table()) if other != version and path in _classes(other)[BAGS]
-    )
+    others = (other for other in reversed(KNOWN) if other != version and path in bags(other))
     return next((other for other in others if not any(problems(model, path, other))), "")
 
 
@@ -150,7 +148,7 @@ def _walk(
     for before, (key, value) in enumerate(data.items()):
         inner = f"{path}.{key}"
         # Since 0.3.0 every class has the key `type` (fast_llm/config.py, Config).
-        if key == TYPE and any("types" in found for one, found in classes.items() if one != BAGS):
+        if key == TYPE and any("types" in found for found in classes.values()):
             types = _types(name, classes)
             # Unregistered types are refused as `Unknown type ... for base class`.
             if value is not None and not (isinstance(value, str) and value in types):
@@ -176,27 +174,17 @@ def _types(name: str, classes: Mapping[str, Class]) -> Mapping[str, str]:
     """
     allowed = {name, *classes[name].get("below", ())}
     above = (
-        found
-        for one, found in classes.items()
-        if one != BAGS and name in (one, *found.get("below", ()))
+        found for one, found in classes.items() if name in (one, *found.get("below", ()))
     )
     registered = [pair for found in above for pair in found.get("types", {}).items()]
     return {kind: chosen for kind, chosen in (*registered, *ELSEWHERE) if chosen in allowed}
 
 
 def _fields(name: str, kind: Any, classes: Mapping[str, Class]) -> Mapping[str, str]:
-    """Return the fields of the class that the key `type` chooses, or of the default class. Without
-    a type and a default class, return the fields of the class and all its subclasses.
-    """
+    """Return the fields of the class that the key `type` chooses, else of the default class."""
     chosen = _types(name, classes).get(kind) if isinstance(kind, str) else None
-    chosen = (
-        chosen or classes[name].get("default") or (name if classes[name].get("whole") else None)
-    )
-    names = (chosen,) if chosen in classes else (name, *classes[name].get("below", ()))
-    # Reversed, so that a field of the class itself wins over one of a subclass.
-    return {
-        field: kind for one in reversed(names) for field, kind in classes[one]["fields"].items()
-    }
+    known: Mapping[str, str] = classes[chosen or classes[name].get("default") or name]["fields"]
+    return known
 
 
 def _value(

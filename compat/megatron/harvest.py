@@ -7,17 +7,15 @@ text of its expression. Besides torch, releases since 0.17 import `triton`, olde
 from __future__ import annotations
 
 import argparse
-import ast
 import typing
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from importlib import import_module
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.testing.harvest.code import plain
+from bridge.testing.harvest.code import declared, plain
 from bridge.testing.harvest.rows import Facts, Row
 from bridge.testing.harvest.source import Package, Tree
 
@@ -55,7 +53,6 @@ LAYERS = "_freq_type"
 """Suffix of functions that read a number, or a list with one number for each layer."""
 SPACED = "[0, 1]"
 """A sample value with a space. It shows whether a conversion function accepts spaces."""
-FACTORIES: Mapping[str, Any] = {"list": [], "dict": {}}
 HELP = "help"
 
 
@@ -66,7 +63,11 @@ def facts(tree: Tree) -> Facts:
     unread: list[str] = []
     parser = _parser(tree)
     flags = sorted(_flags(parser, unread), key=lambda row: (row["dest"], row["options"]))
-    fields = [row for name, file in CLASSES.items() for row in _fields(tree.folder / file, name)]
+    fields = [
+        {"class": name, **row}
+        for name, file in CLASSES.items()
+        for row in declared(tree.folder / file, name)
+    ]
     return Facts(
         {"flags.json": flags, "classes.json": fields},
         {"groups.json": dict(_groups(parser))},
@@ -176,40 +177,6 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
         # An acronym such as RNG keeps its capitals.
         said = title if title[:2].isupper() else title[:1].lower() + title[1:]
         yield from ((action.dest, said) for action in group._group_actions if action.dest != HELP)
-
-
-def _fields(path: Path, name: str) -> Iterator[Row]:
-    """Yield the fields that a class declares itself."""
-    tree = ast.parse(path.read_text("utf-8"))
-    found = next(
-        (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None
-    )
-    for node in found.body if found else ():
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield {
-                "class": name,
-                "name": node.target.id,
-                "type": ast.unparse(node.annotation),
-                "default": _literal(node.value),
-            }
-
-
-def _literal(node: ast.expr | None) -> Any:
-    """Return the value of a default: a literal, the default inside `field(...)`, else the
-    expression's text.
-    """
-    if node is None:
-        return None
-    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "field":
-        words = {word.arg: word.value for word in node.keywords}
-        factory = ast.unparse(words["default_factory"]) if "default_factory" in words else ""
-        return FACTORIES.get(factory, factory) if factory else _literal(words.get("default"))
-    if all(isinstance(part, ast.BinOp | ast.operator | ast.Constant) for part in ast.walk(node)):
-        return eval(ast.unparse(node), {})  # arithmetic of constants, such as 2**32
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return ast.unparse(node)
 
 
 def path_of(file: str, row: Row) -> str:

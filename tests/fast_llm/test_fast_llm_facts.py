@@ -16,6 +16,7 @@ from bridge.errors import ConfigError
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "fast_llm"
 EXPECTED: dict[str, Any] = json.loads((EXAMPLES / "expected.json").read_text("utf-8"))
 STAGES = "model.multi_stage."
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
 LEVEL, WEIGHTS, GRADS = "zero_stage", "num_weight_buffers", "num_grad_buffers"
 
 
@@ -139,6 +140,30 @@ def test_dumps_load_when_they_are_consistent(facts: list[dict[str, Any]]) -> Non
         assert fast_llm().read(config.text()).given == config.given
     with pytest.raises(ConfigError, match="zero_stage"):
         fast_llm().read({"multi_stage": {**dumps[0], LEVEL: 3, GRADS: 2, WEIGHTS: 5}})
+
+
+@pytest.mark.parametrize(("word", "first", "before"), [("uint32", "0.4.0", "0.3.0"), ("uint16", "0.2.0", "0.1.0")])
+def test_a_format_is_known_from_its_release_on(word: str, first: str, before: str) -> None:
+    given = {"model": {"distributed": {"optimization_dtype": word}}}
+    assert fast_llm().read(given, first).effective["model.distributed.optimization_dtype"] == word
+    with pytest.raises(ConfigError, match=f"found {word}, which is new in Fast-LLM {first}, but this is {before}"):
+        fast_llm().read(given, before)
+
+
+@pytest.mark.parametrize("version", sorted({row["release"] for row in ROWS}))
+def test_verdicts_and_values_of_the_releases(version: str) -> None:
+    rows = [row for row in ROWS if row["release"] == version]
+    assert {row["accepted"] for row in rows} == {True, False}
+    for row in rows:
+        source = {path.rpartition(".")[2]: section for path, section in row["sections"].items()}
+        try:
+            held = fast_llm().read({"model": source}, row["release"]).effective
+        except ConfigError:
+            assert not row["accepted"], row
+        else:
+            assert row["accepted"], row
+            said = {path: held[path] for path in held.keys() & row["holds"].keys()}
+            assert said and said == {path: row["holds"][path] for path in said}, row
 
 
 # Ranks

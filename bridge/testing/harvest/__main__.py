@@ -45,8 +45,8 @@ and checks name, and differences between our reader and the release. Write the r
 command again with --record.
 
 A known release is compared with the repository. Nothing is written without --record; the exit code
-is 2 if they differ. A stack needs two files in its folder: harvest.py (PACKAGE, TABLES, facts,
-path_of) and runtime/real.py (posed, answer).
+is 2 if they differ. A stack needs harvest.py (PACKAGE, TABLES, facts, path_of) in its folder, and
+runtime/real.py (posed, answer) if its own code can judge a config.
 """
 KNOWN = "known.json"
 VERDICTS = "releases.jsonl"
@@ -183,6 +183,9 @@ def _print(heading: str, lines: Iterable[str]) -> None:
 
 def judged(todo: Job) -> None:
     """Record the release's results for generated configs, and print the differences from our reader."""
+    if find_spec(f"compat.{todo.stack}.runtime.real") is None:
+        print(f"{todo.stack}: no configs are judged, because it has no runtime/real.py")
+        return
     from bridge.testing.harvest.verdicts import verdicts
 
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)

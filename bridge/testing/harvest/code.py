@@ -21,6 +21,7 @@ PLACE = re.compile(r"([A-Za-z_][\w/]*\.py)[:,] (_*[A-Za-z][\w.]*\w)")
 """Matches a function in the text of a rule or a check, such as `training/arguments.py:
 validate_args`.
 """
+FACTORIES: Mapping[str, Any] = {"list": [], "dict": {}}
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -102,6 +103,50 @@ def plain(value: Any) -> Any:
         name = str(value).removeprefix("torch.")
         return DTYPES.get(name, name)
     return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+# What is read from the text of a class or a function
+
+
+def declared(path: Path, name: str) -> Iterator[Row]:
+    """Yield the fields that a class declares itself, or the parameters of a function: name, type and default.
+
+    A default that is not a literal is the text of its expression. Nothing without such a class or function.
+    """
+    tree = _parsed(path)
+    kinds = ast.ClassDef | ast.FunctionDef
+    found = next((node for node in tree.body if isinstance(node, kinds) and node.name == name), None)
+    if isinstance(found, ast.FunctionDef):
+        names = found.args.args
+        missing = [None] * (len(names) - len(found.args.defaults))
+        for one, default in zip(names, (*missing, *found.args.defaults), strict=True):
+            yield _declared(one.arg, one.annotation, default)
+    for node in found.body if isinstance(found, ast.ClassDef) else ():
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield _declared(node.target.id, node.annotation, node.value)
+
+
+def _declared(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Row:
+    kind = ast.unparse(annotation) if annotation else ""
+    return {"name": name, "type": kind, "default": _literal(default)}
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """Return the value of a default: a literal, the default inside `field(...)`, else the
+    expression's text.
+    """
+    if node is None:
+        return None
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "field":
+        words = {word.arg: word.value for word in node.keywords}
+        factory = ast.unparse(words["default_factory"]) if "default_factory" in words else ""
+        return FACTORIES.get(factory, factory) if factory else _literal(words.get("default"))
+    if all(isinstance(part, ast.BinOp | ast.operator | ast.Constant) for part in ast.walk(node)):
+        return eval(ast.unparse(node), {})  # arithmetic of constants, such as 2**32
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
 
 
 # Functions that rules and checks stand on

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from bridge.config import fields, shown
 from bridge.dialect import Dialect
 from bridge.rules import Effect
 from bridge.testing.harvest.rows import Change, Row
 from bridge.translation import claims
+
+WIDTH = 400
+"""Number of characters that are printed of a changed fact, which may be a whole class."""
 
 
 def questions(
@@ -30,29 +34,42 @@ def questions(
         for path in known
         if path not in claims(dialect)
     )
-    yield from _each(_default(dialect, path, change) for path, change in rows)
+    yield from _each(line for path, change in rows for line in _changed(dialect, path, change))
     for path, change in rows:
         if change.after is None:
             yield f"{path}: removed; if a setting replaces it, add a Move"
 
 
 def _each(lines: Iterator[str]) -> Iterator[str]:
-    yield from (line for line in dict.fromkeys(lines) if line)
+    yield from dict.fromkeys(lines)
 
 
-def _default(dialect: Dialect, path: str, change: Change) -> str:
+def _changed(dialect: Dialect, path: str, change: Change) -> Iterator[str]:
     if change.before is None or change.after is None:
-        return ""
+        return
     if change.after.get("refused"):
-        return f"{path}: refused from now on; say what replaces it"
-    was, now = change.before.get("default"), change.after.get("default")
-    if was == now:
-        kinds = change.before.get("type", ""), change.after.get("type", "")
-        return f"{path}: type {kinds[0]} becomes {kinds[1]}" if kinds[0] != kinds[1] else ""
-    rule = claims(dialect).get(path)
-    effect = rule.effect if rule else Effect.NUMBERS
-    means = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
-    return f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({means})"
+        yield f"{path}: refused from now on; say what replaces it"
+        return
+    for column in {**change.before, **change.after}:
+        was, now = _unlike(change.before.get(column), change.after.get(column))
+        if was == now:
+            continue
+        if column != "default":
+            yield f"{path}: {column} {shown(was, WIDTH)} becomes {shown(now, WIDTH)}"
+            continue
+        rule = claims(dialect).get(path)
+        effect = rule.effect if rule else Effect.NUMBERS
+        means = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
+        yield f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({means})"
+
+
+def _unlike(was: Any, now: Any) -> tuple[Any, Any]:
+    """Return both values; of two mappings only the entries that differ."""
+    if not (isinstance(was, Mapping) and isinstance(now, Mapping)):
+        return was, now
+    unlike = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+    first, second = ({name: one[name] for name in unlike if name in one} for one in (was, now))
+    return first, second
 
 
 def moved(changes: Sequence[Change]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import re
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
@@ -13,6 +13,7 @@ from bridge.errors import SourceError, VersionError
 
 PARTS = ("MAJOR", "MINOR", "PATCH", "PRE_RELEASE")
 """Names of the variables in a `package_info.py` that together form the version."""
+STATED = re.compile(rf"^\s*_*(version|{'|'.join(PARTS)})_*\s*=\s*[\"']?([\w.+]*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -73,21 +74,18 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
 
 
 def told_by(file: Path) -> str:
-    """Return the version in a `package_info.py`. The file is parsed, not executed."""
+    """Return the version that a file states, by name, in parts or as its only text. The file is not executed."""
     try:
-        tree = ast.parse(file.read_text("utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError) as error:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{file}: has no version ({error})") from None
-    said = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    if not said.keys() >= {*PARTS[:3]}:
-        raise SourceError(f"{file}: does not set {', '.join(PARTS[:3])}")
-    return ".".join(str(said[name]) for name in PARTS[:3]) + str(said.get(PARTS[3]) or "")
+    said = dict(STATED.findall(text))
+    if said.keys() >= {*PARTS[:3]}:
+        return ".".join(said[name] for name in PARTS[:3]) + said.get(PARTS[3], "")
+    told: str = said.get("version", text.strip())
+    if not re.fullmatch(r"\d[\w.+]*", told):
+        raise SourceError(f"{file}: sets neither version nor {', '.join(PARTS[:3])}")
+    return told
 
 
 def same(release: str, told: str) -> bool:

@@ -4,7 +4,7 @@ between releases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -16,13 +16,16 @@ from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 from compat.fast_llm.schema import FastLLM
 
-_TABLE = table(__name__, "keys.json")
-
-RELEASES = Releases("fast_llm", tuple(row["version"] for row in _TABLE["releases"]))
+DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
+"""Releases with their dates, oldest first: commits 519e9cb2, f4a0cddd, ca3b0008, 8cc55571 and 7d61a1ba."""
+RELEASES = Releases("fast_llm", tuple(DATES))
 KNOWN: tuple[str, ...] = RELEASES.known
 """Releases in the tables, oldest first. The last is the main branch of 2026-07-20, which still has
 the version number 0.4.0.
 """
+_ROWS: Sequence[Mapping[str, Any]] = table(__name__, "keys.json")
+_DECIDED: Mapping[str, Mapping[str, str]] = table(__name__, "decided.json")
+"""What no class of Fast-LLM shows: the key that a key replaces, and the key that replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,15 @@ class Key:
         return RELEASES.within(version, self.since, self.until)
 
 
-_ROWS = {row["key"]: Key(**row) for row in _TABLE["keys"]}
-KEYS: Mapping[str, Key] = MappingProxyType(
-    {path: _ROWS.get(path, Key(path)) for path in fields(FastLLM)}
-)
+def _key(path: str) -> Key:
+    rows = [row for row in _ROWS if row["key"] == path]
+    since = min((row.get("since", "") for row in rows), key=lambda name: RELEASES.place(name) if name else -1)
+    ends = [row.get("until", "") for row in rows]
+    until = "" if "" in ends else max(ends, key=RELEASES.place)
+    return Key(path, since, until, *(_DECIDED[column].get(path, "") for column in ("before", "instead")))
+
+
+KEYS: Mapping[str, Key] = MappingProxyType({path: _key(path) for path in fields(FastLLM)})
 """The history of each key of the schema."""
 
 
@@ -77,10 +85,8 @@ class Release(AnyRelease):
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
         """Defaults of the release by path. Keys without a default are left out."""
-        known = {
-            path: field.default for path, field in fields(FastLLM).items() if path in self.keys
-        }
-        return MappingProxyType({path: value for path, value in known.items() if value is not None})
+        known = {row["key"]: row["default"] for row in _ROWS if "default" in row and self.within(row.get("since", ""), row.get("until", ""))}
+        return MappingProxyType({path: known[path] for path in KEYS if path in known})
 
     @property
     def overwrites_buffers(self) -> bool:

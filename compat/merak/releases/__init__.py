@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 
-RELEASES = Releases(
-    "merak",
-    ("0.1.0", "1.1.1", "2.0.0", "2.0.1", "2.1.0", "2.2.0", "2.2.1", "2.2.2", "2.2.2+main"),
-)
-KNOWN = RELEASES.known
-"""Releases, oldest first: the tags of Merak's repository, and its main branch (commit 1593043 of
-2026-02-11), whose setup.py still has version 2.2.2.
+DATES: Mapping[str, str] = MappingProxyType(table(__name__, "known.json"))
+"""Releases with their dates, oldest first: the tags of Merak's repository, and its main branch
+(commit 1593043), whose setup.py still has version 2.2.2.
 """
+RELEASES = Releases("merak", tuple(DATES))
+KNOWN = RELEASES.known
+FACTS = ("inherited.json", "arguments.json")
+"""Arguments of transformers' `TrainingArguments`, and what Merak itself declares."""
 
 ULYSSES = "2.2.2+main"
 """First release in which `init` has the parameter `sp` (commit 856746c of 2025-06-06). It also
@@ -31,35 +31,18 @@ REWRITTEN = "2.0.0"
 of transformers 4.15.0.
 """
 
-SCRIPT: Mapping[str, str] = {
-    **{f"init.{name}": "0.1.0" for name in ("pp", "tp", "dp", "backend")},
-    "init.sp": ULYSSES,
-    **{
-        f"trainer.{name}": "0.1.0"
-        for name in (
-            "model",
-            "train_dataset",
-            "eval_dataset",
-            "data_collator",
-            "leaf_modules",
-            "loss_fn",
-        )
-    },
-    **{
-        f"tp_lists.{name}": "0.1.0"
-        for name in (
-            "col_para_list",
-            "row_para_list",
-            "input_output_mapping",
-            "weight_change_list",
-            "tp_attr_list",
-        )
-    },
-    "tp_lists.conv_para_list": "2.1.0",
-}
-"""Parameters of `init`, of the trainer and of `set_tp_layer_lists`, each with the first release
-that has it.
-"""
+TRAINER = tuple(
+    f"trainer.{name}"
+    for name in (
+        "model",
+        "train_dataset",
+        "eval_dataset",
+        "data_collator",
+        "leaf_modules",
+        "loss_fn",
+    )
+)
+"""What a script gives the trainer in each release: as a parameter, as an attribute or to its base class."""
 
 DOCUMENTED: Mapping[str, Mapping[str, Any]] = {
     "0.1.0": {"args.shard_count": "num_layers * 2"},
@@ -89,34 +72,17 @@ class Release(AnyRelease):
 
 
 @cache
-def histories() -> Mapping[str, list[list[Any]]]:
-    """Return the history of each argument: a list of `[release, default]` for a new default, and
-    `[release]` for the removal.
-    """
-    record = table(__name__, "arguments.json")
-    return MappingProxyType(
-        {
-            f"args.{name}": history
-            for part in ("own", "inherited")
-            for name, history in record[part].items()
-        }
-    )
-
-
-@cache
 def release(version: str) -> Release:
     """Return the facts of release `version`."""
-    arguments: dict[str, Any] = {}
-    for path, history in histories().items():
-        # The last step up to this release; one without a default means that the argument was
-        # removed.
-        steps = (step for step in reversed(history) if RELEASES.since(version, step[0]))
-        step: list[Any] = next(steps, [])
-        if len(step) == 2:
-            arguments[path] = step[1]
-    script = {path: None for path, first in SCRIPT.items() if RELEASES.since(version, first)}
+    rows = [row for file in FACTS for row in table(__name__, file)]
+    stated = {
+        row["name"]: row["default"]
+        for row in rows
+        if RELEASES.within(version, row.get("since", ""), row.get("until", ""))
+    }
+    known = dict.fromkeys(TRAINER) | stated
     documented = [row for first, row in DOCUMENTED.items() if RELEASES.since(version, first)][-1]
-    return Release(version, MappingProxyType({**script, **arguments}), documented)
+    return Release(version, MappingProxyType(known), documented)
 
 
 @cache

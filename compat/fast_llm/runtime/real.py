@@ -1,0 +1,67 @@
+"""Asks an importable Fast-LLM for the stages and the mesh of a config, with its own config classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
+from math import prod
+from typing import Any
+
+from bridge.config import nest
+from bridge.dialect import Config
+from bridge.errors import ConfigError, VersionError
+from bridge.testing.harvest.code import first, plain
+from compat.fast_llm.batch import AXES
+
+Group = dict[str, Any]
+LOOSER = True
+"""True: other parts of Fast-LLM refuse further configs that these two classes accept."""
+DISTRIBUTED = "model.distributed"
+SECTIONS: Mapping[str, str] = {
+    "model.multi_stage": "fast_llm.engine.multi_stage.config:MultiStageConfig",
+    DISTRIBUTED: "fast_llm.engine.distributed.config:DistributedConfig",
+}
+"""The classes that are asked, by the path of the section that they read."""
+INSIDE = tuple(f"{path}." for path in SECTIONS)
+
+
+def posed(config: Config) -> tuple[Group, Group]:
+    """Return the sections for Fast-LLM's classes, and the values by path that they should hold."""
+    held = {path: value for path, value in config.effective.items() if path.startswith(INSIDE)}
+    return raw(nest(config.given), config), held
+
+
+def raw(source: Mapping[str, Any], config: Config) -> Group:
+    """Return the sections for Fast-LLM's classes from a source that we may fail to read.
+
+    A launcher sets the number of ranks. Without one it is as small as the axes allow, all on one node.
+    """
+    model = source.get("model", {})
+    asked = {path: model.get(path.rpartition(".")[2]) or {} for path in SECTIONS}
+    ranks = config.world_size or prod(config.given.get(axis, 1) for axis in AXES)
+    asked[DISTRIBUTED] = {"world_size": ranks, "local_world_size": ranks, **asked[DISTRIBUTED]}
+    return {"sections": asked}
+
+
+def answer(question: Mapping[str, Any]) -> Group:
+    """Return the values of Fast-LLM's objects by path. Raises `ConfigError` if one of them refuses its section."""
+    held: Group = {}
+    try:
+        for path, section in question["sections"].items():
+            made = first([SECTIONS[path]]).from_dict(section)
+            names = [field.name for field in fields(made) if field.init and field.name != "type"]
+            held |= {f"{path}.{name}": plain(getattr(made, name)) for name in names}
+    except Exception as error:
+        # What follows is a stack trace.
+        reason, *_ = str(error).splitlines() or [""]
+        raise ConfigError(f"refused by Fast-LLM itself: {type(error).__name__}: {reason}") from error
+    return held
+
+
+def installed() -> str:
+    """Return the installed release. Raises `VersionError` if Fast-LLM is not installed."""
+    try:
+        return version("fast-llm")
+    except PackageNotFoundError:
+        raise VersionError("fast_llm: fast-llm is not installed; name its source tree with --from") from None
