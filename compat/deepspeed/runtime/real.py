@@ -100,8 +100,10 @@ FREE = (
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
-LOOSER = True
-"""True: DeepSpeedConfig accepts configs that the engine refuses later, and ignores keys that it does not know."""
+LOOSER = ""
+"""Pattern of our reasons to refuse what DeepSpeedConfig accepts. Any: the engine refuses later, and the class ignores
+keys that it does not know.
+"""
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
 """Settings that the engine overrides when it builds the optimizer. The config object still has the
 given values.
