@@ -5,23 +5,30 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from importlib import metadata
+from itertools import cycle
 from pathlib import Path
 from textwrap import dedent
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+import compat
 from bridge.errors import SourceError
 from bridge.testing.harvest.__main__ import main
+from bridge.testing.harvest.process import Process
 from bridge.testing.harvest.rows import joined, plain_type
 from bridge.testing.harvest.rows import text as written
 from bridge.testing.harvest.source import told_by
+from bridge.testing.harvest.verdicts import Side, verdicts
 from compat.automodel import releases
 from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
 from compat.deepspeed import releases as deepspeed
 from compat.deepspeed.harvest import Heard
+from compat.megatron import releases as megatron
 from compat.megatron.harvest import CLASSES
+from compat.megatron.runtime.real import FUSED
 from compat.merak import releases as merak
 
 pytestmark = pytest.mark.once
@@ -194,6 +201,76 @@ def test_flags_and_fields_of_megatron_are_read_from_its_source(tmp_path: Path, c
     assert found["flags.json"] == sorted(FLAGS, key=lambda row: (row["dest"], row["options"]))
     assert {row["name"]: row["default"] for row in found["classes.json"]} == DEFAULTS
     assert found["groups.json"]["layers"] == "network size" and found["groups.json"]["on"] == "RL"
+
+
+LAUNCHED = """
+import os
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+
+def get_device_arch_version(): raise RuntimeError("no device")
+
+def parse_args():
+    parser = ArgumentParser()
+    parser.add_argument("--layers", type=int)
+    args = parser.parse_args()
+    args.ranks = int(os.environ["WORLD_SIZE"])
+    return args
+
+def validate_args(args):
+    assert args.layers % args.ranks == 0, f"{args.layers} layers"
+    if args.layers == 4:
+        import a_kernel_library
+    if args.layers == 8:
+        try:
+            import a_kernel_library
+        except ImportError:
+            raise ValueError("layers of this size need a kernel")
+    assert get_device_arch_version() == 9
+
+@dataclass
+class TransformerConfig:
+    num_layers: int
+
+def core_transformer_config_from_args(args): return TransformerConfig(args.layers)
+"""
+
+
+def test_a_source_tree_of_megatron_judges_launches(tmp_path: Path) -> None:
+    empty = (*FUSED, "megatron.core.utils", "megatron.core.msc_utils", "megatron.training.training")
+    texts = {f"{module.replace('.', '/')}.py": "" for module in empty}
+    root = write(tmp_path, {**texts, "megatron/core/msc_utils.py": "msc = None", "megatron/training/arguments.py": LAUNCHED})
+    with closing(Process("megatron", "0.99.0", root)) as process:
+        answers = [process.ask({"flags": ["--layers", layers], "ranks": 2}) for layers in ("2", "3", "many", "4", "8")]
+    missing = "No module named 'a_kernel_library'"
+    assert answers == [
+        {"held": {"args.layers": 2, "args.ranks": 2, "TransformerConfig.num_layers": 2}},
+        {"refused": "refused by Megatron itself: AssertionError: 3 layers"},
+        {"refused": "refused by Megatron itself: Refused: argument --layers: invalid int value: 'many'"},
+        {"lacks": f"ModuleNotFoundError: {missing}"},
+        {"lacks": f"ModuleNotFoundError: {missing}"},
+    ]
+
+
+class Canned:
+    """Answers in turn as a release would, whatever it is asked."""
+
+    def __init__(self) -> None:
+        self.answers = cycle([{"held": {}}, {"refused": "found 3 of 'x'"}, {"refused": "found 4 of 'y'"}, {"lacks": "no 'x'"}])
+
+    def ask(self, question: Any) -> dict[str, Any]:
+        return next(self.answers)
+
+
+def test_verdicts_are_counted_by_who_refuses() -> None:
+    tally = verdicts(cast(Process, Canned()), compat.load("megatron"), megatron.KNOWN[-1], 24, lambda number, count: None)
+    assert tally.sides.total() == 24
+    assert tally.sides[Side.LEFT_OUT] == tally.lacking.total() == tally.lacking["this machine lacks what it needs: no …"]
+    assert tally.sides[Side.THEIRS] == tally.differences[f"{Side.THEIRS}: found … of …"] > 0
+    assert len(tally.rows[True]) == tally.sides[Side.ACCEPTED]
+    assert len(tally.rows[False]) == tally.sides[Side.REFUSED] > 1
+    # Of refusals that differ in values alone, one is recorded.
+    assert [row["accepted"] for row in tally.sample].count(False) == 1
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> Path:

@@ -75,6 +75,12 @@ def facts(tree: Tree) -> Facts:
     )
 
 
+def ready() -> None:
+    """Add to this Python what newer source trees take from a newer one."""
+    if not hasattr(typing, "override"):  # new in Python 3.12, and used by releases since 0.19
+        typing.override = lambda method: method  # type: ignore[attr-defined]
+
+
 def _parser(tree: Tree) -> argparse.ArgumentParser:
     """Build the parser of the release. Raises `SourceError` for a package without Megatron's
     training scripts.
@@ -84,8 +90,7 @@ def _parser(tree: Tree) -> argparse.ArgumentParser:
             f"{tree.folder}: it has no folder named training; "
             "name the source tree of Megatron-LM, not the package that pip installs"
         )
-    if not hasattr(typing, "override"):  # new in Python 3.12, and used by releases since 0.19
-        typing.override = lambda method: method  # type: ignore[attr-defined]
+    ready()
     parser = argparse.ArgumentParser(allow_abbrev=False)
     made: argparse.ArgumentParser = import_module(
         "megatron.training.arguments"

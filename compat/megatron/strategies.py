@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -604,7 +605,19 @@ EXCHANGES = st.sampled_from(("p2p", "a2a", "allgather", "a2a+p2p"))
 COUNT = SMALL | st.integers(1, 10**6)
 SHARE = st.floats(0, 1)
 AMOUNT = st.floats(0, 1e3)
+HETEROGENEOUS = {
+    "hidden_act": "silu",
+    "num_hidden_layers": 840,
+    "hidden_size": 64 * 840,
+    "num_attention_heads": 840,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000,
+    "rope_scaling": {"factor": 8.0},
+    "block_configs": [{"attention": {"n_heads_in_group": 1}}],
+}
+"""A model whose sizes fit the settings that stand beside it in `BESIDE`."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
+    "heterogeneous_layers_config_encoded_json": st.just(json.dumps(HETEROGENEOUS)),
     **dict.fromkeys(
         ("vocab_size", "num_query_groups", "num_distributed_optimizer_instances", "hysteresis"),
         COUNT,
@@ -817,6 +830,20 @@ BESIDE: Mapping[str, Group] = {
     "inference_cuda_graph_scope": {"cuda_graph_impl": "local"},
     "inference_disable_triton_nvls_kernels": SERVED,
     "inference_fuse_tp_communication": SERVED,
+    "heterogeneous_layers_config_encoded_json": {
+        "swiglu": True,
+        "normalization": "RMSNorm",
+        "group_query_attention": True,
+        "use_rotary_position_embeddings": True,
+        "position_embedding_type": "rope",
+        "use_rope_scaling": True,
+        "untie_embeddings_and_output_weights": True,
+        # Multiples of every number of stages and of tensor ranks that is drawn.
+        "num_layers": 840,
+        "hidden_size": 64 * 840,
+        "num_attention_heads": 840,
+        "num_query_groups": 840,
+    },
     "load_main_params_from_ckpt": {"no_load_optim": True},
     "logits_save_dir": {
         "logits_save_top_k": 8,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import string
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from compat.megatron import objects, releases
 from compat.megatron.arguments import OPEN, TABLE, effective, smallest_world_size
 from compat.megatron.arguments.steps import Namespace, select
 from compat.megatron.environment import environment
+from compat.megatron.strategies import BESIDE, HETEROGENEOUS
 
 Row = dict[str, Any]
 MODEL = {
@@ -381,3 +383,30 @@ def test_given_values_are_left_alone(version: str, chosen: Row) -> None:
     assert before == copy
     if first:
         assert effective(before, version, 64) == first
+
+
+class TestHeterogeneous:
+    PATH = "heterogeneous_layers_config_encoded_json"
+    GIVEN: ClassVar[Row] = BESIDE[PATH]
+
+    def text(self, **more: Any) -> Row:
+        return {**self.GIVEN, self.PATH: json.dumps({**HETEROGENEOUS, **more})}
+
+    def test_a_text_that_agrees_with_the_arguments_is_accepted(self) -> None:
+        assert args(**self.text())["num_layers"] == 840
+
+    @pytest.mark.parametrize("text", ["#", "[]", "{}", json.dumps({**HETEROGENEOUS, "block_configs": []})])
+    def test_a_text_has_to_hold_a_model(self, text: str) -> None:
+        assert f"{self.PATH}: found a text that is no JSON object" in refused(**{**self.GIVEN, self.PATH: text})
+
+    @pytest.mark.parametrize(
+        "more",
+        [
+            {"hidden_act": "gelu"},
+            {"hidden_size": 64},
+            {"tie_word_embeddings": True},
+            {"block_configs": [{"attention": {"n_heads_in_group": size}} for size in (1, 2)]},
+        ],
+    )
+    def test_a_text_of_another_model_is_refused(self, more: Row) -> None:
+        assert f"{self.PATH}: found another model than the other arguments" in refused(**self.text(**more))

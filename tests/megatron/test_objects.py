@@ -12,16 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_flags import parse
 
+import compat
 from bridge.errors import ConfigError
+from bridge.testing.harvest.verdicts import kind
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
 from compat.megatron.arguments.steps import named
 from compat.megatron.objects.fields import defaults
+from compat.megatron.runtime.real import launched
 
 Row = dict[str, Any]
 MODEL = {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "micro_batch_size": 1}
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "releases.jsonl").read_text("utf-8").splitlines()]
-"""What a release's own classes made of generated configs, as the harvest recorded it."""
+"""What a release's own parser and classes made of generated launches, as the harvest recorded it."""
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 LAST = releases.KNOWN[-1]
 
@@ -62,15 +65,23 @@ def test_agrees_with_the_real_class(version: str, facts: tuple[Row, ...]) -> Non
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["release"])
-def test_recorded_classes_hold_what_we_say(row: Row) -> None:
-    assert row["accepted"]
-    for cls in (name for name in row if name.endswith("Config")):
-        made = json.loads(json.dumps(objects.from_fields(row[cls], row["release"], cls), default=str))
-        held = {path.removeprefix(f"{cls}."): value for path, value in row["holds"].items() if path.startswith(f"{cls}.")}
-        assert len(held) > 10
-        # Functions and members of enumerations are recorded by name.
-        by_name = {name: named(made[name]) for name in ("activation_func", "attention_backend") if made.get(name)}
-        assert {name: {**made, **by_name}[name] for name in held} == held
+def test_recorded_launches_hold_what_we_say(row: Row) -> None:
+    dialect = compat.load("megatron")
+    if not row["accepted"]:
+        with pytest.raises(ConfigError):
+            dialect.read(row["flags"], row["release"], row["ranks"])
+        return
+    question, expected = launched(dialect.read(row["flags"], row["release"], row["ranks"]))
+    assert question == {name: row[name] for name in question}
+    assert len(row["holds"]) > 10
+    ours = json.loads(json.dumps(expected, default=str))
+    assert {path: ours.get(path) for path in row["holds"]} == row["holds"]
+
+
+def test_verdicts_of_both_kinds_are_recorded() -> None:
+    reasons = [row["reason"] for row in ROWS if not row["accepted"]]
+    assert len(reasons) > 20 and any(row["accepted"] for row in ROWS)
+    assert len({kind(reason) for reason in reasons}) == len(reasons)
 
 
 class TestModelParallel:
@@ -119,6 +130,9 @@ class TestModelParallel:
     def test_latent_attention_is_another_class(self) -> None:
         values = args("0.16.1", multi_latent_attention=True, apply_rope_fusion=False)
         assert objects.transformer(values, "0.16.1")["rope_type"] == "yarn"
+
+    def test_sampling_has_the_seed_of_the_run(self) -> None:
+        assert objects.transformer(args("0.15.3", seed=7), "0.15.3")["inference_sampling_seed"] == 7
 
     def test_initialisation_that_no_release_can_build(self) -> None:
         assert "defect of every release" in refused(LAST, init_method_xavier_uniform=True)
@@ -199,6 +213,14 @@ class TestDataParallel:
         assert objects.ddp(values, "0.16.1")["reshard_after_forward"] is True
 
 
+    @pytest.mark.parametrize(("version", "held"), [("0.19.2", (True, True)), (LAST, (False, True))])
+    def test_decoupled_gradients_belong_to_fsdp_on_main(self, version: str, held: tuple[bool, bool]) -> None:
+        precise: Row = {"use_precision_aware_optimizer": True, "use_distributed_optimizer": True}
+        sharded: Row = {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
+        made = [objects.ddp(args(version, **precise, **more), version) for more in ({}, sharded)]
+        assert tuple(ddp["megatron_fsdp_use_decoupled_grad"] for ddp in made) == held
+
+
 class TestOptimizer:
     def test_values_come_from_the_arguments(self) -> None:
         mine = objects.optimizer(args("0.16.1", lr=1e-3, adam_beta2=0.95), "0.16.1")
@@ -234,6 +256,10 @@ class TestFromFields:
         [
             ({}, ([], "none", "none")),
             ({"cuda_graph_modules": "attn,moe_router", "num_moe_experts": 2}, (["attn", "moe_router"], "none", "none")),
+            (
+                {"cuda_graph_modules": "moe_router", "cuda_graph_impl": "local", "num_moe_experts": 2, "moe_layer_freq": 1},
+                (["moe_router", "moe_preprocess"], "local", "layer"),
+            ),
             ({"cuda_graph_modules": "full_iteration"}, ([], "full_iteration", "none")),
             ({"cuda_graph_modules": ["full_iteration_inference"], "cuda_graph_impl": "local"}, ([], "local", "block")),
             ({"cuda_graph_scope": "attn", "cuda_graph_impl": "local"}, (["attn"], "local", "layer")),

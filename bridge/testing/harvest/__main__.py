@@ -39,14 +39,16 @@ environment that has torch and this package, or name a source tree:
 A separate process imports the stack. A new release is added to the repository: its date to
 known.json, and its differences from the release before it to the files of rows. A row that ends
 gets "until", a new one "since", and other rows stay as they are. Then the stack's own parser judges
-generated configs, and a sample of its verdicts goes to tests/STACK/releases.jsonl. The output lists
-the decisions for a person: fields without a rule, changed defaults, changed functions that rules
-and checks name, and differences between our reader and the release. Write the rules, and run the
-command again with --record.
+generated configs: valid ones, ones with a mistake, and ones with settings that need not fit each
+other. A sample of the verdicts goes to tests/STACK/releases.jsonl. The output counts who accepts and
+who refuses, and what is left out because this machine lacks a package or a file. It lists the
+decisions for a person: fields without a rule, changed defaults, changed functions that rules and
+checks name, and differences between our reader and the release. Write the rules, and run the command
+again with --record.
 
 A known release is compared with the repository. Nothing is written without --record; the exit code
 is 2 if they differ. A stack needs harvest.py (PACKAGE, TABLES, facts, path_of) in its folder, and
-runtime/real.py (posed, answer) if its own code can judge a config.
+runtime/real.py (posed, raw, answer, LOOSER) if its own code can judge a config.
 """
 KNOWN = "known.json"
 VERDICTS = "releases.jsonl"
@@ -182,21 +184,20 @@ def _print(heading: str, lines: Iterable[str]) -> None:
 
 
 def judged(todo: Job) -> None:
-    """Record the release's results for generated configs, and print the differences from our reader."""
+    """Record the release's results for generated configs, and print how our reader differs from it."""
     if find_spec(f"compat.{todo.stack}.runtime.real") is None:
         print(f"{todo.stack}: no configs are judged, because it has no runtime/real.py")
         return
-    from bridge.testing.harvest.verdicts import verdicts
+    from bridge.testing.harvest.verdicts import Side, verdicts
 
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)
     with closing(Process(todo.stack, todo.release, tree.root)) as process:
         tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
-    counts = {verdict: len(rows) for verdict, rows in tally.rows.items()}
-    print(
-        f"{tally.asked} generated configs: {counts[True]} accepted and {counts[False]} refused, as "
-        "by our reader"
-    )
-    _print("differences between the release and our reader", decide.disagreements(tally.differences))
+    counts = ", ".join(f"{tally.sides[side]} {side.value}" for side in Side)
+    print(f"{tally.sides.total()} generated configs: {counts}")
+    _print("left out", decide.disagreements(tally.lacking))
+    _print("refused only by our reader, because no run trains with it", decide.disagreements(tally.stricter))
+    _print("differences to decide", decide.disagreements(tally.differences))
     if todo.tests is not None:
         write_all(
             {todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)}

@@ -3,44 +3,90 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from importlib import import_module
+from random import Random
+from types import ModuleType
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 
+from bridge.config import Values
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.testing.harvest.process import Process
 from bridge.testing.harvest.rows import Row
 from bridge.testing.mutations import mutations
-from bridge.testing.strategies import configs
+from bridge.testing.strategies import configs, entries, part_of
 
 Tick = Callable[[int, int], None]
-KEPT = 12
-"""Number of rows that are recorded for each verdict (accepted, refused) of a release."""
+KEPT = {True: 6, False: 30}
+"""Largest number of rows that are recorded for each verdict (true: accepted) of a release."""
+VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d[\w.+-]*|\[[^\]]*\]")
+"""Matches the values in a message, so that messages of one kind are alike without them."""
+
+
+class Side(StrEnum):
+    """Who accepts or refuses a config."""
+
+    ACCEPTED = "accepted by both"
+    REFUSED = "refused by both"
+    OURS = "refused only by our reader"
+    THEIRS = "refused only by the release"
+    LEFT_OUT = "left out"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A config to ask about: the question for the release, our values by path (None if we refuse the
+    config), and our reason.
+    """
+
+    question: Any
+    expected: Row | None
+    reason: str = ""
 
 
 @dataclass
 class Tally:
-    """Results for the configs: rows by verdict (true: accepted), and the number of times that each difference occurred."""
+    """Results for the configs: rows by verdict (true: accepted), the number of configs for each
+    side, and the number of times that each difference, each refusal that the release's parser leaves
+    to its run, and each reason to leave a config out occurred.
+    """
 
     rows: dict[bool, list[Row]] = field(default_factory=lambda: {True: [], False: []})
+    sides: Counter[Side] = field(default_factory=Counter)
     differences: Counter[str] = field(default_factory=Counter)
-    asked: int = 0
+    stricter: Counter[str] = field(default_factory=Counter)
+    lacking: Counter[str] = field(default_factory=Counter)
+
+    def leave_out(self, reason: str) -> None:
+        """Count a config that the release says nothing about."""
+        self.sides[Side.LEFT_OUT] += 1
+        self.lacking[reason] += 1
 
     @property
     def sample(self) -> list[Row]:
-        """Rows to record: for each verdict the most informative rows, without duplicates."""
-        found = []
-        for verdict in (True, False):
-            unlike = {json.dumps(row, sort_keys=True): row for row in self.rows[verdict]}
-            # The longest rows set the most. Among equally long ones the order of their texts
-            # decides, the same in each run.
-            found += [unlike[text] for text in sorted(sorted(unlike), key=len, reverse=True)[:KEPT]]
-        return found
+        """Rows to record: the accepted configs that set the most, and the shortest refused one for
+        each kind of reason.
+        """
+        # Among equally long rows the order of their texts decides, the same in each run.
+        unlike = {json.dumps(row, sort_keys=True): row for row in self.rows[True]}
+        longest = sorted(sorted(unlike), key=len, reverse=True)[: KEPT[True]]
+        refused = sorted(self.rows[False], key=lambda row: (len(json.dumps(row)), json.dumps(row)))
+        kinds: dict[str, Row] = {}
+        for row in refused:
+            kinds.setdefault(kind(row["reason"]), row)
+        return [*(unlike[text] for text in longest), *[*kinds.values()][: KEPT[False]]]
+
+
+def kind(reason: str) -> str:
+    """Return a message with … for its values."""
+    return VALUES.sub("…", reason)
 
 
 def drawn(strategy: Any, count: int) -> list[Any]:
@@ -64,71 +110,118 @@ def drawn(strategy: Any, count: int) -> list[Any]:
 
 
 def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick: Tick) -> Tally:
-    """Ask the release about `count` configs: half of them are valid, half have an edit that our reader may refuse."""
-    tally, real = Tally(), import_module(f"compat.{dialect.name}.runtime.real")
-    valid = drawn(configs(dialect, version), count // 2)
-    questions: list[tuple[Config, Any, Row | None]] = [
-        (config, *_posed(config)) for config in valid
-    ]
-    questions += _edited(dialect, version, count - count // 2)
-    for number, (config, question, expected) in enumerate(questions):
-        tick(number, len(questions))
-        answer = process.ask(question)
-        held, refused = answer.get("held", {}), answer.get("refused", "")
-        tally.asked += 1
-        tally.differences.update(_differences(expected, held, refused, real.LOOSER))
-        # Only verdicts on which we agree become tests. Differences are for a person to decide.
-        if (expected is None) == bool(refused):
-            outcome: dict[str, Any] = {"reason": refused}
-            if not refused:
-                # Values that the config sets, and others that differ from the default; a class may
-                # be named before the path.
-                usual = config.dialect.defaults(config.version)
-                names = {path: path if path in usual else path.rpartition(".")[2] for path in held}
-                telling = [
-                    path
-                    for path, name in names.items()
-                    if name in config.given or held[path] != usual.get(name)
-                ]
-                outcome = {"holds": {path: held[path] for path in telling}}
-            tally.rows[not refused].append(
-                {"release": version, **question, "accepted": not refused, **outcome}
-            )
+    """Ask the release about `count` configs.
+
+    A third is valid, a sixth has one mistake, and half have settings that need not fit each other.
+    """
+    tally = Tally()
+    for number, one in enumerate(_questions(dialect, version, count)):
+        tick(number, count)
+        if one is None:
+            tally.leave_out("nothing that the release can be asked")
+            continue
+        answer = process.ask(one.question)
+        if "lacks" in answer:
+            tally.leave_out(f"this machine lacks what it needs: {kind(answer['lacks'])}")
+            continue
+        _count(tally, one, answer, dialect, version)
     return tally
 
 
-def _edited(dialect: Dialect, version: str, count: int) -> Iterator[tuple[Config, Any, Row | None]]:
-    """Yield edits of valid configs: the valid config, the question for the release, and our values
-    after the edit (None if we refuse it).
-    """
-    real = import_module(f"compat.{dialect.name}.runtime.real")
-    for mutation in drawn(mutations(dialect, version), count):
+def _count(tally: Tally, one: Asked, answer: Row, dialect: Dialect, version: str) -> None:
+    """Add an answer to the tally."""
+    held, refused = answer.get("held", {}), answer.get("refused", "")
+    side, looser = _side(one, refused), _real(dialect).LOOSER
+    tally.sides[side] += 1
+    if side is Side.OURS and all(re.search(looser, line) for line in one.reason.splitlines()):
+        tally.stricter[kind(one.reason)] += 1
+    else:
+        tally.differences.update(_differences(one, held, refused, side))
+    # Only verdicts on which we agree become tests. Differences are for a person to decide.
+    if side is Side.ACCEPTED:
+        holds = _telling(dialect, version, one, held)
+        tally.rows[True].append(_row(version, one, True, holds=holds))
+    elif side is Side.REFUSED:
+        tally.rows[False].append(_row(version, one, False, reason=refused))
+
+
+def _row(version: str, one: Asked, accepted: bool, **outcome: Any) -> Row:
+    return {"release": version, **one.question, "accepted": accepted, **outcome}
+
+
+def _side(one: Asked, refused: str) -> Side:
+    ours, theirs = one.expected is None, bool(refused)
+    return {
+        (False, False): Side.ACCEPTED,
+        (True, True): Side.REFUSED,
+        (True, False): Side.OURS,
+        (False, True): Side.THEIRS,
+    }[ours, theirs]
+
+
+def _telling(dialect: Dialect, version: str, one: Asked, held: Row) -> Row:
+    """Return the values that differ from their defaults; a class may be named before the path."""
+    usual = dialect.defaults(version)
+    names = {path: path if path in usual else path.rpartition(".")[2] for path in held}
+    return {
+        path: held[path]
+        for path, name in names.items()
+        if path in (one.expected or {}) and held[path] != usual.get(name)
+    }
+
+
+def _questions(dialect: Dialect, version: str, count: int) -> Iterator[Asked | None]:
+    """Yield the configs to ask about; None for one that the release cannot be asked about."""
+    wrong, crossed = count // 6, count // 2
+    valid = drawn(configs(dialect, version), count - wrong - crossed)
+    yield from map(_posed, valid)
+    mistaken = [(edit.config, edit.source) for edit in drawn(mutations(dialect, version), wrong)]
+    for config, source in (*mistaken, *_crossings(valid, crossed)):
         try:
-            yield mutation.config, *_posed(mutation.read())
-        except BridgeError:
-            if (question := real.raw(mutation.source, mutation.config)) is not None:
-                yield mutation.config, question, None
+            yield _posed(dialect.read(source, version, config.world_size))
+        except BridgeError as error:
+            question = _real(dialect).raw(source, config)
+            yield None if question is None else Asked(question, None, str(error))
 
 
-def _posed(config: Config) -> tuple[Any, Row]:
-    question, expected = import_module(f"compat.{config.dialect.name}.runtime.real").posed(config)
-    return json.loads(json.dumps(question, default=str)), json.loads(
-        json.dumps(expected, default=str)
-    )
-
-
-def _differences(expected: Row | None, held: Row, refused: str, looser: bool) -> Iterator[str]:
-    """Yield the differences between our reader and the release.
-
-    With `looser`, the release's parser checks less than its run does.
+def _crossings(valid: Sequence[Config], count: int) -> Iterator[tuple[Config, Mapping[str, Any]]]:
+    """Yield valid configs, each with its source after some settings were dropped and some taken from
+    another config: they need not fit each other.
     """
-    if expected is None:
-        if not refused and not looser:
-            yield "we refuse a config that the release accepts"
-        return
-    if refused:
-        yield f"the release refuses a config that we accept: {refused}"
-        return
-    for path in expected.keys() & held.keys():
-        if expected[path] != held[path]:
-            yield f"{path}: we have {expected[path]!r}, the release has {held[path]!r}"
+    files = [config for config in valid if config.entry == entries(config.dialect)[0]]
+    for number in range(count if len(files) > 1 else 0):
+        seed = Random(number)
+        config, other = seed.sample(files, 2)
+        dropped, taken = _some(seed, config.given, (0, 1, 2)), _some(seed, other.given, (1, 2, 4))
+        kept = {path: value for path, value in config.given.items() if path not in dropped}
+        given = Values({**kept, **{path: other.given[path] for path in taken}})
+        yield config, part_of(config.dialect).source(replace(config, given=given))
+
+
+def _some(seed: Random, given: Mapping[str, Any], counts: Sequence[int]) -> list[str]:
+    return seed.sample(sorted(given), min(len(given), seed.choice(counts)))
+
+
+def _real(dialect: Dialect) -> ModuleType:
+    return import_module(f"compat.{dialect.name}.runtime.real")
+
+
+def _posed(config: Config) -> Asked:
+    real = _real(config.dialect)
+    # A source tree is asked about more than a package that is installed, where the stack has both.
+    question, expected = getattr(real, "launched", real.posed)(config)
+    question, expected = json.loads(json.dumps([question, expected], default=str))
+    return Asked(question, expected)
+
+
+def _differences(one: Asked, held: Row, refused: str, side: Side) -> Iterator[str]:
+    """Yield the differences between our reader and the release."""
+    if side is Side.OURS:
+        yield f"{side}: {kind(one.reason)}"
+    elif side is Side.THEIRS:
+        yield f"{side}: {kind(refused)}"
+    elif side is Side.ACCEPTED:
+        ours = one.expected or {}
+        for path in sorted(ours.keys() & held.keys()):
+            if ours[path] != held[path]:
+                yield f"{path}: we have {ours[path]!r}, the release has {held[path]!r}"

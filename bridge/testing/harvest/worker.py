@@ -17,6 +17,7 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.testing.harvest import code
+from bridge.testing.harvest.machine import MachineError
 from bridge.testing.harvest.rows import Facts
 from bridge.testing.harvest.source import locate
 
@@ -37,6 +38,8 @@ def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]
         )
     except ConfigError as error:
         return {"refused": str(error)}
+    except MachineError as error:
+        return {"lacks": str(error)}
 
 
 def _facts(stack: str, release: str, root: str) -> dict[str, Any]:

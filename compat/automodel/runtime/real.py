@@ -17,9 +17,9 @@ from compat.automodel.releases import release
 from compat.automodel.schema import DTYPES
 
 Group = dict[str, Any]
-LOOSER = True
-"""True: AutoModel's parser accepts configs that the run refuses later, because the run checks the
-numbers of layers, heads and ranks.
+LOOSER = ""
+"""Pattern of our reasons to refuse what AutoModel's parser accepts. Any: the run checks the numbers of layers, heads and
+ranks later.
 """
 S = "step_scheduler."
 PARSER = tuple(

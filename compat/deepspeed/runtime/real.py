@@ -102,9 +102,9 @@ FREE = (
 DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
-LOOSER = True
-"""Says that DeepSpeedConfig accepts more than our reader: configs that the engine refuses later,
-and unknown keys.
+LOOSER = ""
+"""Pattern of our reasons to refuse a config that DeepSpeedConfig accepts. Every reason matches: the
+engine refuses configs later, and the class ignores unknown keys.
 """
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
 """Settings that the engine overrides when it builds the optimizer. The config object still has the

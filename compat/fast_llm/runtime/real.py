@@ -15,8 +15,10 @@ from bridge.testing.harvest.code import first, plain
 from compat.fast_llm.batch import AXES
 
 Group = dict[str, Any]
-LOOSER = True
-"""True: other parts of Fast-LLM refuse further configs that these two classes accept."""
+LOOSER = ""
+"""Pattern of our reasons to refuse a config that these two classes accept. Every reason matches:
+other parts of Fast-LLM refuse further configs.
+"""
 DISTRIBUTED = "model.distributed"
 SECTIONS: Mapping[str, str] = {
     "model.multi_stage": "fast_llm.engine.multi_stage.config:MultiStageConfig",

@@ -16,6 +16,7 @@ from compat.megatron.arguments.checkpoint import (
     SAVING_STEPS,
 )
 from compat.megatron.arguments.experts import EXPERT_STEPS
+from compat.megatron.arguments.heterogeneous import HETEROGENEOUS_STEPS
 from compat.megatron.arguments.hybrid import HYBRID_STEPS, MTP_STEPS
 from compat.megatron.arguments.model import MODEL_STEPS
 from compat.megatron.arguments.reinforcement import RL_STEPS, samples
@@ -33,6 +34,7 @@ from compat.megatron.arguments.training import PRECISION_STEPS, TRAINING_STEPS
 
 TABLE: tuple[Step, ...] = (
     *MSC,
+    *HETEROGENEOUS_STEPS,
     *SIZE_STEPS,
     *RL_STEPS,
     # The first group computes with pipeline_model_parallel_size as it was given. Before 0.14, this

@@ -87,6 +87,7 @@ TRANSFORMER_FEEDS = (
         lambda a: a.hybrid_layer_pattern is not None or bool(a.is_hybrid_model),
         since="0.17.0",
     ),
+    Feed("inference_sampling_seed", argument("seed"), since="0.15.0"),
     # D in a hybrid pattern is a layer of sparse attention.
     Feed(
         "experimental_attention_variant",
@@ -134,6 +135,16 @@ DDP_FEEDS = (
         "megatron_fsdp_use_decoupled_grad",
         argument("use_precision_aware_optimizer"),
         since="0.18.0",
+        until=releases.MAIN,
+    ),
+    Feed(
+        "megatron_fsdp_use_decoupled_grad",
+        lambda a: bool(
+            a.use_megatron_fsdp
+            and a.megatron_fsdp_version == 1
+            and a.use_precision_aware_optimizer
+        ),
+        since=releases.MAIN,
     ),
     Feed(
         "megatron_fsdp_cuda_graph_mode",

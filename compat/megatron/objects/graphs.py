@@ -10,6 +10,7 @@ from compat.megatron.arguments.steps import (
     Namespace,
     Step,
     check,
+    computed,
     derive,
     named,
     under,
@@ -46,11 +47,15 @@ def _listed(c: Namespace) -> list[str]:
 
 def _list_scopes(c: Namespace) -> None:
     """Turn the scopes into a list; `full` becomes the empty list."""
-    scopes = [scope for scope in _listed(c) if scope != "full"]
-    # Local graphs do not tell the two modules of the router apart, so either stands for both.
-    paired = [scope for scope in ("moe_router", "moe_preprocess") if scope not in scopes]
-    local = c.cuda_graph_impl == "local" and len(paired) == 1
-    c.cuda_graph_scope = [*scopes, *paired] if local else scopes
+    c.cuda_graph_scope = _paired(c, [scope for scope in _listed(c) if scope != "full"])
+
+
+def _paired(c: Namespace, modules: list[str]) -> list[str]:
+    """Return the modules; local graphs do not tell the two modules of the router apart, so that
+    either adds the other.
+    """
+    missing = [module for module in ("moe_router", "moe_preprocess") if module not in modules]
+    return [*modules, *missing] if c.cuda_graph_impl == "local" and len(missing) == 1 else modules
 
 
 def _whole(c: Namespace) -> bool:
@@ -194,6 +199,11 @@ GRAPH_STEPS: tuple[Step, ...] = (
         lambda c: c.cuda_graph_impl == "transformer_engine" and "full_iteration" in _modules(c),
         "cuda_graph_scope: found full_iteration with cuda_graph_impl transformer_engine; expected local",
         until="0.18.0",
+    ),
+    derive(
+        GRAPHS,
+        computed("cuda_graph_modules", lambda c: _paired(c, c.cuda_graph_modules)),
+        since="0.18.0",
     ),
     _layered(
         lambda c: {"moe", "moe_router"} <= _modules(c),

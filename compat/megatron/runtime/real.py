@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from importlib import import_module
 from math import lcm
+from signal import Signals
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +19,10 @@ from unittest.mock import patch
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, VersionError
+from bridge.testing.harvest.machine import judge
 from compat.megatron import arguments, live, objects
-from compat.megatron.arguments.steps import Namespace, named, run
+from compat.megatron.arguments.steps import named
+from compat.megatron.formats import flag_lines
 from compat.megatron.objects.fields import (
     DDP,
     DDP_FEEDS,
@@ -43,10 +46,18 @@ PLACES = {
 ACTIVATION = "activation_func"
 NAMES = (f".{ACTIVATION}", ".attention_backend")
 """Suffixes of fields with a function or a member of an enumeration, which are compared by name."""
-LOOSER = False
-"""False: the config classes that are asked check everything that a run checks."""
+LOOSER = "expected a positive number|write a finite number"
+"""Pattern of our reasons to refuse what Megatron's parser accepts: numbers with which no run trains."""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 """Names of sizes that the class of a model requires, and a config may leave open."""
+REQUIRED = (*SIZES, "seq_length", "max_position_embeddings", "micro_batch_size")
+"""Names of sizes that the parser requires, two of them with or without `encoder_` before the name."""
+LATER = (f"{DDP}.bucket_size",)
+"""Fields that training sets after it has built the class."""
+SIGNAL = "args.exit_signal"
+"""An argument whose value may have two names, such as SIGIOT and SIGABRT."""
+LONGEST = 4096
+"""Number of positions of a config that leaves it open."""
 
 Group = dict[str, Any]
 Parts = dict[str, Group]
@@ -62,7 +73,28 @@ def posed(config: Config) -> tuple[Parts, Group]:
     whole = _completed(config)
     asking = _of_flags if config.entry == "flags" else _of_object
     question, parts = asking(whole or config, TRANSFORMER if whole else PARALLEL)
-    return question, {
+    return question, _by_name(parts)
+
+
+def launched(config: Config) -> tuple[Group, Group]:
+    """Return the words and ranks of a launch, and the expected arguments and fields. They are asked
+    of a source tree; a config object asks its class, as in `posed`.
+    """
+    if config.entry != "flags":
+        return posed(config)
+    whole: Any = _completed(config, REQUIRED) or config
+    words = [word for line in flag_lines(whole.given, whole.version) for word in line]
+    _, parts = _of_flags(whole, TRANSFORMER)
+    expected = _by_name({"args": whole.args, **parts})
+    if expected.get(SIGNAL):
+        expected[SIGNAL] = Signals[expected[SIGNAL]].name
+    return {"flags": words, "ranks": whole.ranks}, {
+        path: value for path, value in expected.items() if path not in LATER
+    }
+
+
+def _by_name(parts: Mapping[str, Mapping[str, Any]]) -> Group:
+    return {
         path: named(value) if path.endswith(NAMES) and value else value
         for path, value in _joined(parts).items()
     }
@@ -74,8 +106,8 @@ def _joined(parts: Mapping[str, Mapping[str, Any]]) -> Group:
     }
 
 
-def _completed(config: Config) -> Config | None:
-    missing = [name for name in SIZES if config.effective.get(name) is None]
+def _completed(config: Config, names: tuple[str, ...] = SIZES) -> Config | None:
+    missing = [name for name in names if config.effective.get(name) is None]
     for sizes in _sizes(config.effective) if missing else ({},):
         try:
             more = {name: sizes[name] for name in missing}
@@ -104,6 +136,12 @@ def _sizes(values: Values) -> Iterator[Group]:
             "num_layers": layers * stages * virtual,
             "hidden_size": 64 * heads,
             "num_attention_heads": heads,
+            "micro_batch_size": 1,
+            # Each context rank holds two chunks of a sequence.
+            "seq_length": 2 * (values.get("context_parallel_size") or 1),
+            "max_position_embeddings": max(
+                *(values.get(f"{name}seq_length") or 0 for name in ("", "decoder_")), LONGEST
+            ),
         }
 
 
@@ -115,28 +153,38 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
     return {cls: given}, {cls: objects.from_fields(given, version, cls)}
 
 
-def raw(source: Any, config: Any) -> Parts | None:
-    """Return the fields with which Megatron should refuse to build a class, from flags that we
-    refuse for the same reason.
+def raw(source: Any, config: Config) -> Group | None:
+    """Return the words and ranks of a launch from an edited mapping of flags, with the sizes that a
+    valid `config` leaves open.
 
-    None if we refuse the flags for another reason.
+    None for values that no command line can say, and if we accept the launch with those sizes.
     """
-    version = config.version
+    whole = _completed(config, REQUIRED) or config
+    words: list[str] = []
+    for name in REQUIRED:
+        either = (name, f"encoder_{name}")
+        if not any(f"--{path.replace('_', '-')}" in source for path in either):
+            added = {path: whole.given[path] for path in either if path in whole.given}
+            words += [word for line in flag_lines(added, config.version) for word in line]
+    for option, values in source.items():
+        listed = [] if values is True else values if isinstance(values, list) else [values]
+        if not all(isinstance(value, str | int | float) for value in listed):
+            return None
+        words += [option, *map(str, listed)]
+    ranks = config.world_size or _ranks(words, config)
+    with suppress(BridgeError):
+        config.dialect.read(words, config.version, ranks)
+        return None
+    return {"flags": words, "ranks": ranks}
+
+
+def _ranks(words: list[str], config: Config) -> int:
+    """Return the fewest ranks for the sizes in `words`; those of `config` if no number of ranks fits."""
     try:
-        given = config.dialect.parse(source, version, False).given.flat()
-        args = arguments.effective(
-            given, version, config.world_size or arguments.smallest_world_size(given, version)
-        )
-        run(objects.BEFORE, Namespace(args))
+        given = config.dialect.parse(words, config.version, True).given
+        return arguments.smallest_world_size(given, config.version)
     except BridgeError:
-        return None
-    if config.entry != "flags" or None in map(args.get, SIZES):
-        return None
-    cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
-    with suppress(ConfigError):
-        objects.transformer(args, version)
-        return None
-    return {cls: _said(fed(args, version, cls, TRANSFORMER_FEEDS), version, cls)}
+        return arguments.smallest_world_size(config.given, config.version)
 
 
 def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
@@ -172,7 +220,24 @@ def answer(question: Mapping[str, Any]) -> Group:
     `ConfigError` with the reason of the first class that refuses the values.
     """
     with _on_a_cluster():
+        if "flags" in question:
+            return _launched(question)
         return _joined({cls: held(built(cls, fields)) for cls, fields in question.items()})
+
+
+def _launched(question: Mapping[str, Any]) -> Group:
+    """Return the arguments and fields of a launch of the source tree."""
+    from compat.megatron.runtime import parser
+
+    found: Parts = {}
+    try:
+        for made in parser.launched(question["flags"], question["ranks"]):
+            cls = type(made).__name__
+            found["args" if cls == "Namespace" else cls] = held(made)
+    except Exception as error:
+        judge(error)
+        raise ConfigError(f"refused by Megatron itself: {type(error).__name__}: {error}") from error
+    return _joined(found)
 
 
 def installed() -> str:
@@ -257,6 +322,7 @@ def built(name: str, fields: Mapping[str, Any]) -> Any:
             **{name: _live(known[name], value) for name, value in fields.items() if name in known}
         )
     except Exception as error:
+        judge(error)
         raise ConfigError(
             f"{name}: refused by Megatron itself: {type(error).__name__}: {error}"
         ) from error
@@ -303,10 +369,14 @@ def _stand_in(name: str) -> Any:
 
 
 def held(built: Any) -> Group:
-    """Return the fields of a real config object as plain values. Dtypes, members of enumerations
+    """Return the fields of a real config object, or arguments, as plain values. Dtypes, members of enumerations
     and the activation are given by name.
     """
-    found = {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
+    found = (
+        {field.name: getattr(built, field.name) for field in dataclasses.fields(built)}
+        if dataclasses.is_dataclass(built)
+        else vars(built)
+    )
     return {
         name: _named(value)
         for name, value in found.items()

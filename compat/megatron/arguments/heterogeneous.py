@@ -1,0 +1,75 @@
+"""Steps for a heterogeneous model, whose layers a JSON text describes one by one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from compat.megatron.arguments.steps import Namespace, Step, check
+
+PLACE = "arguments.py: validate_model_config_args_from_heterogeneous_config"
+TEXT = "heterogeneous_layers_config_encoded_json"
+FIXED = {
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "group_query_attention": True,
+    "position_embedding_type": "rope",
+    "rotary_percent": 1.0,
+    "use_rope_scaling": True,
+    "use_rotary_position_embeddings": True,
+}
+"""Arguments with which Megatron builds a heterogeneous model."""
+
+
+def _told(a: Namespace) -> Mapping[str, Any] | None:
+    """Return the arguments that the text stands for, and whether its activation and query heads are
+    those that Megatron requires. None if the text lacks what Megatron reads.
+    """
+    try:
+        said = json.loads(a[TEXT])
+        heads = [block["attention"]["n_heads_in_group"] for block in said["block_configs"]]
+        grouped = [size for size in heads if size is not None]
+        return {
+            **FIXED,
+            "num_layers": said["num_hidden_layers"],
+            "hidden_size": said["hidden_size"],
+            "num_attention_heads": said["num_attention_heads"],
+            "untie_embeddings_and_output_weights": not said["tie_word_embeddings"],
+            "rotary_base": said["rope_theta"],
+            "rope_scaling_factor": said["rope_scaling"]["factor"],
+            "num_query_groups": said["num_attention_heads"] // grouped[0],
+            "fits": said["hidden_act"] == "silu" and len({*grouped}) == 1,
+        }
+    except (ValueError, TypeError, LookupError, ZeroDivisionError):
+        return None
+
+
+def _differs(a: Namespace) -> bool:
+    told = _told(a) or {}
+    return any(value != (True if name == "fits" else a[name]) for name, value in told.items())
+
+
+HETEROGENEOUS_STEPS: tuple[Step, ...] = (
+    check(
+        PLACE,
+        lambda a: _told(a) is None,
+        f"{TEXT}: found a text that is no JSON object with the sizes and the blocks of a model;"
+        " write it as the config.json of the model has it",
+        since="0.12.0",
+        needs=(TEXT,),
+        name="found-no-json-of-a-model",
+    ),
+    check(
+        PLACE,
+        _differs,
+        f"{TEXT}: found another model than the other arguments describe; give the sizes, query groups and rotary"
+        " settings of the text as arguments too, with "
+        + ", ".join(f"{name} {'true' if value is True else value}" for name, value in FIXED.items())
+        + "; the text needs hidden_act silu and the same n_heads_in_group in all blocks",
+        since="0.12.0",
+        needs=(TEXT,),
+        name="found-another-model-than-the-arguments",
+    ),
+)
+"""What Megatron checks of the text; a file that `heterogeneous_layers_config_path` names is not read here."""
