@@ -24,10 +24,10 @@ from bridge.testing.mutations import mutations
 from bridge.testing.strategies import configs, entries, part_of
 
 Tick = Callable[[int, int], None]
-KEPT = {True: 6, False: 30}
+KEPT = {True: 3, False: 30}
 """Largest number of rows that are recorded for each verdict (true: accepted) of a release."""
-VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|-?\d[\w.+-]*|\[[^\]]*\]")
-"""Matches the values in a message, so that messages of one kind are alike without them."""
+VALUES = re.compile(r"--\w[\w-]*|'[^']*'|\"[^\"]*\"|-?\d[\w.+-]*|\[[^\]]*\]")
+"""Matches the values and flags in a message, so that messages of one kind are alike without them."""
 
 
 class Side(StrEnum):
@@ -85,7 +85,7 @@ class Tally:
 
 
 def kind(reason: str) -> str:
-    """Return a message with … for its values."""
+    """Return a message with … for its values and flags."""
     return VALUES.sub("…", reason)
 
 
