@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -480,14 +481,13 @@ def test_the_newest_merak_taken_out_and_read_again_gives_the_same_tables(
     into = taken_out(facts, tmp_path / "facts", newest)
     (into / "places.json").write_text("[]\n")
     arguments, init, lists = (
-        [(row["name"].partition(".")[2], row["type"], row["default"]) for row in stated if row["name"].startswith(section)]
+        [(row["name"].removeprefix(section), row["type"], row["default"]) for row in stated if row["name"].startswith(section)]
         for section in ("args.", "init.", "tp_lists.")
     )
     texts = {
         "setup.py": 'setup(\n    name="merak",\n    version="2.2.2",  # Required\n)\n',
-        "Merak/args.py": "\n".join(
-            ["class MerakArguments(TrainingArguments):", *(f"    {name}: {kind} = field(default={value!r})" for name, kind, value in arguments)]
-        ),
+        "Merak/args.py": "class MerakArguments(TrainingArguments):\n"
+        + "".join(f"    {name}: {kind} = field(default={value!r})\n" for name, kind, value in arguments),
         "Merak/functions.py": function("init", init) + function("set_tp_layer_lists", lists),
     }
     before = contents(into)
@@ -501,11 +501,11 @@ def test_the_newest_merak_taken_out_and_read_again_gives_the_same_tables(
     assert "no configs are judged, because it has no runtime/real.py" in capsys.readouterr().out
 
 
-def function(name: str, parameters: Rows) -> str:
+def function(name: str, parameters: Iterable[tuple[str, str, Any]]) -> str:
     """A function with these parameters, those without a default first."""
-    words = [f"{word}: {kind}" for word, kind, default in parameters if default is None and "None" not in kind and "Optional" not in kind]
-    words += [f"{word}: {kind} = {default!r}" for word, kind, default in parameters if f"{word}: {kind}" not in words]
-    return f"def {name}({', '.join(words)}): ...\n"
+    needed = [f"{word}: {kind}" for word, kind, default in parameters if default is None and kind == "int"]
+    others = [f"{word}: {kind} = {default!r}" for word, kind, default in parameters if default is not None or kind != "int"]
+    return f"def {name}({', '.join(needed + others)}): ...\n"
 
 
 @pytest.mark.parametrize(
@@ -548,6 +548,13 @@ def test_what_is_not_there_is_said(into: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["huggingface", "9.9.9"]) == 1
     assert "no harvest.py" in capsys.readouterr().err
     assert contents(into) == before
+
+
+def test_no_window_moves_when_a_release_is_added() -> None:
+    newest = re.compile(r"(since|until)[=(]\s*(\w+\.)?KNOWN\[-1\]|^[A-Z_]+ = KNOWN\[-1\]", re.MULTILINE)
+    texts = {path: path.read_text("utf-8") for path in Path(compat.__file__).parent.rglob("*.py")}
+    assert len(texts) > 100
+    assert not [path for path, text in texts.items() if newest.search(text)]
 
 
 def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

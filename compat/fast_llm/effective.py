@@ -134,6 +134,8 @@ def _laid_out(values: dict[str, Any], at: Release) -> Iterator[str]:
         values[SEQUENCE_TENSOR] = False
     if node is not None and node % tensor:
         yield f"{TENSOR}: found {tensor}; expected a divisor of the {node} ranks of a node, because tensor groups stay in a node"
+    if at.within("0.3.0", "0.4.0") and values[RANKS + "pipeline_first"] and split > 1:
+        yield f"{SPLIT}: found {split} with pipeline_first; expected 1 in Fast-LLM {at.version}; drop pipeline_first"
     if world is None:
         return
     if rank >= world:

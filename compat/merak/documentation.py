@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from bridge.config import shown
 from bridge.findings import Disagreement
-from compat.merak.releases import DOCUMENTED, KNOWN, REWRITTEN, release
+from compat.merak.releases import DOCUMENTED, KNOWN, REWRITTEN, ULYSSES, release
 
 PAGE = "docs/api_doc.md"
 ORDER = "the degrees have the order dp, tp, pp, and the readme passes them by position"
@@ -31,7 +31,7 @@ STATED: tuple[Disagreement, ...] = (
         " models",
         PAGE,
         "Merak/core/sequence_parallel, commit 856746c",
-        since=KNOWN[-1],
+        since=ULYSSES,
     ),
     Disagreement(
         "args.no_load_rng",

@@ -15,10 +15,9 @@ from bridge.config import shown
 from bridge.dialect import Config
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
-from compat.merak.releases import KNOWN, RELEASES, REWRITTEN, ULYSSES, Release, release
+from compat.merak.releases import RELEASES, REWRITTEN, ULYSSES, Release, release
 from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
 
-MAIN = KNOWN[-1]
 ZERO_ONLY = "only ZeRO looks at this argument; set zero_stage 1 or drop it"
 ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
 
@@ -218,7 +217,7 @@ TRAPS = Checks(
         "broken: training ends with 'too many values to unpack'; use nearest_min_deps",
         Effect.STOPS,
         "core/fx/graph_shard/farthest_deps.py, as run at the newest commit",
-        since=MAIN,
+        since=ULYSSES,
     ),
     Check(
         "args.split_method",
@@ -235,7 +234,7 @@ TRAPS = Checks(
         "broken: levels 2 and 3 are only for GPT-2, and fail there with an AttributeError; other models get level 1; use 0 or 1",
         Effect.STOPS,
         "core/tensor_parallel/model_parallel.py, as run at the newest commit",
-        since=MAIN,
+        since=ULYSSES,
     ),
     Check(
         "args.trace_method",
@@ -243,7 +242,7 @@ TRAPS = Checks(
         "broken with torch 2.13, which no longer has torch.export.export_for_training; use fx",
         Effect.STOPS,
         "core/fx/tracer/_dynamo_trace.py; seen in a run of the newest commit",
-        since=MAIN,
+        since=ULYSSES,
     ),
     Check(
         "args.half_precision_backend",

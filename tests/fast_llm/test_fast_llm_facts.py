@@ -150,6 +150,14 @@ def test_a_format_is_known_from_its_release_on(word: str, first: str, before: st
         fast_llm().read(given, before)
 
 
+def test_in_0_3_data_ranks_that_split_a_sequence_exclude_pipeline_first() -> None:
+    given = {"distributed": {"pipeline_first": True, "sequence_data_parallel": 2}}
+    for version in ("0.2.0", "0.4.0"):
+        assert fast_llm().read(given, version, 2).distributed["data_parallel"] == 2
+    with pytest.raises(ConfigError, match="found 2 with pipeline_first; expected 1 in Fast-LLM 0.3.0"):
+        fast_llm().read(given, "0.3.0", 2)
+
+
 @pytest.mark.parametrize("version", sorted({row["release"] for row in ROWS}))
 def test_verdicts_and_values_of_the_releases(version: str) -> None:
     rows = [row for row in ROWS if row["release"] == version]

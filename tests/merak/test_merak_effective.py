@@ -162,7 +162,7 @@ def test_data_ranks_are_what_is_left() -> None:
 @pytest.mark.parametrize(
     "said, part",
     [
-        ({"pp": 3, "tp": 1, "dp": 1, "world_size": 4}, "pp (3) x tp (1) x dp (1) x sp (1) is 3, which is not the world size (4)"),
+        ({"pp": 3, "tp": 1, "dp": 1, "world_size": 4}, "pp (3) x tp (1) x dp (1) is 3, which is not the world size (4)"),
         ({"fp16": True, "bf16": True}, "keep one"),
         ({"bf16": True, "half_precision_backend": "apex"}, "apex does not support bf16"),
         ({"bf16": True, "half_precision_backend": "cuda_amp"}, "drop one of the two"),

@@ -31,7 +31,7 @@ from bridge.testing.harvest.worker import PLACES
 
 HELP = """\
 Facts about a release are read from the release itself. Install it without its dependencies, in an
-environment that has torch and this package, or name a source tree:
+environment that has this package and what the release imports, or name a source tree:
 
   pip install --no-deps --target /tmp/new nemo-automodel==0.7.0
   python -m bridge.testing.harvest automodel 0.7.0 --from /tmp/new

@@ -79,10 +79,10 @@ def told_by(file: Path) -> str:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{file}: has no version ({error})") from None
-    said = dict(STATED.findall(text))
+    said: dict[str, str] = dict(STATED.findall(text))
     if said.keys() >= {*PARTS[:3]}:
         return ".".join(said[name] for name in PARTS[:3]) + said.get(PARTS[3], "")
-    told: str = said.get("version", text.strip())
+    told = said.get("version", text.strip())
     if not re.fullmatch(r"\d[\w.+]*", told):
         raise SourceError(f"{file}: sets neither version nor {', '.join(PARTS[:3])}")
     return told

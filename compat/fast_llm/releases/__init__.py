@@ -46,11 +46,9 @@ class Key:
 
 
 def _key(path: str) -> Key:
-    rows = [row for row in _ROWS if row["key"] == path]
-    since = min((row.get("since", "") for row in rows), key=lambda name: RELEASES.place(name) if name else -1)
-    ends = [row.get("until", "") for row in rows]
-    until = "" if "" in ends else max(ends, key=RELEASES.place)
-    return Key(path, since, until, *(_DECIDED[column].get(path, "") for column in ("before", "instead")))
+    rows = [row for row in _ROWS if row["key"] == path]  # oldest first
+    replaced = (_DECIDED[column].get(path, "") for column in ("before", "instead"))
+    return Key(path, rows[0].get("since", ""), rows[-1].get("until", ""), *replaced)
 
 
 KEYS: Mapping[str, Key] = MappingProxyType({path: _key(path) for path in fields(FastLLM)})
@@ -85,7 +83,11 @@ class Release(AnyRelease):
     @cached_property
     def defaults(self) -> Mapping[str, Any]:
         """Defaults of the release by path. Keys without a default are left out."""
-        known = {row["key"]: row["default"] for row in _ROWS if "default" in row and self.within(row.get("since", ""), row.get("until", ""))}
+        known = {
+            row["key"]: row["default"]
+            for row in _ROWS
+            if "default" in row and self.within(row.get("since", ""), row.get("until", ""))
+        }
         return MappingProxyType({path: known[path] for path in KEYS if path in known})
 
     @property
@@ -98,7 +100,7 @@ class Release(AnyRelease):
     @property
     def counts_nodes(self) -> bool:
         """Whether the release requires world_size to be a multiple of local_world_size."""
-        return not self.since(KNOWN[-1])
+        return not self.since("0.4.0+20260720")
 
     @property
     def has_batch(self) -> bool:
