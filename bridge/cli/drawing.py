@@ -184,8 +184,9 @@ def _piece(axes: Axes, found: Timeline, piece: Piece) -> None:
     apart = several(found)
     for rank, row in enumerate(found.rows):
         local = found.schedule.local(rank)
-        first = bisect_right(row, piece.start, key=lambda span: span.end)
-        for span in row[first : bisect_left(row, piece.stop, key=lambda span: span.start)]:
+        first = bisect_right(row, float(piece.start), key=lambda span: span.end)
+        last = bisect_left(row, float(piece.stop), key=lambda span: span.start)
+        for span in row[first:last]:
             start, end = max(span.start, piece.start), min(span.end, piece.stop)
             # The later of the stages that a rank holds are paler, down to half.
             pale = 0.5 * local.index(span.action.stage) / len(local)
