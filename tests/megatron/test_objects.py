@@ -17,7 +17,6 @@ from bridge.errors import ConfigError
 from bridge.testing.harvest.verdicts import kind
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
-from compat.megatron.arguments.steps import named
 from compat.megatron.objects.fields import defaults
 from compat.megatron.runtime.real import launched
 
