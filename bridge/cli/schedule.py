@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,7 +72,20 @@ def schedule(job: Job, options: Options) -> int:
                 say(f"wrote {path}")
         return Exit.CLEAN
 
-    return answered(job, work)
+    with _uncollected():
+        return answered(job, work)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Context without garbage collection: none of a schedule's many actions is garbage, and each
+    collection would look through all of them.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
