@@ -189,5 +189,5 @@ RULES = (
     switched_off("no_load_optim", "run.load_optimizer"),
     switched_off("no_load_rng", "run.load_random"),
     *each_only_ours("run.epochs", note="Megatron counts steps or samples, not epochs"),
-    *each_only_ours("run.timers", note="Megatron has its own levels of timers"),
+    *each_only_ours("run.timers", note="Megatron selects timers by level (--timing-log-level), not by a switch"),
 )

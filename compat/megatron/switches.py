@@ -405,7 +405,7 @@ RULES = (
             {"ddp_average_in_collective": True} if values.get("zero.average_in_collective") else {}
         ),
         effect=EFFECTS["zero.average_in_collective"],
-        note="whether gradients are divided before they are summed or by the collective itself",
+        note="the point at which gradients are divided: before they are summed, or in the collective",
         source="distributed_data_parallel.py: average_in_collective",
     ),
     always(

@@ -277,7 +277,7 @@ def _unknown_modules(allowed: tuple[str, ...], since: str, until: str) -> Step:
 
 
 def _whole_layers(c: Namespace) -> None:
-    """Replace the deprecated moe_layer_recompute by the recomputation of a module."""
+    """Replace the deprecated moe_layer_recompute by `moe` in recompute_modules."""
     if c.moe_layer_recompute:
         c.recompute_granularity = "selective"
         if "moe" not in c.recompute_modules:
@@ -301,7 +301,9 @@ SINGLE: Mapping[str, Predicate] = {
     "pipeline_model_parallel_size": lambda c: c.pipeline_model_parallel_size > 1,
     "fp32_residual_connection": lambda c: c.fp32_residual_connection,
 }
-"""Settings that cannot be combined with several residual streams, each with its condition."""
+"""Settings that cannot be combined with several residual streams (enable_mhc_connections), each
+with its condition.
+"""
 
 
 def _single(name: str, fails: Predicate) -> Step:
@@ -583,8 +585,10 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     ),
     _fused(
         lambda c: c.glu_linear_offset != 0.0 and activation(c) != "quick_gelu",
-        "glu_linear_offset: found {glu_linear_offset} with bias_activation_fusion; expected quick_gelu",
+        "glu_linear_offset: found {glu_linear_offset} with bias_activation_fusion; expected the activation"
+        " quick_gelu",
         since="0.15.0",
+        name="found-with-bias_activation_fusion-expected-quick_gelu",
     ),
     _fused(
         lambda c: c.use_te_activation_func,

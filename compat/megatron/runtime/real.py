@@ -44,7 +44,9 @@ ACTIVATION = "activation_func"
 NAMES = (f".{ACTIVATION}", ".attention_backend")
 """Suffixes of fields with a function or a member of an enumeration, which are compared by name."""
 LOOSER = False
-"""False: the config classes that are asked check everything that a run checks."""
+"""Whether Megatron's config classes accept configs that a run then refuses. False: the classes check
+everything that a run checks.
+"""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 """Names of sizes that the class of a model requires, and a config may leave open."""
 
@@ -116,8 +118,8 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
 
 
 def raw(source: Any, config: Any) -> Parts | None:
-    """Return the fields with which Megatron should refuse to build a class, from flags that we
-    refuse for the same reason.
+    """Return the fields of TransformerConfig that stand for `source`, flags that our copy of the
+    class's checks refuses. Megatron's class should then refuse the fields too.
 
     None if we refuse the flags for another reason.
     """
