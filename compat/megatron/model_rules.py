@@ -82,9 +82,9 @@ def _read_padded(values: Group, context: Context) -> Group:
 def _write_padded(values: Group, context: Context) -> Group:
     """Return the argument with which Megatron pads the vocabulary to the number of rows in the plan.
 
-    The argument is a divisor of the number of rows: the default divisor if it fits, else a smaller
-    power of two, else the number of rows on one tensor rank. If no divisor fits, or if the size of
-    the vocabulary is not known, the argument is the number of rows itself.
+    If a divisor fits, the argument is this divisor: the default, a smaller power of two, or the
+    number of rows on one tensor rank, in this order. If no divisor fits, or if the size of the
+    vocabulary is not known, the argument is the number of rows itself.
     """
     vocab, ranks = values.get("model.vocab"), values.get("parallel.tensor") or 1
     rows = values.get("model.embedding.padded_vocab") or vocab

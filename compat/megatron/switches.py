@@ -139,7 +139,9 @@ def _read_buffers(values: Group, context: Context) -> Group:
 
 
 def _write_buffers(values: Group, context: Context) -> Group:
-    """Write `nccl_ub`, and the other settings if Megatron-FSDP runs, which exists since 0.12."""
+    """Write `nccl_ub`. If gradients are sharded, also write the settings of Megatron-FSDP's buffers,
+    which exist since 0.12.
+    """
     sharded = (values.get("zero.stage") or 0) >= 2 and context.since("0.12.0")
     wanted = [theirs for theirs, ours in BUFFERS.items() if values.get(ours)]
     return {theirs: True for theirs in wanted if theirs == "nccl_ub" or sharded}

@@ -325,7 +325,7 @@ class MegatronSource:
 
     def _of(self, weight: nn.Parameter, kind: Kind) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole tensors of one kind (weight, replica, gradient or moment) for a
-        parameter. Each comes with a suffix for the parameter's name.
+        parameter. Each tensor comes with a suffix for the parameter's name.
         """
         states = self.states
         if kind == "replica":

@@ -206,7 +206,8 @@ equal elements are copies of one file.
 
 
 def _mark(state: Mapping[str, Any]) -> bytes:
-    """Return the first elements of each matrix in a rank's file. They differ between any two ranks.
+    """Return the first elements of each matrix in a rank's file. These elements differ between any
+    two ranks.
     """
     matrices = (
         part
