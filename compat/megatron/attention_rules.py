@@ -1,4 +1,4 @@
-"""The table between Megatron's arguments of attention and the plan's."""
+"""The table between Megatron's arguments of attention and the plan's fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rules between Megatron's run length, seed and intervals, and the plan's, in optimizer steps."""
+"""Rules between Megatron's arguments of run length, seed and intervals, and the plan's fields. The plan
+counts in optimizer steps.
+"""
 
 from __future__ import annotations
 

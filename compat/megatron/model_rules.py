@@ -1,4 +1,6 @@
-"""The table between Megatron's arguments of the model and the plan's: sizes, biases, feed-forward layer, norms, embedding."""
+"""The table between Megatron's arguments of the model and the plan's fields: sizes, biases, feed-forward
+layer, norms and embedding.
+"""
 
 from __future__ import annotations
 

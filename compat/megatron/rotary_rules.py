@@ -1,4 +1,4 @@
-"""The table between Megatron's arguments of positions and the plan's: kind, rotation and scaling.
+"""The table between Megatron's arguments of positions and the plan's fields: kind, rotation and scaling.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ def _generated(a: Namespace) -> int:
 
 
 def _not_divided(name: str, since: str, until: str) -> Step:
-    """Return a check that each interval `name` ends together with a generation phase.
-
-    Samples of an unfinished phase are not saved.
+    """Return a check that the interval `name` is a multiple of the training iterations in a generation
+    phase, because samples of an unfinished phase are not saved.
     """
 
     def fails(a: Namespace) -> bool:

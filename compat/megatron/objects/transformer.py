@@ -210,10 +210,11 @@ def _bf16_layers(name: str) -> Step:
     return check(
         PRECISION,
         fails,
-        f"{name}: found {{{name}}}; expected 0 to the layers of a pipeline rank: num_layers ({{num_layers}})"
-        f" / pipeline_model_parallel_size ({{pipeline_model_parallel_size}})",
+        f"{name}: found {{{name}}}; expected a number from 0 to the layers of one pipeline rank: num_layers"
+        " ({num_layers}) / pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.12.0",
         needs=("num_layers",),
+        name="found-expected-0-to-the",
     )
 
 

@@ -204,7 +204,8 @@ class MerakTrainer:
         )
         lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
         ConfigError.raise_if(
-            f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run this setting; leave the setting out"
+            f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run"
+            " this setting; leave the setting out"
             for finding in lost
             if finding.effect is Effect.NUMBERS
         )
