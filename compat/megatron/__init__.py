@@ -44,7 +44,7 @@ random states, and the scheduler's state in it is only the number of samples see
 BESIDE_FSDP = ("data_parallel_sharding_strategy", "ckpt_format")
 """Arguments that a launch sets only together with FSDP."""
 REPLACED = (
-    "cannot load the written checkpoint; the distributed optimizer replaces this setting, with "
+    "FSDP cannot load the written checkpoint; the distributed optimizer replaces FSDP, with "
     "the same numbers"
 )
 KEPT = (
@@ -81,7 +81,8 @@ load_checkpoint).
 """
 TOKENIZER = Finding(
     "tokenizer_type",
-    "not known; if --vocab-file is given, Megatron-LM compares the tokenizer type and stops: set --tokenizer-model instead",
+    "the tokenizer type is not known; if --vocab-file is given, Megatron-LM compares this type and stops: set"
+    " --tokenizer-model instead",
     Effect.NONE,
     how=How.MISSING,
 )
@@ -262,7 +263,7 @@ class MegatronDialect(PackagedDialect):
     @property
     def checks(self) -> Iterable[Check]:
         """Every refusal of the parser, of the config classes, of the schedule and of files in sections,
-        and every trap.
+        and every setting that the parser accepts and a run then ignores, or that stops the run.
         """
         from compat.megatron import arguments, objects, sections
         from compat.megatron.learning_rate import SCHEDULER_STEPS
@@ -456,7 +457,7 @@ def _overruled(config: MegatronConfig) -> Iterator[Finding]:
         now = config.args.get(path)
         if now != value:
             turned = (
-                "moves it into other settings"
+                "moves this value into other settings"
                 if now is None
                 else f"turns {shown(value)} into {shown(now)}"
             )

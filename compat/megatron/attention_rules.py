@@ -1,4 +1,4 @@
-"""The table between Megatron's arguments of attention and the plan's."""
+"""The table between Megatron's arguments of attention and the plan's fields."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ ATTENTION = "model.attention."
 
 
 def _read(values: Group, context: Context) -> Group:
-    """Return rules for attention heads, norms of heads and the softmax. Latent attention has
-    separate plan fields for the sizes of heads.
+    """Return the plan's fields for attention heads, norms of heads and the softmax. Empty if the
+    dropout rate of attention is not known. Latent attention has separate plan fields for the sizes
+    of heads.
     """
     if values.get("attention_dropout") is None:
         return {}

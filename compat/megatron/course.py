@@ -1,4 +1,6 @@
-"""Rules between Megatron's run length, seed and intervals, and the plan's, in optimizer steps."""
+"""Rules between Megatron's arguments of run length, seed and intervals, and the plan's fields. The plan
+counts in optimizer steps.
+"""
 
 from __future__ import annotations
 
@@ -189,5 +191,5 @@ RULES = (
     switched_off("no_load_optim", "run.load_optimizer"),
     switched_off("no_load_rng", "run.load_random"),
     *each_only_ours("run.epochs", note="Megatron counts steps or samples, not epochs"),
-    *each_only_ours("run.timers", note="Megatron has its own levels of timers"),
+    *each_only_ours("run.timers", note="Megatron selects timers by level (--timing-log-level), not by a switch"),
 )

@@ -26,7 +26,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
         "batch_p2p_comm",
         "batch_p2p_comm must be off if overlap_p2p_comm is on",
         "the config class allows both to be on; "
-        "only the command line sets one to the opposite of the other",
+        "only the command line sets batch_p2p_comm to the opposite of overlap_p2p_comm",
         f"{PAGE}, and the docstring",
         f"{CONFIG}: __post_init__ checks only overlap_p2p_comm_warmup_flush",
     ),

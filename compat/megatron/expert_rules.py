@@ -1,4 +1,4 @@
-"""The table between Megatron's arguments of experts and the plan's.
+"""The table between Megatron's arguments of experts and the plan's fields.
 
 Without experts, none of the arguments takes effect.
 """

@@ -64,8 +64,9 @@ MODELOPT: Mapping[str, tuple[str, str]] = {
     "--teacher-model-config": ("0.15.0", "0.16.0"),
 }
 """Flags that Megatron's scripts add to its parser if NVIDIA ModelOpt is installed, each with the
-release in which pretrain_gpt.py first accepts it, and the first one that no longer does. Source:
-megatron/post_training/arguments.py; pretrain_gpt.py, which adds them since core_v0.13.0.
+release in which pretrain_gpt.py first accepts the flag, and the first release that no longer does.
+Source: megatron/post_training/arguments.py; pretrain_gpt.py, which adds the flags since
+core_v0.13.0.
 """
 MODELOPT_ON = frozenset(
     {
@@ -78,9 +79,9 @@ MODELOPT_ON = frozenset(
         "--modelopt-enabled",
     }
 )
-"""Flags without which ModelOpt stays off, so that none of its flags has an effect; a checkpoint may
-turn it on. Source: megatron/post_training, modelopt_args_enabled in arguments.py, since 0.15.0
-maybe_enable_modelopt.
+"""Flags that can turn ModelOpt on; without them, no flag of ModelOpt has an effect. `--load` is one
+of them, because a checkpoint can turn ModelOpt on. Source: megatron/post_training,
+modelopt_args_enabled in arguments.py, since 0.15.0 maybe_enable_modelopt.
 """
 _NO = ("false", "no", "off", "0", "none", "null")
 
@@ -106,11 +107,11 @@ class Parsed:
     Values are plain: numbers, text, booleans, lists, names of enum members.
 
     `repeated`: mentions that a later mention overrides. `unknown`: words that the parser does not
-    accept; `extras`: the indices of these words. `misread`: destinations that the parser sets to
-    true although the text means no; it does so for any text. `opaque`: values that are known only
+    accept; `extras`: the indices of these words. `misread`: destinations whose text means no, but
+    which the parser sets to true, as for any text. `opaque`: values that are known only
     when the script runs, by destination or as spelled, with the index. `foreign`: values that are
-    not among the choices, by destination, with a message and the place. `problems`: why the list is
-    refused, by the places of the words.
+    not among the choices, by destination, with a message and the place. `problems`: the reasons why the
+    list is refused, in the order of the words.
     """
 
     given: Mapping[str, Any]
@@ -547,8 +548,8 @@ def _after(reader: _Reader, index: int) -> str:
             "found no flag for this value; the word before it may contain flags: "
             f"{reader.opaque.get(before)}"
         )
-    taken = "" if before is None else f"; {reader.option(before)} already has all of its values"
-    return f"expected a flag; no flag accepts this value{taken}"
+    surplus = "" if before is None else f"; {reader.option(before)} already has all of its values"
+    return f"expected a flag; no flag accepts this value{surplus}"
 
 
 def of_modelopt(option: str, version: str) -> bool:
@@ -570,12 +571,12 @@ def _unknown(option: str, version: str) -> str:
         return (
             f"{option}: a flag of Megatron-DeepSpeed, not of Megatron {version}; read the script's"
             " DeepSpeed file with --from deepspeed, or leave such flags out with --lenient, which"
-            " names each"
+            " names each of them"
         )
     if option in MODELOPT:
         return (
             f"{option}: a flag of NVIDIA ModelOpt, which pretrain_gpt.py of Megatron {version} does"
-            " not have; leave it out with --lenient, which names it"
+            " not have; leave the flag out with --lenient"
         )
     known = releases.flags(version)
     # Most parsers would accept a flag's beginning; Megatron's does not (allow_abbrev=False).

@@ -16,7 +16,7 @@ class Removed:
     """A flag that the newest parser no longer has.
 
     `source` is a version of Megatron-LM that had it: a tag, or a month of the main branch. `says`
-    maps its value (None if it had no value) to today's arguments. `takes` is true if it had a
+    maps the flag's value (None if it had no value) to today's arguments. `takes` is true if it had a
     value. A flag that sets nothing today is left out for the reason in `note`.
     """
 

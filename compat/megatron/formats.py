@@ -55,7 +55,7 @@ class Words:
 
 
 Read = tuple[Reading, tuple[str, ...]]
-"""A reading, and why it is refused."""
+"""A reading, and the reasons why it is refused; no reasons if it is accepted."""
 
 
 def read(source: Any, version: str, lenient: bool) -> Reading:
@@ -79,7 +79,7 @@ def read(source: Any, version: str, lenient: bool) -> Reading:
 
 
 def reading_of(document: Document, version: str, lenient: bool) -> Read:
-    """Read a file: one in sections, or command-line words."""
+    """Read a file that has either sections or command-line words."""
     if sections.kind(document.data):
         return sections.read(document, version, lenient)
     return _spoken(words_of(document, version), version, lenient)
@@ -306,7 +306,7 @@ def _opaque(path: str, index: int, words: Words) -> Finding:
     )
     loose = path.startswith(("$", "`"))
     message = (
-        f"{reason}; any flags in it are left out" if loose else f"{reason}{LEFT_OUT}"
+        f"{reason}; any flags in this word are left out" if loose else f"{reason}{LEFT_OUT}"
     )
     effect = Effect.NUMBERS if loose else touching.effect(path)
     option = "" if loose else words.words[index].partition("=")[0]
@@ -320,8 +320,8 @@ def _origin(spot: flags.Spot, words: Words) -> Origin:
 UNKNOWN = "Megatron's parser of this release does not know the flag; left out"
 MODELOPT_ON = "NVIDIA ModelOpt changes the model, its formats or its loss"
 MODELOPT_OFF = (
-    "Megatron knows the flag only if NVIDIA ModelOpt is installed, else it stops; nothing turns"
-    " ModelOpt on here, so the flag has no effect"
+    "Megatron knows the flag only if NVIDIA ModelOpt is installed, and stops otherwise; no other flag"
+    " here turns ModelOpt on, so the flag has no effect"
 )
 
 
@@ -346,8 +346,8 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 
 
 def _left_over(group: Sequence[str], line: int | None, on: bool) -> Finding:
-    """Return the finding on an unknown flag. The effect is `NUMBERS` if the flag is one of ModelOpt
-    and that may be `on`, or if words in the flag suggest that it affects parallelism, batch or
+    """Return the finding on an unknown flag. The effect is `NUMBERS` if it is a flag of ModelOpt and
+    ModelOpt may be `on`, or if words in the flag suggest that it affects parallelism, batch or
     precision.
     """
     option, *values = group
@@ -391,7 +391,7 @@ def words_of(document: Document, version: str) -> Words:
 TELLING = frozenset(
     {"--micro-batch-size", "--num-layers", "--tensor-model-parallel-size", "--yaml-cfg"}
 )
-"""Every launch of Megatron has at least one of these flags."""
+"""Flags that identify a launch of Megatron: every launch has at least one of them."""
 
 
 def is_launch(launch: Launch) -> bool:

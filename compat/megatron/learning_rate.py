@@ -108,12 +108,12 @@ def becomes(path: str, values: Group) -> str:
     return ""
 
 
-def _rounded(said: str, exact: float, whole: int) -> str:
+def _rounded(given: str, exact: float, whole: int) -> str:
     if exact == whole:
         return ""
     # One decimal would show 1999.98 as 2000.0, the rounded number itself.
     near = f"{exact:.1f}" if round(exact, 1) != whole else repr(exact)
-    return f"{said} -> {whole} steps, rounded {'up' if whole > exact else 'down'} from {near}"
+    return f"{given} -> {whole} steps, rounded {'up' if whole > exact else 'down'} from {near}"
 
 
 def _warmup(values: Group, total: int | None) -> int | None:

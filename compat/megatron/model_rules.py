@@ -1,4 +1,6 @@
-"""The table between Megatron's arguments of the model and the plan's: sizes, biases, feed-forward layer, norms, embedding."""
+"""The table between Megatron's arguments of the model and the plan's fields: sizes, biases, feed-forward
+layer, norms and embedding.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +82,11 @@ def _read_padded(values: Group, context: Context) -> Group:
 
 
 def _write_padded(values: Group, context: Context) -> Group:
-    """Return the flag with which Megatron pads the vocabulary to the number of rows in the plan.
+    """Return the argument with which Megatron pads the vocabulary to the number of rows in the plan.
 
-    The flag is the divisor: the default divisor if it fits, else a smaller power of two, else the
-    number of rows on one tensor rank. If no divisor fits, the flag for the number of rows is
-    returned.
+    If a divisor fits, the argument is this divisor: the default, a smaller power of two, or the
+    number of rows on one tensor rank, in this order. If no divisor fits, or if the size of the
+    vocabulary is not known, the argument is the number of rows itself.
     """
     vocab, ranks = values.get("model.vocab"), values.get("parallel.tensor") or 1
     rows = values.get("model.embedding.padded_vocab") or vocab
@@ -347,9 +349,8 @@ NORM = convert(
         **dict.fromkeys(CENTRED, "model.norm.zero_centred"),
         AFTER: "model.norm.place",
     },
-    lossy="Megatron's blocks have one norm before attention and one before the MLP, which run one "
-    "after the other; stagebridge does not translate a residual connection that starts after the "
-    "norm",
+    lossy="Megatron's blocks run attention and then the MLP, with one norm before each; stagebridge "
+    "does not translate a residual connection that starts after the norm",
     note=SCRIPT,
     source="transformer_layer.py: forward; arguments.py: dests named as the config's fields since 0.16",
     model=True,
@@ -428,7 +429,7 @@ PREDICTED = convert(
     ),
     effect=EFFECTS["model.predicted"],
     sees=(rotary_rules.KIND, attention_rules.KV_RANK),
-    lossy="Megatron has multi-token prediction since 0.12, and not with YaRN",
+    lossy="Megatron has multi-token prediction since 0.12, but not together with YaRN",
     note=SCRIPT,
     source="multi_token_prediction.py, since 0.12; arguments.py: position_embedding_type with mtp_num_layers",
     model=True,

@@ -44,7 +44,7 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
         if new is not None and _given(new, like, version) == dict(given):
             return new
     raise TranslationError(
-        f"{like.name}: its words cannot be changed in place; write flags or a new script"
+        f"{like.name}: the words of this file cannot be changed in place; write flags or a new script"
     )
 
 
@@ -73,7 +73,7 @@ def _entries(given: Mapping[str, Any], text: str, like: Document, was: str, vers
     after, problems = reading_of(parse(new, like.name, ".yaml"), version, lenient=True)
     if problems or dict(after.given) != dict(given):
         raise TranslationError(
-            f"{like.name}: its lines cannot be changed in place; write a new file"
+            f"{like.name}: the lines of this file cannot be changed in place; write a new file"
         )
     return new
 

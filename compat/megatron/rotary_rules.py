@@ -1,4 +1,4 @@
-"""The table between Megatron's arguments of positions and the plan's: kind, rotation and scaling.
+"""The table between Megatron's arguments of positions and the plan's fields: kind, rotation and scaling.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _write_kind(values: Group, context: Context) -> Group:
 def stretched(values: Group, context: Context) -> bool:
     """Whether a plan's positions are written as `position_embedding_type` yarn.
 
-    Latent attention has a form of YaRN of its own.
+    With latent attention, `rope_type` selects YaRN instead.
     """
     return values.get(KIND) == "yarn" and not values.get(KV_RANK) and context.since("0.18.0")
 
@@ -243,8 +243,8 @@ def _read_yarn(values: Group, context: Context) -> Group:
 
 
 def _weights(values: Group) -> Group:
-    """Return both mscale values of the plan. Empty for 1 and 0, the defaults of YaRN's formula, and
-    if one value is missing.
+    """Return both mscale values of the plan. Empty if one of them is missing, or if they are 1 and 0,
+    the defaults of YaRN's formula.
     """
     weights = values.get("mscale"), values.get("mscale_all_dim")
     # Both together, since the formula divides one by the other.
@@ -322,9 +322,9 @@ STRETCH = convert(
             SCALING + name for name in ("kind", "original", "fast", "slow", "truncate")
         ),
     },
-    lossy="Megatron has three scalings of positions: Llama 3.1's (with fixed factors 1 and 4, and "
-    "length 8192), linear by a whole factor, and YaRN (since 0.18; with latent attention in every "
-    "release, with fixed length 4096, and bounds 32 and 1)",
+    lossy="Megatron has three scalings of positions: Llama 3.1's, linear by a whole factor, and YaRN; "
+    "in Llama 3.1's, the factors 1 and 4 and the length 8192 are fixed; YaRN exists since 0.18; latent "
+    "attention has YaRN in every release, but with fixed length 4096 and fixed bounds 32 and 1",
     note=SCRIPT,
     source="rotary_pos_embedding.py; yarn_rotary_pos_embedding.py; multi_latent_attention.py: softmax_scale",
     model=True,

@@ -185,7 +185,7 @@ ZERO = convert(
     note="a choice of kernel or checkpoint format that Megatron's sharding may require",
     lossy="Megatron shards gradients and weights only with its own FSDP, which exists since 0.12; "
     "this FSDP supports no pipeline since 0.14, and fp16 since 0.13 only on one data-parallel rank; "
-    "it does not shard with sgd",
+    "with sgd, this FSDP does not shard",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
 )
@@ -427,7 +427,8 @@ MOMENT_FORMATS = convert(
 
 
 def _can_be_aware(values: Group, context: Context) -> bool:
-    """Whether Megatron can run its precision-aware optimizer, which is a sharded Adam since 0.11.
+    """Whether Megatron can run its precision-aware optimizer, which exists since 0.11 and requires
+    Adam with sharded state.
     """
     adam = values.get("optimizer.name") in (None, "adam", "adamw")
     return adam and (values.get("zero.stage") or 0) >= 1 and context.since("0.11.0")
@@ -480,11 +481,10 @@ FLOOR = convert(
 
 
 def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """Return the plan's value for one setting of the dynamic loss scale, and for a variant of the
-    setting that Megatron lacks.
+    """Return two plan fields of the dynamic loss scale: `ours`, which has the value of the argument
+    `path`, and `otherwise`, a variant that Megatron lacks.
 
-    `ours` is the plan field of the setting, and `otherwise` the plan field of the variant. The
-    variant is False, or None with a constant scale.
+    The variant is False, or None with a constant scale. Empty without fp16.
     """
     if not values.get("fp16"):
         return {}
@@ -717,8 +717,8 @@ PARTLY = convert(
     lambda values, context: {PARTIAL: values.get("recompute.kept_microbatches")},
     effect=Effect.COST,
     blurs=lambda values: values.get(PARTIAL) is not None and not _is_count(values[PARTIAL]),
-    note="Megatron's training script decides which activations it keeps of a microbatch without "
-    "full recomputation; stagebridge translates only runs that keep all of them",
+    note="Megatron's training script decides how many activations of a microbatch are kept instead of "
+    "recomputed; stagebridge translates only runs that keep all activations of such a microbatch",
     source="pipeline_parallel/schedules.py: max_outstanding_backprops; a field of the class, without a flag",
 )
 
@@ -852,7 +852,7 @@ def missing_rules() -> tuple[Rule, ...]:
             "schedule.depth_first",
             "schedule.breadth_first",
             "schedule.csv",
-            note="Megatron has its own pipeline schedules",
+            note="Megatron has only the pipeline schedules 1F1B and interleaved 1F1B",
             effect=Effect.COST,
         ),
         lacks("debug", "Megatron has no per-layer logs", effect=Effect.NONE),

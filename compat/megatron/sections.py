@@ -77,7 +77,7 @@ def kind(data: Any) -> str | None:
 def read(
     document: Document, version: str, lenient: bool
 ) -> tuple[Reading, tuple[str, ...]]:
-    """Read the given values of a file in sections. Returns the reading, and why it is refused.
+    """Read the given values of a file in sections. Returns the reading, and the reasons why it is refused.
 
     `_target_` is only read as text, never called.
     """
@@ -195,7 +195,7 @@ class _Reader:
             )
             self.problems.append(
                 f"{self.document.name}: missing {listed}; Megatron {self.version} stops if the file lacks a field of"
-                " TransformerConfig; add them, or use --lenient for the defaults of its parser"
+                " TransformerConfig; add them, or use --lenient for the defaults of Megatron's parser"
             )
 
     def unknown(self, section: str, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Strategies of Megatron configs: valid cores, and single values that each release accepts."""
+"""Hypothesis strategies for Megatron: whole valid configs, and single values that a release accepts."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ def _offload(version: str) -> Groups:
 
 
 def _same(groups: Groups) -> Callable[[str], Groups]:
-    """Draw a choice that depends on no release."""
+    """Return a function that returns the same `groups` for every release."""
     return lambda version: groups
 
 
@@ -366,7 +366,7 @@ TRUTH = st.lists(st.integers(0, 1), min_size=2, max_size=8)
 
 @cache
 def _positions(version: str) -> Groups:
-    """Draw a kind of positions and a scaling of rotary positions; latent attention has its own."""
+    """Draw a kind of positions and a scaling of rotary positions; latent attention has another scaling."""
     rope = {"position_embedding_type": st.just("rope")}
     turned = {
         "rotary_base": st.integers(1000, 10**6),
@@ -915,7 +915,8 @@ def _line(config: Config, path: str) -> tuple[str, ...]:
 
 
 def required(config: Config) -> Iterable[str]:
-    """Add the settings that full recomputation requires (transformer_config.py, `__post_init__`).
+    """Return the given settings that full recomputation requires (transformer_config.py,
+    `__post_init__`).
     """
     full = config.given.get("recompute_granularity") == "full"
     return [

@@ -139,7 +139,9 @@ def _read_buffers(values: Group, context: Context) -> Group:
 
 
 def _write_buffers(values: Group, context: Context) -> Group:
-    """Write `nccl_ub`, and the other settings if Megatron-FSDP runs, which exists since 0.12."""
+    """Write `nccl_ub`. If gradients are sharded, also write the settings of Megatron-FSDP's buffers,
+    which exist since 0.12.
+    """
     sharded = (values.get("zero.stage") or 0) >= 2 and context.since("0.12.0")
     wanted = [theirs for theirs, ours in BUFFERS.items() if values.get(ours)]
     return {theirs: True for theirs in wanted if theirs == "nccl_ub" or sharded}
@@ -405,7 +407,7 @@ RULES = (
             {"ddp_average_in_collective": True} if values.get("zero.average_in_collective") else {}
         ),
         effect=EFFECTS["zero.average_in_collective"],
-        note="whether gradients are divided before they are summed or by the collective itself",
+        note="the point at which gradients are divided: before they are summed, or in the collective",
         source="distributed_data_parallel.py: average_in_collective",
     ),
     always(

@@ -75,7 +75,8 @@ GRID = (
     "encoder_tensor_model_parallel_size",
     "encoder_pipeline_model_parallel_size",
 )
-"""Arguments that set the sizes of the decoder's grid of ranks, the experts' and the encoder's."""
+"""Arguments that set the sizes of three grids of ranks: of the decoder, the experts and the encoder.
+"""
 
 
 def _uneven_experts(args: Seen) -> bool:
@@ -137,14 +138,16 @@ TRAPS = Checks(
     _given(
         "use_distributed_optimizer",
         lambda args: args["optimizer"] == "sgd" and not args["optimizer_cpu_offload"],
-        "shards the state of Adam only: with sgd, training stops at the start; drop --use-distributed-optimizer, or use adam",
+        "found with sgd, whose state Megatron cannot shard: training stops at the start; drop"
+        " --use-distributed-optimizer, or use adam",
         "optimizer/distrib_optimizer.py: DistributedOptimizer.__init__",
         Effect.STOPS,
+        name="shards-the-state-of-adam",
     ),
     _given(
         "data_parallel_sharding_strategy",
         _no_fsdp,
-        "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp): it shards nothing",
+        "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp), so nothing is sharded",
         "distributed/fsdp; NVIDIA/Megatron-LM#1641",
     ),
     *(

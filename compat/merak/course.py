@@ -46,7 +46,9 @@ LENGTH = convert(
 
 
 def _interval(theirs: str, ours: str) -> Rule:
-    """Read an interval in steps. Merak also accepts a number below 1, which is a share of the run."""
+    """Return a rule for an interval in steps. Merak also accepts a number below 1, which is a share
+    of the run.
+    """
     return convert(
         theirs,
         ours,

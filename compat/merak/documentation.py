@@ -11,7 +11,7 @@ from bridge.findings import Disagreement
 from compat.merak.releases import DOCUMENTED, KNOWN, REWRITTEN, ULYSSES, release
 
 PAGE = "docs/api_doc.md"
-ORDER = "the degrees have the order dp, tp, pp, and the readme passes them by position"
+ORDER = "the values of init are in the order dp, tp, pp; README.md passes the values by position"
 
 STATED: tuple[Disagreement, ...] = (
     *(

@@ -187,7 +187,7 @@ def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     if trace == "dynamo" and tensor > 1:
         yield f"args.trace_method: dynamo needs tp = 1, found {tensor}; use fx"
     if "args.lora_config" in values and tensor > 1:
-        yield f"args.lora_config: LoRA needs tp = 1, found {tensor}; use one tensor rank, or drop it"
+        yield f"args.lora_config: LoRA needs tp = 1, found {tensor}; use one tensor rank, or drop lora_config"
 
 
 def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:

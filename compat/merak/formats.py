@@ -312,7 +312,7 @@ class _Reader:
             end += 1
         # A word whose value the script reader does not know may stand for any number of arguments.
         if index in self.opaque and not word.startswith("--"):
-            message = f"{self.opaque[index]}; arguments inside its value are left out"
+            message = f"{self.opaque[index]}; arguments inside this word are left out"
             self.findings.append(Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)))
             return index + 1
         if _is_value(word):

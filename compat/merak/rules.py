@@ -90,8 +90,8 @@ SEQUENCE = convert(
         "args.sequence_parallel": ("parallel.context", "parallel.sequence"),
     },
     lossy=(
-        "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses) and not over tensor ranks; "
-        "its releases up to 2.2.2 do the opposite"
+        "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses), not over tensor ranks; "
+        "Merak's releases up to 2.2.2 split sequences over tensor ranks"
     ),
     source="initialize.py: init; core/pipeline/module.py: sequence_parallel; up to 2.2.2 core/tensor_parallel/mp_layers.py",
 )
@@ -839,7 +839,7 @@ REASONS: Mapping[str, Why] = {
     "init.backend": Why("Merak replaces the value by NCCL if torch supports NCCL, else by MPI", Effect.NONE),
     "trainer": Why("objects of the training script", Effect.NONE),
     "tp_lists": Why(
-        "in other stacks the model's code tells how each module is split over tensor ranks",
+        "in other stacks the model's code defines how each module is split over tensor ranks",
         Effect.COST,
     ),
 }

@@ -21,7 +21,7 @@ def _word(value: Any) -> Any:
         and not re.fullmatch(r"-\d+|-\d*\.\d+", value)
     ):
         raise ValueError(
-            "expected a word that does not start with a dash, because a command line reads that as an option"
+            "expected a word that does not start with a dash, because a command line reads such a word as an option"
         )
     return value
 
@@ -124,7 +124,7 @@ class Arguments(Section):
     custom_split_points: Words | None = field(
         None,
         description=(
-            "Parts of module names; layer_split cuts after modules whose names contain one."
+            "Parts of module names; layer_split cuts after modules whose names contain one of these parts."
         ),
     )
     custom_partition: NumberWords | None = field(
@@ -150,7 +150,7 @@ class Arguments(Section):
     input_names: Words | None = field(
         None,
         description=(
-            "Names of the inputs for tracing. Default: those of the model's dummy inputs."
+            "Names of the inputs for tracing. Default: the names of the model's dummy inputs."
         ),
     )
     cache_sharding: bool | None = field(None, description="Keep shards on disk between runs.")
@@ -184,7 +184,7 @@ class Arguments(Section):
         ),
     )
     sequence_dim: Size | None = field(
-        None, description="Dimension of the hidden states that is the sequence."
+        None, description="Index of the dimension of hidden states that counts the tokens of a sequence."
     )
     tp_overlapping_level: UpToThree | None = field(
         None,
@@ -256,7 +256,7 @@ class Arguments(Section):
     )
     min_loss_scale: Size | None = field(None, description="Smallest loss scale.")
     tf32: bool | None = field(
-        None, description="Use TF32 matrix products. Set when the arguments are built."
+        None, description="Use TF32 matrix products. Takes effect when the script builds the arguments."
     )
     # Batch, optimizer, learning rate
     per_device_train_batch_size: Count | None = field(

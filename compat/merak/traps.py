@@ -18,8 +18,8 @@ from bridge.rules import Effect
 from compat.merak.releases import RELEASES, REWRITTEN, ULYSSES, Release, release
 from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
 
-ZERO_ONLY = "only ZeRO looks at this argument; set zero_stage 1 or drop it"
-ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
+ZERO_ONLY = "only ZeRO looks at this argument; set zero_stage 1, or drop the argument"
+ZERO_OFF = "ZeRO is off; set zero_stage 1, or drop this argument"
 
 
 class Seen(checks.Seen):
@@ -35,7 +35,9 @@ class Seen(checks.Seen):
         return int(self.values.get(f"init.{axis}") or 1)
 
 
-def _dead(name: str, message: str, place: str, since: str = "", until: str = "") -> Check:
+def _dead(
+    name: str, message: str, place: str, since: str = "", until: str = "", was: str = ""
+) -> Check:
     path = name if "." in name else f"args.{name}"
     return Check(
         path,
@@ -45,11 +47,17 @@ def _dead(name: str, message: str, place: str, since: str = "", until: str = "")
         place,
         since,
         until,
+        name=was,
     )
 
 
 def _unused(
-    name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = ""
+    name: str,
+    used: Callable[[Seen], bool],
+    message: str,
+    place: str,
+    since: str = "",
+    was: str = "",
 ) -> Check:
     path = f"args.{name}"
     return Check(
@@ -59,6 +67,7 @@ def _unused(
         Effect.NONE,
         place,
         since,
+        name=was,
     )
 
 
@@ -92,10 +101,10 @@ def _checkpoints(seen: Seen) -> bool:
 TRAPS = Checks(
     RELEASES,
     # Nothing reads them
-    _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
+    _dead("split_inputs", "nothing in Merak reads this argument", "merak_args/args.py", since=REWRITTEN),
     _dead(
         "hysteresis",
-        "the scaler takes 2 in any case",
+        "the scaler takes the value 2 in any case",
         "core/amp/amp_engine.py: dynamic_loss_args",
         since=REWRITTEN,
     ),
@@ -105,15 +114,16 @@ TRAPS = Checks(
     _dead("init.backend", "init takes NCCL if torch has it, else MPI", "initialize.py: init"),
     _dead(
         "bf16",
-        f"Merak reads it from {BF16} on; this release trains in fp32",
+        f"Merak reads bf16 from {BF16} on; this release trains in fp32",
         "core/amp/amp_engine.py",
         until="2.2.2",
+        was="no-effect-merak-reads-it",
     ),
-    _dead("fp16_opt_level", "only Apex mixed precision uses it", "core/amp/amp_engine.py"),
+    _dead("fp16_opt_level", "only Apex mixed precision uses this argument", "core/amp/amp_engine.py"),
     _unused(
         "shard_count",
         lambda seen: seen["split_method"] in (None, "farthest_min_deps"),
-        "only split_method farthest_min_deps uses it",
+        "only split_method farthest_min_deps uses this argument",
         "core/fx/graph_shard/split_graph.py",
         REWRITTEN,
     ),
@@ -125,20 +135,21 @@ TRAPS = Checks(
     _unused(
         "custom_partition",
         lambda seen: seen["partition_method"] == "custom",
-        "only partition_method custom uses it",
+        "only partition_method custom uses this argument",
         "core/pipeline/layers_partition.py",
     ),
     _unused(
         "custom_split_points",
         lambda seen: seen["split_method"] == "layer_split",
-        "only split_method layer_split uses it",
+        "only split_method layer_split uses this argument",
         "core/fx/graph_shard/layer_config.py",
     ),
     _unused(
         "parallel_vocab",
         lambda seen: seen.size("tp") > 1,
-        "it needs tp > 1",
+        "parallel_vocab needs tp > 1",
         "core/tensor_parallel/model_parallel.py",
+        was="no-effect-it-needs-tp",
     ),
     _unused(
         "cache_name",
@@ -149,7 +160,7 @@ TRAPS = Checks(
     _unused(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
-        "split_method nearest_min_deps puts chunks of similar size in place of this number;"
+        "split_method nearest_min_deps puts shards into chunks of similar size, whatever this number;"
         " activation_checkpointing false switches recomputation off",
         "core/pipeline/module.py: act_ckpt_interval",
         "2.2.1",
@@ -173,7 +184,8 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
-        "no effect with sp = 1: on main it is Ulysses attention over the ranks of init(sp=), not Megatron's sequence parallelism",
+        "no effect with sp = 1: on main the switch is Ulysses attention over the ranks of init(sp=), not Megatron's sequence"
+        " parallelism",
         Effect.NONE,
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
@@ -181,7 +193,8 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
-        "Ulysses over the ranks of init(sp=), for Llama models only; 'when TMP > 1' in the documentation is about older releases",
+        "Ulysses over the ranks of init(sp=), for Llama models only; the words 'when TMP > 1' in the documentation hold for"
+        " older releases",
         Effect.NONE,
         "core/sequence_parallel/operation.py",
         since=ULYSSES,
@@ -189,15 +202,16 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("tp") == 1,
-        "no effect: it needs tp > 1",
+        "no effect: sequence_parallel needs tp > 1",
         Effect.NONE,
         "core/tensor_parallel/mp_layers.py",
         until="2.2.2+main",
+        name="no-effect-it-needs-tp",
     ),
     Check(
         "init.sp",
         lambda seen: seen.size("sp") > 1 and not seen["sequence_parallel"],
-        "sequence_parallel is off, so these ranks repeat each other's work; set it",
+        "sequence_parallel is off, so these ranks repeat each other's work; set sequence_parallel",
         Effect.COST,
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
@@ -205,10 +219,11 @@ TRAPS = Checks(
     Check(
         "trainer.loss_fn",
         lambda seen: seen.wrote("trainer.loss_fn"),
-        "MerakTrainer does not take it, though its documentation says so; override get_loss_fn",
+        "MerakTrainer has no parameter loss_fn, although Merak's documentation says so; override get_loss_fn",
         Effect.NUMBERS,
         "merak_trainer.py: __init__",
         since=REWRITTEN,
+        name="meraktrainer-does-not-take-it",
     ),
     # Broken
     Check(
@@ -222,7 +237,7 @@ TRAPS = Checks(
     Check(
         "args.split_method",
         lambda seen: seen["split_method"] == "min_deps",
-        "broken: the default of this release is unknown to its own splitter; give nearest_min_deps",
+        "broken: the default of this release is unknown to the code that splits the model; give nearest_min_deps",
         Effect.STOPS,
         "core/fx/graph_shard/split_graph.py",
         since=REWRITTEN,
@@ -257,15 +272,16 @@ TRAPS = Checks(
     Check(
         "args.lr_scheduler_type",
         lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
-        "broken: the engine steps it without the metric that the scheduler needs; use"
+        "broken: the engine steps this scheduler without the metric that the scheduler needs; use"
         " another lr_scheduler_type",
         Effect.STOPS,
         "core/merak_engine.py: _exec_optimizer_step",
+        name="broken-the-engine-steps-it",
     ),
     Check(
         "args.loss_scale",
         lambda seen: bool(seen["fp16"]) and (seen["loss_scale"] or 0) > 0,
-        "broken: with a constant scale no fp16 optimizer is built, and gradients are not unscaled; leave it out",
+        "broken: with a constant scale no fp16 optimizer is built, and gradients are not unscaled; leave loss_scale out",
         Effect.NUMBERS,
         "runtime/engine.py: _configure_fp16_optimizer",
         until="2.0.0",
@@ -282,7 +298,7 @@ TRAPS = Checks(
     Check(
         "args.half_precision_backend",
         lambda seen: unclipped(seen.values) and (seen["max_grad_norm"] or 0) > 0,
-        "cpu_amp is read nowhere, but it switches gradient clipping off; drop it",
+        "cpu_amp is read nowhere, but cpu_amp switches gradient clipping off; drop half_precision_backend",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
         since=REWRITTEN,
@@ -338,9 +354,10 @@ TRAPS = Checks(
     Check(
         "args.activation_checkpoint_ratio",
         lambda seen: seen["activation_checkpoint_ratio"] is not None and _checkpoints(seen),
-        "this path computes the forward pass twice and discards the first result",
+        "with this ratio, Merak computes the forward pass twice and discards the first result",
         Effect.COST,
         "core/pipeline/module.py: forward",
+        name="this-path-computes-the-forward",
     ),
     Check(
         "args.tp_overlapping_level",
@@ -421,14 +438,14 @@ def _misdocumented(
             continue
         if path == "args.shard_count" and path not in given and path in values:
             message = (
-                f"not given: the default of Merak {at.version} is num_layers * 2 + 4; its"
-                f" documentation says {said}"
+                f"not given: the default of Merak {at.version} is num_layers * 2 + 4;"
+                f" Merak's documentation says {said}"
             )
             yield Finding(path, message, Effect.NONE, after=values[path])
         elif path != "args.shard_count" and path not in given and at.defaults[path] != said:
             message = (
-                f"not given: the default of Merak {at.version} is {shown(at.defaults[path])}; its"
-                f" documentation says {shown(said)}"
+                f"not given: the default of Merak {at.version} is {shown(at.defaults[path])};"
+                f" Merak's documentation says {shown(said)}"
             )
             yield Finding(path, message, Effect.COST, after=values.get(path))
 

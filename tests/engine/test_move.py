@@ -87,7 +87,7 @@ def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     """Flags that load the checkpoint, under Megatron's names, with the samples seen; back by names, every bit of it."""
     model = ("--model", str(begun / "model"))
     code, said = moved(begun / "ds_config.json", begun / "run", "megatron", tmp_path / "megatron", *model)
-    assert code == 2 and "use_megatron_fsdp: cannot load the written checkpoint" in said
+    assert code == 2 and "use_megatron_fsdp: FSDP cannot load the written checkpoint" in said
     flags = (tmp_path / "megatron" / "launch.args").read_text()
     wanted = ("--load checkpoint", "--exit-on-missing-checkpoint", "--no-load-rng", "--use-distributed-optimizer", "--swiglu")
     assert all(flag in flags for flag in (*wanted, "--position-embedding-type rope")) and "fsdp" not in flags

@@ -214,7 +214,7 @@ def test_old_releases_refuse_new_shapes() -> None:
     ],
 )
 def test_wrong_documentation(name: str, doc: str) -> None:
-    found = [finding for finding in about(f"args.{name}", num_layers=4) if "its documentation says" in finding.message]
+    found = [finding for finding in about(f"args.{name}", num_layers=4) if "Merak's documentation says" in finding.message]
     assert len(found) == 1 and found[0].message.endswith(f"says {doc!r}" if "min" in doc or doc == "uniform" else f"says {doc}")
     assert not found[0].given
 

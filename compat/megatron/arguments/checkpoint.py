@@ -323,7 +323,8 @@ LAST_STEPS: tuple[Step, ...] = (
     check(
         OFFLOAD,
         lambda a: a.optimizer_cpu_offload and a.fp8_param_gather and a.fp8_recipe != "delayed",
-        "optimizer_cpu_offload: found with fp8_param_gather and fp8_recipe {fp8_recipe}; expected delayed",
+        "optimizer_cpu_offload: found with fp8_param_gather and fp8_recipe {fp8_recipe}; expected"
+        " fp8_recipe delayed",
         since="0.14.0",
     ),
     _wgrad(
@@ -348,7 +349,8 @@ LAST_STEPS: tuple[Step, ...] = (
             a.replication and (a.replication_jump is None or a.non_persistent_ckpt_type != "local")
         ),
         "replication: found with replication_jump {replication_jump} and non_persistent_ckpt_type"
-        " {non_persistent_ckpt_type}; expected a number for replication_jump, and local",
+        " {non_persistent_ckpt_type}; expected a number for replication_jump, and"
+        " non_persistent_ckpt_type local",
         since="0.11.0",
     ),
     derive(

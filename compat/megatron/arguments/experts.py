@@ -177,7 +177,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _fim(
         lambda a: any(getattr(a, name) is None for name in FIM_TOKENS),
-        "fim_prefix_token: fim_data expects all of its special tokens; add the missing ones of "
+        "fim_prefix_token: fim_data expects all of its special tokens; add those that are missing among "
         + ", ".join(FIM_TOKENS),
     ),
     check(

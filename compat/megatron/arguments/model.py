@@ -111,24 +111,29 @@ MODEL_STEPS: tuple[Step, ...] = (
     derive(SHARDS, expert_shards, since="0.19.0"),
     _sharded(
         lambda a: a.fp4 and not a.fp4_param_gather,
-        "fp4: found with weight shards; add --fp4-param-gather",
+        "fp4: found with weight shards (--tensor-parallel-num-weight-shards); add --fp4-param-gather",
+        name="found-with-weight-shards-add",
     ),
     # An average over the data-parallel ranks would have to be scaled by the weight shards of each
     # buffer.
     _sharded(
         lambda a: a.ddp_average_in_collective,
-        "ddp_average_in_collective: found with weight shards; drop it",
+        "ddp_average_in_collective: found with weight shards (--tensor-parallel-num-weight-shards); drop it",
+        name="found-with-weight-shards-drop",
     ),
     _sharded(
         lambda a: a.ckpt_format not in ("torch", "torch_dist"),
-        "ckpt_format: found {ckpt_format} with weight shards; expected torch or torch_dist",
+        "ckpt_format: found {ckpt_format} with weight shards (--tensor-parallel-num-weight-shards); expected"
+        " torch or torch_dist",
+        name="found-with-weight-shards-expected",
     ),
     _sharded(
         lambda a: (
             a.dist_ckpt_optim_fully_reshardable and a.distrib_optim_fully_reshardable_mem_efficient
         ),
-        "distrib_optim_fully_reshardable_mem_efficient: found with weight shards and"
-        " dist_ckpt_optim_fully_reshardable; drop one of them",
+        "distrib_optim_fully_reshardable_mem_efficient: found with weight shards"
+        " (--tensor-parallel-num-weight-shards) and dist_ckpt_optim_fully_reshardable; drop one of them",
+        name="found-with-weight-shards-and",
     ),
     # With weight shards there are no bf16 weights beside the mxfp8 ones, so the optimizer has to
     # update those; and mxfp8 weights do not fit into the buffer of parameters, so they are gathered
@@ -138,7 +143,8 @@ MODEL_STEPS: tuple[Step, ...] = (
             a.fp8_recipe == "mxfp8"
             and not (a.fp8_param_gather and a.reuse_grad_buf_for_mxfp8_param_ag)
         ),
-        "fp8_recipe: found mxfp8 with weight shards; add --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
+        "fp8_recipe: found mxfp8 with weight shards (--tensor-parallel-num-weight-shards); add"
+        " --fp8-param-gather and --reuse-grad-buf-for-mxfp8-param-ag",
     ),
     _sharded(
         lambda a: (

@@ -18,9 +18,8 @@ def _generated(a: Namespace) -> int:
 
 
 def _not_divided(name: str, since: str, until: str) -> Step:
-    """Return a check that each interval `name` ends together with a generation phase.
-
-    Samples of an unfinished phase are not saved.
+    """Return a check that the interval `name` is a multiple of the training iterations in a generation
+    phase, because samples of an unfinished phase are not saved.
     """
 
     def fails(a: Namespace) -> bool:
@@ -88,8 +87,8 @@ def _counts(a: Namespace) -> int:
 def _lag(a: Namespace) -> None:
     """Set the number of batches by which generation runs ahead of training.
 
-    The number follows from the largest number of requests in flight, if that is set. Otherwise it
-    is 0, or None with partial rollouts; None means that the engine tunes it.
+    The number follows from the largest number of requests in flight, if that is set. Otherwise the
+    number is 0, or None with partial rollouts; None means that the engine tunes the number.
     """
     batch = a.grpo_prompts_per_step * a.grpo_group_size
     if not a.perform_rl_step:

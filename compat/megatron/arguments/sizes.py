@@ -195,8 +195,10 @@ SIZE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: non-persistent checkpoints",
         lambda a: a.non_persistent_ckpt_type not in ("global", None),
-        "non_persistent_ckpt_type: found {non_persistent_ckpt_type}; this release has only global",
+        "non_persistent_ckpt_type: found {non_persistent_ckpt_type}; expected global, the only type in"
+        " this release",
         until="0.11.0",
+        name="found-this-release-has-only",
     ),
     one_of(
         "non_persistent_ckpt_type",
@@ -259,9 +261,9 @@ SIZE_STEPS: tuple[Step, ...] = (
         "validate_args: total model size",
         lambda a: a.world_size % model_size(a) != 0,
         "world_size: found {world_size}, which tensor ({tensor_model_parallel_size}) x pipeline"
-        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}) does not divide (an"
-        " encoder's ranks and weight shards are part of it); use a multiple of their product, or"
-        " smaller sizes",
+        " ({pipeline_model_parallel_size}) x context ({context_parallel_size}) does not divide;"
+        " weight shards multiply this product, and the ranks of an encoder are added to it; use a"
+        " multiple, or smaller sizes",
         needs=("world_size",),
         last=True,
     ),

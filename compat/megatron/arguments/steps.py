@@ -55,7 +55,7 @@ Change = Callable[[Namespace], object]
 class Derivation:
     """A statement that sets values from others, in releases [since, until).
 
-    It is skipped if a value that it `needs` is not known.
+    The statement is skipped if a value in `needs` is not known.
 
     `place` names the upstream function and statement that the row stands for.
     """
@@ -138,8 +138,8 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
 
     Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
     at once. A value of `OPEN` that a row with `last` refuses counts as unknown from then on, because
-    later steps divide by it. Behind another row with `last`, only those rows are tried that follow
-    it, have `last` too, and stand for the same statement.
+    later steps divide by it. If any other row with `last` refuses, the run ends after the rows that
+    directly follow, have `last` too, and stand for the same statement.
     """
     problems: list[str] = []
     ended = ""  # the statement at which Megatron stops

@@ -349,7 +349,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
         since="0.16.0",
         needs=("log_memory_interval",),
     ),
-    needs("fp16_lm_cross_entropy", "fp16", MIXED, "add --fp16, or drop it"),
+    needs("fp16_lm_cross_entropy", "fp16", MIXED, "add --fp16, or drop --fp16-lm-cross-entropy"),
     check(
         MIXED,
         lambda a: a.fp32_residual_connection and not (a.fp16 or a.bf16),

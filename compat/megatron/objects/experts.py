@@ -591,8 +591,8 @@ ROUTER_STEPS: tuple[Step, ...] = (
         ROUTER,
         lambda c: c.moe_router_group_topk and not _groups_fit(c),
         "moe_router_group_topk: found {moe_router_group_topk} with moe_router_num_groups"
-        " {moe_router_num_groups}; expected a divisor of num_moe_experts ({num_moe_experts}) that is at"
-        " least moe_router_group_topk",
+        " {moe_router_num_groups}; expected moe_router_num_groups to be a divisor of num_moe_experts"
+        " ({num_moe_experts}) and at least moe_router_group_topk",
         since="0.11.0",
         name="found-with-moe_router_num_groups-expected-groups",
     ),

@@ -97,7 +97,7 @@ TRANSFORMER_FEEDS = (
         since="0.18.0",
     ),
 )
-"""Fields that core_transformer_config_from_args does not copy from the argument of that name."""
+"""Fields that core_transformer_config_from_args does not copy from the argument of the same name."""
 
 OWN_DEFAULT = ("rope_type",)
 """Names of fields that keep the default of their class if the argument was not given."""
@@ -157,7 +157,7 @@ DDP_FEEDS = (
         since="0.18.0",
     ),
 )
-"""Fields that get_model does not copy from the argument of that name.
+"""Fields that get_model does not copy from the argument of the same name.
 
 Since 0.18, get_megatron_ddp_config sets them.
 """

@@ -93,8 +93,8 @@ def _undropped(c: Namespace) -> bool:
 
 
 def _shared_experts(c: Namespace) -> bool:
-    """Whether shared experts are recomputed in a local graph that gathers weight shards in fp8 or
-    fp4.
+    """Whether shared experts with weight shards in fp8 or fp4 are recomputed inside a local CUDA
+    graph.
     """
     captured = _whole(c) or bool(_modules(c) & {"moe", "moe_router"})
     narrow = c.fp8 is not None or c.fp4 is not None
@@ -189,8 +189,9 @@ GRAPH_STEPS: tuple[Step, ...] = (
             )
         ),
         "cuda_graph_impl: found {cuda_graph_impl} with cuda_graph_scope {cuda_graph_scope} and recompute_granularity"
-        " {recompute_granularity}; this release supports recomputation only with transformer_engine, attn and"
-        " selective, and neither core_attn nor mla_up_proj in recompute_modules",
+        " {recompute_granularity}; this release supports recomputation only with cuda_graph_impl"
+        " transformer_engine, cuda_graph_scope attn and recompute_granularity selective, and without core_attn and"
+        " mla_up_proj in recompute_modules",
         since="0.15.0",
         until="0.16.0",
         name="found-of-with-recompute_granularity-this",
@@ -298,7 +299,8 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     _selective(
         _shared_experts,
-        "recompute_modules: found shared_experts with weight shards and local CUDA graphs in fp8 or fp4; drop it",
+        "recompute_modules: found shared_experts with weight shards (--tensor-parallel-num-weight-shards)"
+        " and local CUDA graphs in fp8 or fp4; drop shared_experts from recompute_modules",
     ),
     _offload(
         lambda c: c.cuda_graph_impl == "local",
@@ -318,7 +320,8 @@ GRAPH_STEPS: tuple[Step, ...] = (
             )
         ),
         "fine_grained_activation_offloading: found offload_modules {offload_modules} with local CUDA graphs"
-        " of {cuda_graph_modules}; offload only expert_fc1, moe_act or fused_group_mlp, and capture single modules without moe",
+        " of {cuda_graph_modules}; offload only expert_fc1, moe_act or fused_group_mlp, and name the captured modules"
+        " without moe",
         since="0.19.0",
     ),
     _offload(

@@ -36,7 +36,7 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         CLASS,
         lambda c: c.sequence_parallel and c.tensor_model_parallel_size <= 1,
         "sequence_parallel: found with tensor_model_parallel_size {tensor_model_parallel_size}; expected"
-        " more than 1; drop one of them",
+        " more than 1; drop sequence_parallel, or use more tensor ranks",
     ),
     derive(
         CLASS, inherit("expert_tensor_parallel_size", "tensor_model_parallel_size"), since="0.10.0"
@@ -55,13 +55,13 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
         "defer_embedding_wgrad_compute",
         equals("pipeline_model_parallel_size", 1),
         CLASS,
-        "expected a pipeline; drop it",
+        "expected a pipeline; drop --defer-embedding-wgrad-compute, or use more pipeline ranks",
     ),
     needs(
         "defer_embedding_wgrad_compute",
         "gradient_accumulation_fusion",
         CLASS,
-        "keep the fusion, or drop --defer-embedding-wgrad-compute",
+        "keep the fusion of gradient accumulation, or drop --defer-embedding-wgrad-compute",
     ),
     check(
         CLASS,

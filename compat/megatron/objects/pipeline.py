@@ -46,7 +46,9 @@ def _counted_layers(c: Namespace) -> None:
 
 
 def _round(c: Namespace) -> bool:
-    """Whether the stages of a layout go round the pipeline ranks, as most of its checks assume."""
+    """Whether the layout gives each pipeline rank the same number of stages, which equals the number
+    of virtual stages if that is set. Most checks of a layout assume this.
+    """
     return (
         c.layout_stages is not None
         and c.layout_stages % c.pipeline_model_parallel_size == 0
@@ -185,7 +187,7 @@ LAYOUT_CHECKS: tuple[Step, ...] = (
         until="0.16.0",
     ),
 )
-"""Checks of a layout, whose problems are told of all together."""
+"""Checks of a layout. If several checks fail, all of their problems are reported."""
 
 PIPELINE_STEPS: tuple[Step, ...] = (
     check(

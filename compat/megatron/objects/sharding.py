@@ -43,7 +43,7 @@ DDP_STEPS: tuple[Step, ...] = (
         "reuse_grad_buf_for_mxfp8_param_ag",
         "fp8_param_gather",
         CLASS,
-        "add --fp8-param-gather, or drop it",
+        "add --fp8-param-gather, or drop --reuse-grad-buf-for-mxfp8-param-ag",
         since="0.13.0",
     ),
     check(

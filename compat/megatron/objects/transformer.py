@@ -210,10 +210,11 @@ def _bf16_layers(name: str) -> Step:
     return check(
         PRECISION,
         fails,
-        f"{name}: found {{{name}}}; expected 0 to the layers of a pipeline rank: num_layers ({{num_layers}})"
-        f" / pipeline_model_parallel_size ({{pipeline_model_parallel_size}})",
+        f"{name}: found {{{name}}}; expected a number from 0 to the layers of one pipeline rank: num_layers"
+        " ({num_layers}) / pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.12.0",
         needs=("num_layers",),
+        name="found-expected-0-to-the",
     )
 
 
@@ -277,7 +278,7 @@ def _unknown_modules(allowed: tuple[str, ...], since: str, until: str) -> Step:
 
 
 def _whole_layers(c: Namespace) -> None:
-    """Replace the deprecated moe_layer_recompute by the recomputation of a module."""
+    """Replace the deprecated moe_layer_recompute by `moe` in recompute_modules."""
     if c.moe_layer_recompute:
         c.recompute_granularity = "selective"
         if "moe" not in c.recompute_modules:
@@ -301,7 +302,9 @@ SINGLE: Mapping[str, Predicate] = {
     "pipeline_model_parallel_size": lambda c: c.pipeline_model_parallel_size > 1,
     "fp32_residual_connection": lambda c: c.fp32_residual_connection,
 }
-"""Settings that cannot be combined with several residual streams, each with its condition."""
+"""Settings that cannot be combined with several residual streams (enable_mhc_connections), each
+with its condition.
+"""
 
 
 def _single(name: str, fails: Predicate) -> Step:
@@ -583,8 +586,10 @@ ACTIVATION_STEPS: tuple[Step, ...] = (
     ),
     _fused(
         lambda c: c.glu_linear_offset != 0.0 and activation(c) != "quick_gelu",
-        "glu_linear_offset: found {glu_linear_offset} with bias_activation_fusion; expected quick_gelu",
+        "glu_linear_offset: found {glu_linear_offset} with bias_activation_fusion; expected the activation"
+        " quick_gelu",
         since="0.15.0",
+        name="found-with-bias_activation_fusion-expected-quick_gelu",
     ),
     _fused(
         lambda c: c.use_te_activation_func,

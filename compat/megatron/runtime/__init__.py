@@ -1,1 +1,1 @@
-"""What runs: Megatron-Core itself behind the engines' interface, and everything else of this stack that needs torch."""
+"""Runs Megatron-Core itself as an engine, and holds all other code of this stack that needs torch."""

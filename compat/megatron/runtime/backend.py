@@ -31,15 +31,15 @@ OPEN: Mapping[str, Any] = {
     "precision.compute": "fp32",
     "zero.stage": 0,
 }
-"""Values of fields that a plan leaves open. They are the native engine's defaults, because
-Megatron's own differ.
+"""Values for fields that a plan leaves open. They are the native engine's defaults, because
+Megatron's defaults differ.
 """
 
 
 @dataclass(frozen=True)
 class MegatronBackend(Backend):
-    """Megatron-Core as an engine. `samples` is the number of samples per step in the run that wrote
-    the checkpoint, as in `MegatronTrainer`.
+    """Megatron-Core as an engine. If a run resumes from a checkpoint, `samples` is the number of
+    samples per step in the run that wrote the checkpoint.
     """
 
     name: ClassVar[str] = "megatron"
@@ -110,12 +110,12 @@ class MegatronBackend(Backend):
 LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "parallel.context": (
         (1,),
-        "without Transformer Engine, Megatron's attention cannot be split by tokens; use 1",
+        "without Transformer Engine, Megatron's attention cannot be split by tokens; use 1 context rank",
     ),
-    "model.experts": ((1,), "the model that is trained has no experts; use 1"),
-    "precision.fp8": ((), "8-bit products need Transformer Engine; leave it unset"),
-    "zero.weight_buffers": ((), "Megatron has no counted buffers; leave it unset"),
-    "zero.grad_buffers": ((), "Megatron has no counted buffers; leave it unset"),
+    "model.experts": ((1,), "the model that is trained has no experts; leave the field unset, or set 1"),
+    "precision.fp8": ((), "8-bit products need Transformer Engine; leave the field unset"),
+    "zero.weight_buffers": ((), "Megatron has no setting for the number of buffers; leave the field unset"),
+    "zero.grad_buffers": ((), "Megatron has no setting for the number of buffers; leave the field unset"),
     "zero.offload.optimizer": (
         ("none", "cpu"),
         "Megatron offloads only to the host's memory; use cpu",
@@ -128,7 +128,7 @@ why it cannot run others.
 
 UNDRIVEN: Mapping[str, str] = {
     "use_torch_fsdp2": "this backend does not run torch's FSDP; use the distributed optimizer",
-    "fp8": "8-bit products need Transformer Engine; drop it",
+    "fp8": "8-bit products need Transformer Engine; drop the argument",
 }
 """Arguments that this backend cannot run. Each has the reason and an advice."""
 
@@ -140,11 +140,11 @@ FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
     ),
     "tensor_model_parallel_size": (
         (None, 1),
-        "with several tensor ranks, Megatron-FSDP needs Transformer Engine's layers; use 1",
+        "with several tensor ranks, Megatron-FSDP needs Transformer Engine's layers; use 1 tensor rank",
     ),
     "pipeline_model_parallel_size": (
         (None, 1),
-        "with a pipeline, Megatron-FSDP stops when it wraps the model; use 1",
+        "with a pipeline, Megatron-FSDP stops when it wraps the model; use 1 pipeline rank",
     ),
     "fp16": (
         (None, False),
@@ -289,8 +289,8 @@ WEIGHTLESS: Mapping[str, Any] = {"model.moe.aux_loss": 0.0, "model.moe.z_loss": 
 there, because Megatron takes the coefficients from its own flags.
 """
 UNDRAWN: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-"""Values of arguments of dropout. Each engine draws its own random numbers, so runs with dropout
-cannot be compared.
+"""Values that the arguments of dropout must have. Each engine draws different random numbers, so
+runs with dropout cannot be compared.
 """
 
 

@@ -167,7 +167,7 @@ def _scaled(gradient: Tensor, factor: float | None, ddp: Any) -> Any:
 
 
 class _Stream:
-    """A stand-in for a CUDA stream. Work on the CPU is synchronous, so it never has to wait."""
+    """A stand-in for a CUDA stream. Work on the CPU is synchronous, so no stream ever waits."""
 
     def wait_stream(self, other: Any) -> None:
         """Return at once."""

@@ -1,4 +1,4 @@
-"""Builds Megatron-Core's own GPT in the shape of the native one, from real config objects."""
+"""Builds Megatron-Core's own GPT in the shape of the native GPT, from real config objects."""
 
 from __future__ import annotations
 
@@ -145,8 +145,8 @@ def _shape(shape: Architecture) -> dict[str, Any]:
 class Norm(nn.Module):
     """A norm in plain torch, zero-centred if the config says so.
 
-    Megatron's own norms need Apex or Transformer Engine. This one marks its weights like them, so
-    that sequence parallelism sums their gradients over the tensor group.
+    Megatron's own norms need Apex or Transformer Engine. Like those norms, this class marks its
+    weights, so that sequence parallelism sums the gradients of the weights over the tensor group.
     """
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **more: Any) -> None:

@@ -43,7 +43,7 @@ def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, A
         found: dict[str, Any] = dist_checkpointing.load(wanted, str(place))
         missing = [name for name in ("iteration", "opt_param_scheduler") if name not in found]
         SourceError.raise_if(
-            f"{place}: no {name} in it, which Megatron-LM needs to resume; {run.DAMAGED}"
+            f"{place}: the checkpoint has no {name}, which Megatron-LM needs to resume; {run.DAMAGED}"
             for name in missing
         )
         for name, part in zip(names, parts, strict=True):

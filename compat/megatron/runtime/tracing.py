@@ -75,7 +75,8 @@ class Window(nn.Module):
     def register_forward_pre_hook(self, hook: Callable[..., Any], **more: Any) -> Any:
         """Call `hook` with (input,) before each forward pass.
 
-        The input that the hook gets is in the autograd graph, so it can watch its gradient.
+        The input that the hook gets is in the autograd graph, so the hook can watch the gradient of
+        the input.
         """
 
         def seen(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -304,7 +305,7 @@ class MegatronSource:
     def _gathered(self) -> bool:
         """Whether sharded weights are gathered by the end of a step.
 
-        With overlap they are gathered in the next step.
+        If the gathering is overlapped, it takes place in the next step.
         """
         return self.states.sharded and not self.chunks[0].ddp_config.overlap_param_gather
 
@@ -324,7 +325,7 @@ class MegatronSource:
 
     def _of(self, weight: nn.Parameter, kind: Kind) -> Iterator[tuple[str, Tensor]]:
         """Yield the whole tensors of one kind (weight, replica, gradient or moment) for a
-        parameter. Each comes with a suffix for the parameter's name.
+        parameter. Each tensor comes with a suffix for the parameter's name.
         """
         states = self.states
         if kind == "replica":

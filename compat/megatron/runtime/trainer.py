@@ -171,7 +171,8 @@ class MegatronTrainer:
     def _pass(self, batches: list[Batch]) -> list[tuple[Tensor, Tensor]]:
         """Run all microbatches forward and backward with Megatron's own schedule.
 
-        Returns each microbatch's loss with its weight on the last stage.
+        On the last stage, returns the loss of each microbatch with its weight; on other stages, an
+        empty list.
         """
         rows, tokens = batches[0][1].shape
         found: list[tuple[Tensor, Tensor]] = get_forward_backward_func()(

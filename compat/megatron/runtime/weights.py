@@ -1,4 +1,4 @@
-"""The native parameters in each parameter of Megatron's GPT, and where they are stored in it."""
+"""The native parameters in each parameter of Megatron's GPT, and the location of each."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ KEY = re.compile(
 )
 UNPADDED = re.compile(r"optimizer\.distributed\.dp_group_idx_(\d+)\.per_bucket_numel_unpadded/.*")
 ALIGNED = 64
-"""Number of elements; each parameter starts at a multiple of it
+"""Each parameter starts at a multiple of this number of elements
 (distributed/param_and_grad_buffer.py).
 """
 ADVICE = "save it with --dist-ckpt-optim-fully-reshardable"
@@ -64,8 +64,10 @@ def unpacked(
     if set(buckets) != set(range(parallel.tensor * parallel.pipeline)) or set(sizes) != set(
         buckets
     ):
-        said = f"found buckets of {len(buckets)} groups of ranks; expected {parallel.tensor * parallel.pipeline}"
-        raise SourceError(f"{place}: {said}; the checkpoint is damaged")
+        raise SourceError(
+            f"{place}: found buckets of {len(buckets)} groups of ranks; expected"
+            f" {parallel.tensor * parallel.pipeline}; the checkpoint is damaged"
+        )
     for order in (OWN_ORDER, ENGINE_ORDER):
         found = _laid(shapes, parallel, buckets, sizes, order)
         if found is not None and all(

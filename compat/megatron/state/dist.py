@@ -165,11 +165,10 @@ def _sharding(common: Mapping[str, Any], place: Path) -> None:
     for held in _optimizers(common, {}):
         found = held.get("param_state_sharding_type")
         if found in OLD:
-            said = (
-                f"{place / dcp.COMMON}: found the layout {found} of the distributed optimizer, "
-                "which cannot be read"
+            raise SourceError(
+                f"{place / dcp.COMMON}: found the layout {found} of the distributed optimizer, which"
+                " cannot be read; save the run with --dist-ckpt-optim-fully-reshardable"
             )
-            raise SourceError(f"{said}; save the run with --dist-ckpt-optim-fully-reshardable")
 
 
 def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[str, Any]) -> Hub:
@@ -178,7 +177,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     values = {key: value for key, value in entries.items() if not isinstance(value, Lazy)}
     weights, kinds = _sorted(tensors)
     if not weights:
-        raise SourceError(f"{place / dcp.METADATA}: no tensors of a model in it; {DAMAGED}")
+        raise SourceError(f"{place / dcp.METADATA}: found no tensors of a model; {DAMAGED}")
     optimizers = list(_optimizers(common, values))
     optimizer = optimizers[0] if optimizers else {}
     step = run.step_of(optimizer)
@@ -232,7 +231,7 @@ def _strange(
     """Yield findings on masters that do not round to their weights.
 
     Megatron-Core 0.16.1 writes zeros for some masters if stages share the word embedding and the
-    distributed optimizer is saved fully reshardable. Its own comment says so
+    distributed optimizer is saved fully reshardable. A comment in its code says so
     (optimizer/distrib_optimizer.py: sharded_param_state_fully_reshardable).
     """
     for name, weight in weights.items():
@@ -394,11 +393,11 @@ def _foreign(hub: Hub) -> Iterator[Finding]:
     """Yield a finding if parameter names are unknown to Megatron-Core, which loads by name."""
     odd = [name for name in hub.parameters if not name.startswith(BEGINNINGS)]
     if odd:
-        said = (
-            f"no model of Megatron-Core has {len(odd)} of the parameter names, such as {odd[0]}, "
-            "and no map to its names is known"
+        message = (
+            f"no model of Megatron-Core has {len(odd)} of the parameter names, such as {odd[0]}, and"
+            " stagebridge cannot translate the names; only a model with these names loads the parameters"
         )
-        yield lost("names", f"{said}; only a model with these names loads them", Effect.NUMBERS)
+        yield lost("names", message, Effect.NUMBERS)
 
 
 SHARDING = "fully_reshardable"
@@ -424,9 +423,10 @@ class Layout:
         """Return the optimizer's state that is no tensor (optimizer.py, distrib_optimizer.py)."""
         steps = {held.step for held in self.hub.trained.values() if held.moments}
         if len(steps) > 1:
-            said = f"found moments of several steps ({shown(sorted(map(str, steps)))})"
+            found = shown(sorted(map(str, steps)))
             raise SourceError(
-                f"megatron: {said}; Megatron has one step for all moments; keep the source's format"
+                f"megatron: found moments of several steps ({found}); Megatron has one step for all"
+                " moments; keep the source's format"
             )
         step = next(iter(steps), None)
         if self.level:

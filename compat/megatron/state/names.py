@@ -21,13 +21,13 @@ IN_LAYER: Mapping[str, str] = {
     "self_attention.k_layernorm": "attention.key_norm",
     "mlp.router": "mlp.router",
 }
-"""The native module with the same weights, by module of a layer."""
+"""For each module of Megatron's layers: the native module with the same weights."""
 FUSED: Mapping[str, str] = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-"""Norms that Transformer Engine keeps inside the next linear layer. Distributed checkpoints of both kinds have these names
-(models/gpt/gpt_layer_specs.py: sharded_state_dict_keys_map).
+"""Norms that Transformer Engine keeps inside the next linear layer. Distributed checkpoints have
+these names in models with either kind of layers (models/gpt/gpt_layer_specs.py: sharded_state_dict_keys_map).
 """
 TOP = "decoder.layers.{layer}."
 
@@ -107,7 +107,9 @@ class Engine(Naming):
     stack = "megatron"
 
     def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
-        """Return no family, and a refusal for each argument that changes the meaning of weights."""
+        """Return None as the model's family, and a refusal for each argument that changes the meaning
+        of weights.
+        """
         # A config of another stack has no such attribute.
         args = getattr(config, "args", None)
         return None, () if args is None else refusals(args)

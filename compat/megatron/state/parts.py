@@ -170,15 +170,15 @@ def _in_place(
     for number, key in enumerate(order):
         path, state, own = files[key], held[key], said[number]
         before = said[number - 1] if number else None
-        for end, stage in ENDS.items():
+        for prefix, stage in ENDS.items():
             having = {
                 other[1]
                 for other in order
-                if any(name.startswith(end) for name in held[other]["model"])
+                if any(name.startswith(prefix) for name in held[other]["model"])
             }
             if having and (key[1] in having) != (key[1] == stage % parallel.pipeline):
                 raise SourceError(
-                    f"{path}: {end}* belongs to stage {stage % parallel.pipeline}; "
+                    f"{path}: {prefix}* belongs to stage {stage % parallel.pipeline}; "
                     "the names of the files of two stages are swapped; rename the files"
                 )
         if isinstance(own, int) and isinstance(before, int) and own <= before:
@@ -194,7 +194,7 @@ def _in_place(
         for what in ("iteration", "opt_param_scheduler"):
             if state.get(what) != held[order[0]].get(what):
                 raise SourceError(
-                    f"{path}: its {what} differs from the {what} of {files[order[0]]}; "
+                    f"{path}: the {what} in this file differs from the {what} in {files[order[0]]}; "
                     "the file comes from another step"
                 )
 
@@ -206,7 +206,8 @@ equal elements are copies of one file.
 
 
 def _mark(state: Mapping[str, Any]) -> bytes:
-    """Return the first elements of each matrix in a rank's file. They differ between any two ranks.
+    """Return the first elements of each matrix in a rank's file. These elements differ between any
+    two ranks.
     """
     matrices = (
         part

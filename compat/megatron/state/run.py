@@ -80,7 +80,8 @@ SCHEDULE: Mapping[str, Any] = {
     "wd_incr_style": "constant",
     "wd_incr_steps": 1,
 }
-"""Names of the scheduler's state, whose steps are samples
+"""Entries of the scheduler's state, with values for those that a checkpoint lacks. The steps in them
+count samples
 (optimizer_param_scheduler.py: state_dict).
 """
 
@@ -113,7 +114,7 @@ ODD = (
 
 
 def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Yield a refusal for each argument that changes the meaning of weights."""
+    """Return a refusal for each argument that changes the meaning of weights."""
     return tuple(
         f"{name}: found {args[name]!r} in the arguments of the run"
         for name in ODD
@@ -351,8 +352,8 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
 
 
 def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
-    """Return the parameters of each of Megatron's two groups, sorted by the number of their group
-    in the source. The key True is the group without weight decay.
+    """Return the parameters of Megatron's two groups, for each number of a group in the source. The
+    key True is Megatron's group without weight decay, the key False the other group.
     """
     kinds: dict[bool, dict[int, list[str]]] = {}
     for number, group in enumerate(hub.groups):
@@ -379,12 +380,12 @@ def _otherwise(hub: Hub) -> Iterator[Finding]:
             )
             compared = (RATE, *(key for key in TREATED if not spared or key != "weight_decay"))
             other = [key for key in compared if key in own and own[key] != taken.get(key)]
-            said = ", ".join(
+            settings = ", ".join(
                 f"{key} {shown(own[key])} instead of {shown(taken.get(key))}" for key in other
             )
-            if said:
+            if settings:
                 what = "biases and vectors" if spared else "matrices"
-                message = f"{len(names)} parameters, such as {names[0]}, had {said}; Megatron has one group for all {what}"
+                message = f"{len(names)} parameters, such as {names[0]}, had {settings}; Megatron has one group for all {what}"
                 yield lost("groups", message, Effect.NUMBERS)
 
 

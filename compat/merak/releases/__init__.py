@@ -23,8 +23,8 @@ FACTS = ("inherited.json", "arguments.json")
 """Arguments of transformers' `TrainingArguments`, and what Merak itself declares."""
 
 ULYSSES = "2.2.2+main"
-"""First release in which `init` has the parameter `sp` (commit 856746c of 2025-06-06). It also
-changed the meaning of `sequence_parallel`.
+"""First release in which `init` has the parameter `sp` (commit 856746c of 2025-06-06). This release
+also changed the meaning of `sequence_parallel`.
 """
 REWRITTEN = "2.0.0"
 """First release with a trainer of its own. Earlier releases derive their trainer from the Trainer

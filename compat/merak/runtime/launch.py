@@ -106,5 +106,7 @@ def print_rank_0(message: str) -> None:
 
 
 def init_empty_weights(include_buffers: bool = False) -> Any:
-    """Do nothing, because every rank builds the whole model and keeps the layers of its stages."""
+    """Return a context manager that does nothing, because every rank builds the whole model and keeps
+    only the layers of its stages.
+    """
     return nullcontext()

@@ -204,7 +204,8 @@ class MerakTrainer:
         )
         lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
         ConfigError.raise_if(
-            f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run it; leave it out"
+            f"{finding.path}: found {finding.before!r}; {finding.message}, and the engine does not run"
+            " this setting; leave the setting out"
             for finding in lost
             if finding.effect is Effect.NUMBERS
         )
@@ -503,11 +504,12 @@ class MerakTrainer:
         too.
         """
         if parts and RUN.lists is not None:
-            told = f"no module of {type(self.model).__name__} has {', '.join(parts)}"
-            path = f"set_tp_layer_lists.{option}"
-            self._told.append(
-                Finding(path, f"{told}; this entry splits nothing", Effect.COST, True)
+            message = (
+                f"no module of {type(self.model).__name__} has {', '.join(parts)} in its name; this"
+                " entry splits nothing"
             )
+            path = f"set_tp_layer_lists.{option}"
+            self._told.append(Finding(path, message, Effect.COST, True))
 
     def _length(self) -> int:
         """Return the number of steps in the whole run, from the arguments or else from the size of
