@@ -63,12 +63,14 @@ def stages(
 
 
 class AutoModelConfig(Config):
-    """An AutoModel recipe. `pipeline` is its pipeline config."""
+    """A recipe of AutoModel. The property `pipeline` holds the settings of the recipe's pipeline
+    section.
+    """
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
-        """All settings of PipelineConfig with their effective values. The object has `to_dict()`,
-        as AutoModel's own has.
+        """The settings of AutoModel's PipelineConfig, with the values that a run of the recipe
+        uses. The returned object has a method `to_dict()`, as AutoModel's class has.
         """
         from compat.automodel.pipeline import pipeline
 
@@ -214,8 +216,8 @@ def _has(data: Any, path: str) -> bool:
 DIALECT = AutoModelDialect()
 
 ENTRIES = {"AutoPipeline": "pipelines", "PipelineConfig": "pipelines", "PipelineInfo": "pipelines"}
-"""AutoModel's own names, implemented by the native engine: `from compat.automodel import
-AutoPipeline` migrates a script.
+"""Names of AutoModel that the native engine implements, each with its module. A script migrates by
+importing them from here: `from compat.automodel import AutoPipeline`.
 """
 
 

@@ -70,7 +70,9 @@ GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
 DEVICE = "model.backend"
 """The section with defaults that depend on the device and on installed packages."""
 SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_setup")
-"""Function with the defaults of the mesh sizes, since 0.3.0."""
+"""Modules that may have the function with the defaults of the mesh sizes. Releases since 0.3.0 have
+one of these modules.
+"""
 
 
 def facts(tree: Tree) -> Facts:

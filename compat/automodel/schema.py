@@ -158,7 +158,7 @@ class Pipeline(Section):
         None, description="Replace the outer model's forward by one that runs a stage."
     )
     patch_stage_backward_maybe_with_nosync: bool | None = field(
-        None, description="FSDP-aware backward of stages. Recipes set it as in the model's backend."
+        None, description="Use AutoModel's own backward pass for FSDP in stages. Recipes overwrite this switch."
     )
     dtype: Dtype | None = field(None, description="Number format of activations between stages.")
     scale_grads_in_schedule: bool | None = field(
@@ -173,7 +173,7 @@ class Pipeline(Section):
     pp_recv_buffer_pool: bool | None = field(
         None,
         description=(
-            "Microbatches share receive buffers; there are as many as microbatches in flight."
+            "Microbatches share receive buffers, one for each microbatch in flight."
         ),
     )
     pp_recv_buffer_pool_slack: Size | None = field(
@@ -242,7 +242,7 @@ class FrameSharding(Section):
         None, description="Smallest number of visual tokens from which frames are shared."
     )
     min_frames: Size | None = field(
-        None, description="Number of frames from which they are always shared."
+        None, description="Smallest number of frames from which frames are always shared."
     )
     min_local_patch_rows: Size | None = field(
         None, description="Number of rows of patches on each rank after padding with zeros."
@@ -461,7 +461,7 @@ class Backend(Section):
     linear: str | None = field(None, description="Implementation of linear layers.")
     experts: str | None = field(None, description="Implementation of experts' products.")
     enable_fsdp_optimizations: bool | None = field(
-        None, description="FSDP-aware gradient exchange, also of stages."
+        None, description="Use AutoModel's own gradient exchange for FSDP, also in stages."
     )
     fake_balanced_gate: bool | None = field(
         None, description="Spread tokens evenly over the experts; the router has no effect."

@@ -107,7 +107,8 @@ class PipelineInfo:
 class Schedule:
     """Runs the microbatches of a batch over the stages, as torch's schedules do.
 
-    Gradients are added to those of the parameters, and the script's own optimizer makes the step.
+    Gradients are added to `.grad` of the parameters. The script's own optimizer updates the
+    weights.
     """
 
     engine: Engine
