@@ -24,7 +24,7 @@ ZERO_OFF = "ZeRO is off; set zero_stage 1 or drop it"
 
 
 class Seen(checks.Seen):
-    """A config of Merak, as the checks get it. Arguments are found by name without the prefix
+    """A config of Merak, as the checks get it. A check names an argument without the prefix
     `args.`.
     """
 
@@ -36,8 +36,10 @@ class Seen(checks.Seen):
         return int(self.values.get(f"init.{axis}") or 1)
 
 
-def _dead(name: str, message: str, place: str, since: str = "", until: str = "") -> Check:
-    path = name if "." in name else f"args.{name}"
+def _dead(
+    argument: str, message: str, place: str, since: str = "", until: str = "", name: str = ""
+) -> Check:
+    path = argument if "." in argument else f"args.{argument}"
     return Check(
         path,
         lambda seen: seen.wrote(path),
@@ -46,13 +48,19 @@ def _dead(name: str, message: str, place: str, since: str = "", until: str = "")
         place,
         since,
         until,
+        name=name,
     )
 
 
 def _unused(
-    name: str, used: Callable[[Seen], bool], message: str, place: str, since: str = ""
+    argument: str,
+    used: Callable[[Seen], bool],
+    message: str,
+    place: str,
+    since: str = "",
+    name: str = "",
 ) -> Check:
-    path = f"args.{name}"
+    path = f"args.{argument}"
     return Check(
         path,
         lambda seen: seen.wrote(path) and not used(seen),
@@ -60,6 +68,7 @@ def _unused(
         Effect.NONE,
         place,
         since,
+        name=name,
     )
 
 
@@ -93,28 +102,29 @@ def _checkpoints(seen: Seen) -> bool:
 TRAPS = Checks(
     RELEASES,
     # Nothing reads them
-    _dead("split_inputs", "nothing in Merak reads it", "merak_args/args.py", since=REWRITTEN),
+    _dead("split_inputs", "nothing in Merak reads this argument", "merak_args/args.py", since=REWRITTEN),
     _dead(
         "hysteresis",
-        "the scaler takes 2 in any case",
+        "the scaler takes a hysteresis of 2 in any case",
         "core/amp/amp_engine.py: dynamic_loss_args",
         since=REWRITTEN,
     ),
     _dead(
         "loss_scale", "the scale is dynamic in any case", "core/amp/amp_engine.py", since=REWRITTEN
     ),
-    _dead("init.backend", "init takes NCCL if torch has it, else MPI", "initialize.py: init"),
+    _dead("init.backend", "init takes NCCL if torch supports NCCL, else MPI", "initialize.py: init"),
     _dead(
         "bf16",
-        f"Merak reads it from {BF16} on; this release trains in fp32",
+        f"Merak {BF16} is the first release that reads bf16; this release trains in fp32",
         "core/amp/amp_engine.py",
         until="2.2.2",
+        name="no-effect-merak-reads-it",
     ),
-    _dead("fp16_opt_level", "only Apex mixed precision uses it", "core/amp/amp_engine.py"),
+    _dead("fp16_opt_level", "only Apex mixed precision uses this level", "core/amp/amp_engine.py"),
     _unused(
         "shard_count",
         lambda seen: seen["split_method"] in (None, "farthest_min_deps"),
-        "only split_method farthest_min_deps uses it",
+        "only split_method farthest_min_deps uses this number",
         "core/fx/graph_shard/split_graph.py",
         REWRITTEN,
     ),
@@ -126,20 +136,21 @@ TRAPS = Checks(
     _unused(
         "custom_partition",
         lambda seen: seen["partition_method"] == "custom",
-        "only partition_method custom uses it",
+        "only partition_method custom uses this argument",
         "core/pipeline/layers_partition.py",
     ),
     _unused(
         "custom_split_points",
         lambda seen: seen["split_method"] == "layer_split",
-        "only split_method layer_split uses it",
+        "only split_method layer_split uses this argument",
         "core/fx/graph_shard/layer_config.py",
     ),
     _unused(
         "parallel_vocab",
         lambda seen: seen.size("tp") > 1,
-        "it needs tp > 1",
+        "Merak splits the vocabulary only with tp > 1",
         "core/tensor_parallel/model_parallel.py",
+        name="no-effect-it-needs-tp",
     ),
     _unused(
         "cache_name",
@@ -150,10 +161,11 @@ TRAPS = Checks(
     _unused(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
-        "split_method nearest_min_deps puts chunks of similar size in place of this number;"
+        "split_method nearest_min_deps makes Merak recompute chunks of similar size instead;"
         " activation_checkpointing false switches recomputation off",
         "core/pipeline/module.py: act_ckpt_interval",
         "2.2.1",
+        name="no-effect-split_method-nearest_min_deps-puts",
     ),
     _unused(
         "warmup_ratio",
@@ -174,7 +186,8 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
-        "no effect with sp = 1: on main it is Ulysses attention over the ranks of init(sp=), not Megatron's sequence parallelism",
+        "no effect with sp = 1: on main this switch is Ulysses attention over the ranks of init(sp=),"
+        " not Megatron's sequence parallelism",
         Effect.NONE,
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
@@ -182,23 +195,26 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
-        "Ulysses over the ranks of init(sp=), for Llama models only; 'when TMP > 1' in the documentation is about older releases",
+        "this switch is Ulysses attention over the ranks of init(sp=), for Llama models only; the"
+        " documentation's 'when TMP > 1' is about older releases",
         Effect.NONE,
         "core/sequence_parallel/operation.py",
         since=ULYSSES,
+        name="ulysses-over-the-ranks-of",
     ),
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("tp") == 1,
-        "no effect: it needs tp > 1",
+        "no effect: sequence parallelism needs tp > 1",
         Effect.NONE,
         "core/tensor_parallel/mp_layers.py",
         until="2.2.2+main",
+        name="no-effect-it-needs-tp",
     ),
     Check(
         "init.sp",
         lambda seen: seen.size("sp") > 1 and not seen["sequence_parallel"],
-        "sequence_parallel is off, so these ranks repeat each other's work; set it",
+        "sequence_parallel is off, so these ranks repeat each other's work; set sequence_parallel",
         Effect.COST,
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
@@ -206,10 +222,12 @@ TRAPS = Checks(
     Check(
         "trainer.loss_fn",
         lambda seen: seen.wrote("trainer.loss_fn"),
-        "MerakTrainer does not take it, though its documentation says so; override get_loss_fn",
+        "MerakTrainer does not take a loss_fn, though Merak's documentation says so; override"
+        " get_loss_fn",
         Effect.NUMBERS,
         "merak_trainer.py: __init__",
         since=REWRITTEN,
+        name="meraktrainer-does-not-take-it",
     ),
     # Broken
     Check(
@@ -223,7 +241,8 @@ TRAPS = Checks(
     Check(
         "args.split_method",
         lambda seen: seen["split_method"] == "min_deps",
-        "broken: the default of this release is unknown to its own splitter; give nearest_min_deps",
+        "broken: the default of this release is min_deps, which the splitter of this release does"
+        " not know; give nearest_min_deps",
         Effect.STOPS,
         "core/fx/graph_shard/split_graph.py",
         since=REWRITTEN,
@@ -232,7 +251,8 @@ TRAPS = Checks(
     Check(
         "args.tp_overlapping_level",
         lambda seen: (seen["tp_overlapping_level"] or 0) > 1 and seen.size("tp") > 1,
-        "broken: levels 2 and 3 are only for GPT-2, and fail there with an AttributeError; other models get level 1; use 0 or 1",
+        "broken: levels 2 and 3 exist only for GPT-2, and fail with an AttributeError; for other"
+        " models Merak uses level 1; use 0 or 1",
         Effect.STOPS,
         "core/tensor_parallel/model_parallel.py, as run at the newest commit",
         since=MAIN,
@@ -258,10 +278,11 @@ TRAPS = Checks(
     Check(
         "args.lr_scheduler_type",
         lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
-        "broken: the engine steps it without the metric that the scheduler needs; use"
-        " another lr_scheduler_type",
+        "broken: this scheduler needs a metric, and the engine passes none; use another"
+        " lr_scheduler_type",
         Effect.STOPS,
         "core/merak_engine.py: _exec_optimizer_step",
+        name="broken-the-engine-steps-it",
     ),
     Check(
         "args.loss_scale",
@@ -283,10 +304,12 @@ TRAPS = Checks(
     Check(
         "args.half_precision_backend",
         lambda seen: unclipped(seen.values) and (seen["max_grad_norm"] or 0) > 0,
-        "cpu_amp is read nowhere, but it switches gradient clipping off; drop it",
+        "Merak has no mixed precision for cpu_amp; this value only switches gradient clipping off;"
+        " drop the argument",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
         since=REWRITTEN,
+        name="cpu_amp-is-read-nowhere-but",
     ),
     Check(
         "args.zero_stage",
@@ -339,9 +362,10 @@ TRAPS = Checks(
     Check(
         "args.activation_checkpoint_ratio",
         lambda seen: seen["activation_checkpoint_ratio"] is not None and _checkpoints(seen),
-        "this path computes the forward pass twice and discards the first result",
+        "with a ratio Merak computes the forward pass twice and discards the first result",
         Effect.COST,
         "core/pipeline/module.py: forward",
+        name="this-path-computes-the-forward",
     ),
     Check(
         "args.tp_overlapping_level",
@@ -357,8 +381,8 @@ TRAPS = Checks(
     Check(
         "tp_lists.weight_change_list",
         lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
-        "every tensor rank takes the first part of such a weight; load or initialise the right"
-        " part of the values afterwards",
+        "every tensor rank takes the first part of each weight in this list; load or initialise"
+        " the right part afterwards",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_attrs.py: set_mp_attr",
     ),
