@@ -48,8 +48,8 @@ def stages(
     """Split `num_layers` decoder layers into virtual stages for `pp_size` ranks, as AutoModel does.
 
     The result has `layers` (number of decoder layers of each virtual stage), `virtual_stages`
-    (their number), `stages_per_rank` and `stage_ids` (a tuple for each rank). Raises `BridgeError`
-    if AutoModel would stop.
+    (number of virtual stages), `stages_per_rank` and `stage_ids` (for each rank, the numbers of the
+    rank's stages). Raises `BridgeError` if AutoModel would stop.
     """
     from compat.automodel.virtual_stages import stages
 

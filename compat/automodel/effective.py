@@ -418,8 +418,8 @@ def learning_rate(given: Given) -> dict[str, Any]:
     """Return the settings of the learning-rate schedule, with values that AutoModel computes
     (optim/optimizer.py, LRSchedulerConfig.build).
 
-    If lr_decay_steps is not set, the decay ends at `max_steps`. Without `max_steps` its end depends
-    on the data, and `lr_decay_steps` is None here.
+    If lr_decay_steps is not set, the decay ends at `max_steps`. Without `max_steps` the end of the
+    decay depends on the data, and the result has None for `lr_decay_steps`.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
     default = argument_defaults(given.get("optimizer._target_")).get(

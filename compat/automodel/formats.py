@@ -298,7 +298,7 @@ class _Reader(Reader):
             self.problem(
                 written,
                 "found null; AutoModel's splitter needs the name of a schedule, even with a CSV"
-                " file; set it",
+                " file; name a schedule",
             )
 
     def value(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:

@@ -232,7 +232,7 @@ FAMILY = convert(
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
     note="the choice of the model and of its initial weights",
-    lossy="the family of this model is not known, or stagebridge translates only a similar one",
+    lossy="the family of this model is not known, or stagebridge translates only a similar family",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )
 

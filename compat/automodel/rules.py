@@ -496,7 +496,7 @@ OVERLAP = convert(
         D + "overlap_grad_reduce": "zero.overlap",
         D + "overlap_param_gather": "zero.overlap_gather",
     },
-    lossy="FSDP2 and DDP always overlap; only Megatron-FSDP has a switch for each overlap",
+    lossy="FSDP2 and DDP always overlap messages with compute; only Megatron-FSDP has switches for overlaps",
     source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
 )
 

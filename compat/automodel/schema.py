@@ -71,11 +71,13 @@ Strategy = Annotated[
 Free = dict[str, Any]
 
 REST = "*"
-"""Name of the leaf that holds the settings of a free-form section without a type."""
+"""Name of the field in which a section keeps all settings that the schema does not list."""
 
 
 def rest(what: str) -> Any:
-    """Define the leaf that holds the settings of a free-form section that have no type."""
+    """Return the field in which a section keeps all settings that the schema does not list. `what`
+    is a part of the field's description.
+    """
     return field(None, alias=REST, description=f"All other settings {what}, unchanged.")
 
 

@@ -406,7 +406,9 @@ BESIDE: Mapping[str, Group] = {
     "distributed.moe.reshard_after_forward": {},
     L + "override_opt_param_scheduler": {L + "use_checkpoint_opt_param_scheduler": False},
 }
-"""Settings that are tried first, because few recipes allow them."""
+"""Settings that few recipes allow, each with the other settings that a recipe then needs. The
+strategies draw these settings first.
+"""
 
 
 def source(config: Config) -> Group:

@@ -185,7 +185,7 @@ def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
     if kind.name == "DualPipeV":
         yield (
             PP + "pp_schedule",
-            "AutoModel places its stages in a loop, but torch expects them in a V",
+            "AutoModel places the stages in a loop over the ranks, but torch expects the stages in a V",
             Effect.NUMBERS,
         )
 

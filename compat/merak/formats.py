@@ -1,4 +1,6 @@
-"""Converts command lines and keyword mappings to typed values by path, and values back to them."""
+"""Converts command lines and keyword mappings to typed values by path, and typed values to command
+lines and keyword mappings.
+"""
 
 from __future__ import annotations
 

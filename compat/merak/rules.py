@@ -423,8 +423,8 @@ PRECISION = convert(
     carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
     lossy=(
         "Merak trains in fp16 with fp32 master weights, in bf16 (from 2.2.2 on) without master"
-        " weights, or in fp32; it reduces gradients in the training format, but with ZeRO in fp16;"
-        " automatic mixed precision becomes fp16"
+        " weights, or in fp32; Merak reduces gradients in the training format, but with ZeRO in"
+        " fp16; stagebridge translates automatic mixed precision to fp16"
     ),
     blurs=lambda values: automatic(values),
     note="a level of Apex mixed precision",

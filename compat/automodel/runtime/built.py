@@ -65,10 +65,9 @@ def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
 
 
 def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, ...]]:
-    """Return the model that the section `model` names, its number format, and findings for settings
-    that have no effect on it.
-
-    Random weights depend on `seed`. Raises `BridgeError`.
+    """Return the model that the section `model` names, the number format of the model, and findings
+    for settings that have no effect on the model. Random weights depend on `seed`. Raises
+    `BridgeError`.
     """
     kind, _, way = str(section.get(TARGET)).rpartition(".")
     if kind.rpartition(".")[2] not in CLASSES or way not in (LOADED, MADE):

@@ -66,8 +66,8 @@ def posed(config: Config) -> tuple[Group, Group]:
 
 
 def raw(source: Mapping[str, Any], config: Config) -> Group | None:
-    """Return the input for AutoModel's parser from a source that we may fail to read. None if the
-    release has no parser.
+    """Return the input for AutoModel's parser, made from a recipe as the user wrote the recipe.
+    None if the release has no parser.
     """
     if not release(config.version).nested:
         return None

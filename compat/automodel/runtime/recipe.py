@@ -328,7 +328,9 @@ def _loader(
 
 
 def _checked(settings: Section) -> None:
-    """Raise `ConfigError` for settings that are not supported here at all."""
+    """Raise `ConfigError` if the recipe has a class, a loss or a packing of samples that the native
+    engine cannot run.
+    """
     if "recipe" in settings:
         said = settings["recipe"]
         target({TARGET: said if isinstance(said, str) else said.get(TARGET)}, "recipe", CLASSES)
