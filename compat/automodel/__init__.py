@@ -111,8 +111,8 @@ class AutoModelDialect(PackagedDialect):
         )
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Yield findings about a recipe that cannot start because it has no model, optimizer or
-        data set.
+        """Yield findings about a recipe that cannot start because settings are missing that
+        AutoModel needs: the model, the optimizer, the data set or the loss.
         """
         from bridge.requirements import missing
         from compat.automodel.formats import RECIPE

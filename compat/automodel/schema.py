@@ -646,7 +646,7 @@ class Wandb(Section):
 
 
 class AutoModel(Section):
-    """A recipe. Sections that do not affect the distribution of a run are free-form."""
+    """A recipe, section by section. Settings that the schema does not list are free-form."""
 
     step_scheduler: StepScheduler = field(StepScheduler(), description="Batches and steps.")
     distributed: Distributed = field(Distributed(), description="Mesh and sharding.")
