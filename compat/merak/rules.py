@@ -691,9 +691,8 @@ RECOMPUTE = convert(
         "args.activation_checkpoint_ratio": "recompute.ratio",
     },
     lossy=(
-        "Merak recomputes groups of shards, not of layers; it has no selective"
-        " recomputation; its ratio is one number for the first stage, or one number for each"
-        " stage"
+        "Merak recomputes groups of shards, not of layers, and never only parts of a layer; Merak's"
+        " ratio is one number for the first stage, or one number for each stage"
     ),
     blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
     source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
