@@ -39,7 +39,7 @@ def test_a_field_shows_meaning_default_by_release_and_where_it_goes(show: Any) -
     [
         (("megatron", "params_dtype"), ("the default is None", "the default is torch.float32")),
         (("megatron", "autocast_dtype"), ("default is the value of pipeline_dtype", "default is the value of params_dtype")),
-        (("merak", "init.pp"), ("dp, tp, pp", "pass them by name")),
+        (("merak", "init.pp"), ("dp, tp, pp", "pass the degrees by name")),
         (("automodel", "distributed.pipeline.pp_schedule"), ("v_schedule", "ZBVZeroBubble")),
         (("fast_llm", "model.multi_stage.num_grad_buffers"), ("the default is 1", "one buffer for each stage")),
     ],

@@ -48,8 +48,8 @@ def stages(
     """Split `num_layers` decoder layers into virtual stages for `pp_size` ranks, as AutoModel does.
 
     The result has `layers` (number of decoder layers of each virtual stage), `virtual_stages`
-    (their number), `stages_per_rank` and `stage_ids` (a tuple for each rank). Raises `BridgeError`
-    if AutoModel would stop.
+    (number of virtual stages), `stages_per_rank` and `stage_ids` (for each rank, the numbers of the
+    rank's stages). Raises `BridgeError` if AutoModel would stop.
     """
     from compat.automodel.virtual_stages import stages
 
@@ -63,12 +63,14 @@ def stages(
 
 
 class AutoModelConfig(Config):
-    """An AutoModel recipe. `pipeline` is its pipeline config."""
+    """A recipe of AutoModel. The property `pipeline` holds the settings of the recipe's pipeline
+    section.
+    """
 
     @cached_property
     def pipeline(self) -> PipelineConfig:
-        """All settings of PipelineConfig with their effective values. The object has `to_dict()`,
-        as AutoModel's own has.
+        """The settings of AutoModel's PipelineConfig, with the values that a run of the recipe
+        uses. The returned object has a method `to_dict()`, as AutoModel's class has.
         """
         from compat.automodel.pipeline import pipeline
 
@@ -109,8 +111,8 @@ class AutoModelDialect(PackagedDialect):
         )
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Yield findings about a recipe that cannot start because it has no model, optimizer or
-        data set.
+        """Yield findings about a recipe that cannot start because settings are missing that
+        AutoModel needs: the model, the optimizer, the data set or the loss.
         """
         from bridge.requirements import missing
         from compat.automodel.formats import RECIPE
@@ -214,8 +216,8 @@ def _has(data: Any, path: str) -> bool:
 DIALECT = AutoModelDialect()
 
 ENTRIES = {"AutoPipeline": "pipelines", "PipelineConfig": "pipelines", "PipelineInfo": "pipelines"}
-"""AutoModel's own names, implemented by the native engine: `from compat.automodel import
-AutoPipeline` migrates a script.
+"""Names of AutoModel that the native engine implements, each with its module. A script migrates by
+importing them from here: `from compat.automodel import AutoPipeline`.
 """
 
 

@@ -35,7 +35,7 @@ SEED = convert(
         None not in (values.get("seed"), values.get("rng.seed"))
         and values["seed"] != values["rng.seed"]
     ),
-    lossy="stagebridge translates only one seed",
+    lossy="stagebridge translates only one of the recipe's two seeds",
     source="recipes/llm/train_ft.py: StatefulRNG(seed=cfg.get('seed', 42)); the section rng is not read",
 )
 
@@ -118,7 +118,7 @@ RULES = (
         lambda values, context: {DISPATCHER: WRITTEN.get(values.get("parallel.dispatcher") or "")},
         effect=EFFECTS["parallel.dispatcher"],
         blurs=lambda values: values.get(DISPATCHER) not in (None, *DISPATCHERS),
-        lossy="of AutoModel's dispatchers stagebridge translates DeepEP and HybridEP",
+        lossy="stagebridge translates only two of AutoModel's token dispatchers, DeepEP and HybridEP",
         source="components/models/common/utils.py: BackendConfig.dispatcher",
     ),
     SEED,
@@ -139,6 +139,6 @@ RULES = (
         "run.load_optimizer",
         "run.load_random",
         "run.timers",
-        note="AutoModel has no such setting",
+        note="AutoModel has no setting for this field",
     ),
 )

@@ -20,53 +20,53 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         P + "pp_schedule_csv",
-        "it overrides pp_schedule",
-        "pp_schedule still decides which stages each rank has; the value none is refused",
+        "pp_schedule_csv overrides pp_schedule",
+        "pp_schedule decides which stages each rank has, and AutoModel refuses pp_schedule none",
         DOCSTRING,
         FUNCTIONAL,
     ),
     Disagreement(
         P + "pp_batch_size",
-        "the total batch of a pipeline stage",
-        "recipes overwrite it with step_scheduler.local_batch_size",
+        "the setting is the total batch of a pipeline stage",
+        "recipes overwrite this setting with step_scheduler.local_batch_size",
         DOCSTRING,
         RECIPE,
     ),
     Disagreement(
         P + "layers_per_stage",
-        "layers in a pipeline stage",
-        "the wanted number of layers in a virtual stage: it sets the number of virtual stages, and"
-        " layers are then spread evenly over these",
+        "the setting is the number of layers in a pipeline stage",
+        "AutoModel computes the number of virtual stages from this setting, and then spreads the"
+        " layers evenly over the stages",
         DOCSTRING,
         f"{FUNCTIONAL}: calculate_virtual_stages",
     ),
     Disagreement(
         P + "module_fqns_per_model_part",
         "the setting overrides the automatic split",
-        "the automatic split is still computed and may fail; no check requires that each module is"
-        " named exactly once",
+        "AutoModel still computes the automatic split, which may fail; AutoModel does not check that"
+        " each module is named exactly once",
         DOCSTRING,
         FUNCTIONAL,
     ),
     Disagreement(
         P + "patch_stage_backward_maybe_with_nosync",
         "the setting is a switch of the pipeline config",
-        "recipes overwrite it with model.backend.enable_fsdp_optimizations",
+        "recipes overwrite this switch with model.backend.enable_fsdp_optimizations",
         DOCSTRING,
         RECIPE,
     ),
     Disagreement(
         P + "dtype",
         "the default is the model's own format",
-        "the default is the output format of the mixed-precision policy, or else its format of"
-        " parameters",
+        "the default is output_dtype of the mixed-precision policy, or param_dtype if the policy"
+        " has no output_dtype",
         DOCSTRING,
         RECIPE,
     ),
     Disagreement(
         P + "loss_fn",
         "the loss is a setting of the pipeline config",
-        "recipes replace it by the loss of the section loss_fn",
+        "recipes replace this loss by the loss of the section loss_fn",
         DOCSTRING,
         RECIPE,
     ),

@@ -32,8 +32,8 @@ COMMON = frozenset(("_target_", "strategy", "activation_checkpointing", "moe", "
 parse_distributed_section).
 """
 AXES = ("tp_size", "cp_size", "pp_size")
-"""Axes of the mesh whose ranks hold other layers or tokens than data-parallel ranks. An expert
-group may contain ranks of these axes and data-parallel ranks.
+"""Sizes of the mesh axes other than the data axes. The world size is the product of these sizes and
+`dp_size`.
 """
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 LAYERS = "model.config.num_hidden_layers"
@@ -105,7 +105,7 @@ def _strategy(given: Given, release: Release, kind: str) -> Iterator[str]:
     for name in {path.split(".")[1]: None for path in given if path.startswith(D)}:
         if name not in taken:
             owners = [other for other, options in release.strategies.items() if name in options]
-            advice = f"; it belongs to strategy {' or '.join(owners)}" if owners else "; drop it"
+            advice = f"; {name} belongs to strategy {' or '.join(owners)}" if owners else "; drop it"
             yield f"{D}{name}: strategy {kind} does not have this option{advice}"
     selective = given.get(D + "activation_checkpointing") == "selective"
     if selective and not release.since("0.5.0"):
@@ -418,8 +418,8 @@ def learning_rate(given: Given) -> dict[str, Any]:
     """Return the settings of the learning-rate schedule, with values that AutoModel computes
     (optim/optimizer.py, LRSchedulerConfig.build).
 
-    If lr_decay_steps is not set, the decay ends at `max_steps`. Without `max_steps` its end depends
-    on the data, and `lr_decay_steps` is None here.
+    If lr_decay_steps is not set, the decay ends at `max_steps`. Without `max_steps` the end of the
+    decay depends on the data, and the result has None for `lr_decay_steps`.
     """
     # A recipe may leave out the optimizer; then only max_lr tells the learning rate.
     default = argument_defaults(given.get("optimizer._target_")).get(

@@ -192,7 +192,7 @@ class _Reader(Reader):
         if isinstance(old, Mapping) and old and nested is not None:
             self.problem(
                 OLD,
-                f"given together with {PIPELINE}, which replaces it since {NEW_LAYOUT};"
+                f"the recipe also has {PIPELINE}, which replaces this section since {NEW_LAYOUT};"
                 " keep one of the two",
             )
         elif isinstance(old, Mapping):
@@ -213,11 +213,11 @@ class _Reader(Reader):
         """Read the mapping `data`, the section at `path`."""
         # Without a setting nothing would tell that the section was there.
         if path in EMPTY and not data:
-            name, value, what = EMPTY[path]
+            name, value, feature = EMPTY[path]
             self.given[f"{path}.{name}"] = value
             self.finding(
                 path,
-                f"an empty section switches {what} on with defaults; the output sets {name}"
+                f"an empty section switches {feature} on with defaults; the output sets {name}"
                 " explicitly",
                 Effect.NONE,
             )
@@ -298,7 +298,7 @@ class _Reader(Reader):
             self.problem(
                 written,
                 "found null; AutoModel's splitter needs the name of a schedule, even with a CSV"
-                " file; set it",
+                " file; name a schedule",
             )
 
     def value(self, written: str, path: str, value: Any, others: dict[str, Any]) -> None:
@@ -445,10 +445,14 @@ def history(path: str, release: Release) -> str:
     """Return a message about the setting `path`, which the release does not have."""
     if until(path) and release.since(since(path)):
         last, new = RELEASES.last(until(path)), instead(path)
-        return f"last read by AutoModel {last}, and this is {release.version}; {f'use {new}' if new else 'drop it'}"
+        advice = f"use {new}" if new else "drop it"
+        return (
+            f"AutoModel {last} was the last release that read this setting, and this is"
+            f" {release.version}; {advice}"
+        )
     return (
-        f"new in AutoModel {since(path)}, and this is {release.version}; drop it, or name a later"
-        " release"
+        f"this setting is new in AutoModel {since(path)}, and this is {release.version}; drop it, or"
+        " name a later release"
     )
 
 
@@ -485,7 +489,9 @@ def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str
 
 @cache
 def nullable(path: str) -> bool:
-    """Whether null means something else than a missing key."""
+    """Whether the setting at `path` accepts null as a value, so that null differs from a missing
+    key.
+    """
     return path.startswith(CONFIG) and NULL in expected(path).split()
 
 

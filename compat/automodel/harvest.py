@@ -40,7 +40,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "model.backend": ("models.common.utils:BackendConfig", "moe.utils:BackendConfig"),
     "model.backend.te_fp8": ("models.common.utils:TEFp8Config",),
 }
-"""Class with the settings of each other section of a recipe."""
+"""For each section besides the options of a strategy: the places of the class whose arguments are
+the section's settings. The first place that the release has is used.
+"""
 FREE: Mapping[str, tuple[str, ...]] = {
     "checkpoint": (
         "checkpoint.config:CheckpointingConfig",
@@ -53,8 +55,8 @@ FREE: Mapping[str, tuple[str, ...]] = {
     "peft": ("_peft.lora:PeftConfig",),
     "rng": ("training.rng:StatefulRNG",),
 }
-"""Class of each section without a schema. The names of its arguments are gathered over all
-releases.
+"""For each free-form section: the places of the class whose arguments are the section's settings.
+The names of the arguments are gathered over all releases.
 """
 AXES = tuple(f"{axis}_axis_name" for axis in ("pp", "cp", "tp", "ep"))
 GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
@@ -70,7 +72,9 @@ GIVEN_BY_CODE: Mapping[str, frozenset[str]] = {
 DEVICE = "model.backend"
 """The section with defaults that depend on the device and on installed packages."""
 SIZES = ("nemo_automodel.recipes._dist_utils", "nemo_automodel.recipes._dist_setup")
-"""Function with the defaults of the mesh sizes, since 0.3.0."""
+"""Modules that may have the function with the defaults of the mesh sizes. Releases since 0.3.0 have
+one of these modules.
+"""
 
 
 def facts(tree: Tree) -> Facts:

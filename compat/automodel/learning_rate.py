@@ -27,8 +27,8 @@ learning-rate schedule.
 SEES = (S + "name", S + "warmup_steps", RAMP)
 """Plan fields that decide whether a written recipe has the section `lr_scheduler`."""
 TENTH = 10
-"""The final decay of WSD takes the number of steps in the schedule divided by this, if the plan has
-no length for the decay.
+"""Divisor that gives the length of WSD's final decay if the plan has no length for the decay: the
+decay takes a tenth of the schedule's steps.
 """
 
 
@@ -55,8 +55,8 @@ def _read(values: Group, context: Context) -> Group:
 
 
 def writes_section(values: Group) -> bool:
-    """Whether a plan needs the section. A constant learning rate does not, unless other settings of
-    the section are set.
+    """Whether a recipe for the plan needs the section `lr_scheduler`. A constant learning rate
+    needs none, unless other settings of the section are set.
     """
     beside = values.get(RAMP) or values.get(RESUMED) in ("given", "checkpoint")
     name, warms = values.get(S + "name"), values.get(S + "warmup_steps") != 0

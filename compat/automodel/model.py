@@ -31,7 +31,8 @@ C = "model.config."
 CLASS, TYPE = C + "_target_", C + "model_type"
 NAMED = (CLASS, TYPE)
 BUILT, ANEW = "model._target_", "nemo_automodel.NeMoAutoModelForCausalLM.from_config"
-"""Key that names the function that builds the model, and its value for a model with random weights.
+"""Key for the function that builds the model, and the function that builds a model with random
+weights.
 """
 KEYS = {C + key: key for keys, _ in groups() for key in keys}
 MODEL = tuple(path for path in paths() if path.startswith("model."))
@@ -231,7 +232,7 @@ FAMILY = convert(
     carries={CLASS: "model.family", TYPE: "model.family", BUILT: ()},
     blurs=_strange,
     note="the choice of the model and of its initial weights",
-    lossy="the family of this model is not known, or stagebridge translates only a similar one",
+    lossy="the family of this model is not known, or stagebridge translates only a similar family",
     source="_transformers/auto_model.py: from_config; transformers' own config classes",
 )
 
@@ -250,8 +251,8 @@ def _tied(theirs: Callable[[Group, Context], Group]) -> Callable[[Group, Context
 
 
 def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
-    """Whether the recipe sets one of the keys although the family of its model does not read that
-    key.
+    """Return a condition on recipes: the recipe sets one of `keys`, but the model's family does not
+    read that key.
     """
 
     def unread(values: Group) -> bool:
@@ -287,7 +288,7 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         blurs=_unread_by_family(keys) if keys else None,
         lossy="AutoModel refuses tied embeddings in a pipeline; train without a pipeline, or untie them"
         if tied
-        else "the family of the model determines it",
+        else "the model's family determines this field",
         note="a key of the model's own config",
         source="pipelining/hf_utils.py: validate_hf_model_for_pipeline_support" if tied else "",
     )

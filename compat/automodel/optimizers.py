@@ -12,7 +12,9 @@ from bridge.rules import ADAM, Context, Group, Rule, convert
 
 @dataclass(frozen=True, slots=True)
 class Class_:
-    """A class, with the plan's name for it and the defaults of its arguments."""
+    """An optimizer class that recipes can name (`target`), the plan's name for the optimizer
+    (`ours`), and the defaults of the class's arguments.
+    """
 
     target: str
     ours: str
@@ -64,8 +66,8 @@ def _name(values: Group) -> str | None:
 
 
 def _taken(name: str | None) -> tuple[str, ...]:
-    """Return the arguments of the recipe's class for the optimizer `name` of a plan, or all known
-    arguments if the plan does not name a known optimizer.
+    """Return the names of the arguments that AutoModel's class for the plan's optimizer `name` has.
+    If `name` is not a known optimizer, return the argument names of all classes.
     """
     return tuple(CLASSES[TORCH[name]].defaults) if name in TORCH else NAMES
 
@@ -169,8 +171,8 @@ RULE: Rule = convert(
         )
     ),
     lossy=(
-        "AutoModel runs torch's Adam, AdamW, SGD and Adagrad; other classes keep their state in"
-        " other formats"
+        "stagebridge translates torch's Adam, AdamW, SGD and Adagrad, and Transformer Engine's"
+        " FusedAdam; other classes keep their state in other formats"
     ),
-    source="recipes name the class; its constructor has the defaults",
+    source="recipes name the optimizer class; the constructor of the class has the defaults",
 )

@@ -1,5 +1,5 @@
-"""The settings with which a recipe's pipeline starts, and AutoModel's own
-PipelineConfig of them.
+"""Settings with which a recipe's pipeline starts, and the object of AutoModel's class
+PipelineConfig that has these settings.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def live(config: Config) -> Any:
             f" recipe for {have}"
         )
     if not config.effective.get(PP + "pp_schedule"):
-        raise ConfigError("distributed.pp_size: found no pipeline; set it above 1")
+        raise ConfigError("distributed.pp_size: found no pipeline; set pp_size above 1")
     values = pipeline(config).to_dict()
     if values["dtype"] is not None:
         values["dtype"] = getattr(import_module("torch"), TORCH[values["dtype"]])

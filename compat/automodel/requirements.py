@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.requirements import Need, said
 
-STOPS = "the recipe stops without it"
+STOPS = "the recipe stops without this setting"
 TRAIN = "recipes/llm/train_ft.py: setup"
 NEEDS = (
     Need(
@@ -26,7 +26,7 @@ NEEDS = (
     ),
     Need(
         ("model.config.pretrained_model_name_or_path",),
-        "from_pretrained of model.config stops without it",
+        "the function from_pretrained of model.config stops without this setting",
         "transformers: models/auto/configuration_auto.py: AutoConfig.from_pretrained",
         unless=lambda given: (
             not str(given.get("model.config._target_", "")).endswith(".from_pretrained")

@@ -302,7 +302,7 @@ PRECISION = convert(
         D + "preserve_fp32_weights": "precision.master",
     },
     note="FSDP2 casts inputs and outputs of a sharded module",
-    lossy="AutoModel stores and updates weights in the model's format; DDP also reduces gradients in it",
+    lossy="AutoModel stores and updates weights in the model's format, and DDP reduces gradients in this format",
     source="docs/guides/mixed-precision-training.md; components/distributed/config.py: mp_policy",
 )
 
@@ -496,7 +496,7 @@ OVERLAP = convert(
         D + "overlap_grad_reduce": "zero.overlap",
         D + "overlap_param_gather": "zero.overlap_gather",
     },
-    lossy="FSDP2 and DDP always overlap; only Megatron-FSDP has a switch for each overlap",
+    lossy="FSDP2 and DDP always overlap messages with compute; only Megatron-FSDP has switches for overlaps",
     source="components/distributed/config.py: MegatronFSDPConfig; FSDP2 and DDP reduce during backward",
 )
 
@@ -737,14 +737,14 @@ def _why(path: str) -> Why:
 
 
 LACKS = {
-    "model": "the family of the model determines it",
-    "parallel": "AutoModel has no such switch",
-    "zero": "AutoModel has no such switch",
-    "precision": "AutoModel has no such switch",
+    "model": "the model's family determines this field",
+    "parallel": "AutoModel has no switch for this field",
+    "zero": "AutoModel has no switch for this field",
+    "precision": "AutoModel has no switch for this field",
     "optimizer.update_scale": "AutoModel has no Muon",
     "optimizer": "AutoModel has factors for patterns of parameter names",
     "recompute.modules": "AutoModel saves or drops the activations of whole layers",
-    "run": "AutoModel's recipes have no such switch",
+    "run": "AutoModel's recipes have no switch for this field",
 }
 """Reasons why AutoModel has no counterpart of plan fields that no rule above claims. If several
 entries match a field, the longest entry applies.
@@ -759,7 +759,7 @@ CLASS = convert(
         {"recipe": "TrainFinetuneRecipeForNextTokenPrediction"} if context.since(NAMED) else {}
     ),
     effect=Effect.NONE,
-    note="the class that runs the recipe; the app refuses a file without one",
+    note="the class that runs the recipe; the app refuses a file that names no class",
     source="cli/app.py: main",
 )
 

@@ -71,11 +71,13 @@ Strategy = Annotated[
 Free = dict[str, Any]
 
 REST = "*"
-"""Name of the leaf that holds the settings of a free-form section without a type."""
+"""Name of the field in which a section keeps all settings that the schema does not list."""
 
 
 def rest(what: str) -> Any:
-    """Define the leaf that holds the settings of a free-form section that have no type."""
+    """Return the field in which a section keeps all settings that the schema does not list. `what`
+    is a part of the field's description.
+    """
     return field(None, alias=REST, description=f"All other settings {what}, unchanged.")
 
 
@@ -158,7 +160,7 @@ class Pipeline(Section):
         None, description="Replace the outer model's forward by one that runs a stage."
     )
     patch_stage_backward_maybe_with_nosync: bool | None = field(
-        None, description="FSDP-aware backward of stages. Recipes set it as in the model's backend."
+        None, description="Use AutoModel's own backward pass for FSDP in stages. Recipes overwrite this switch."
     )
     dtype: Dtype | None = field(None, description="Number format of activations between stages.")
     scale_grads_in_schedule: bool | None = field(
@@ -173,7 +175,7 @@ class Pipeline(Section):
     pp_recv_buffer_pool: bool | None = field(
         None,
         description=(
-            "Microbatches share receive buffers; there are as many as microbatches in flight."
+            "Microbatches share receive buffers, one for each microbatch in flight."
         ),
     )
     pp_recv_buffer_pool_slack: Size | None = field(
@@ -242,7 +244,7 @@ class FrameSharding(Section):
         None, description="Smallest number of visual tokens from which frames are shared."
     )
     min_frames: Size | None = field(
-        None, description="Number of frames from which they are always shared."
+        None, description="Smallest number of frames from which frames are always shared."
     )
     min_local_patch_rows: Size | None = field(
         None, description="Number of rows of patches on each rank after padding with zeros."
@@ -461,7 +463,7 @@ class Backend(Section):
     linear: str | None = field(None, description="Implementation of linear layers.")
     experts: str | None = field(None, description="Implementation of experts' products.")
     enable_fsdp_optimizations: bool | None = field(
-        None, description="FSDP-aware gradient exchange, also of stages."
+        None, description="Use AutoModel's own gradient exchange for FSDP, also in stages."
     )
     fake_balanced_gate: bool | None = field(
         None, description="Spread tokens evenly over the experts; the router has no effect."
@@ -644,7 +646,7 @@ class Wandb(Section):
 
 
 class AutoModel(Section):
-    """A recipe. Sections that do not affect the distribution of a run are free-form."""
+    """A recipe, section by section. Settings that the schema does not list are free-form."""
 
     step_scheduler: StepScheduler = field(StepScheduler(), description="Batches and steps.")
     distributed: Distributed = field(Distributed(), description="Mesh and sharding.")

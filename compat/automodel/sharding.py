@@ -31,7 +31,9 @@ parse_distributed_section).
 
 
 def selects(kind: str, release: Release | Context) -> bool:
-    """Whether a strategy has selective recomputation, in a release in which FSDP2 has it."""
+    """Whether the strategy `kind` has selective recomputation in a release. Only for releases in
+    which FSDP2 has selective recomputation.
+    """
     return kind == "fsdp2" or (kind == "ddp" and release.since(DDP_SELECTS))
 
 

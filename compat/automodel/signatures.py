@@ -45,7 +45,7 @@ def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if name not in (TARGET, *takes, *BESIDE.get(path, ())):
             yield (
                 str(name),
-                f"not an argument of {target}, which refuses it{nearest(str(name), takes, before)}",
+                f"{target} does not have this argument, and refuses it{nearest(str(name), takes, before)}",
             )
 
 
@@ -72,8 +72,8 @@ def strange(
         return ""
     similar = nearest(name, {*known, *typed}, before)
     return (
-        "no recipe of AutoModel has this key here, and no known code reads it; it is kept"
-        f" unchanged{similar}"
+        "no recipe of AutoModel has this key here, and no known code reads it; the output keeps the"
+        f" key unchanged{similar}"
     )
 
 

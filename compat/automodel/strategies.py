@@ -199,8 +199,8 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
 
 
 def _arguments(target: str) -> tuple[str, ...]:
-    """Draw the settings of an optimizer: arguments of its class, its switches, and parameter
-    groups.
+    """Return the settings to draw for the optimizer class `target`: arguments and switches of the
+    class, and the parameter groups.
     """
     switches = (
         ["bias_correction", "exp_avg_dtype", "exp_avg_sq_dtype"]
@@ -304,7 +304,9 @@ def _sharding(version: str) -> Groups:
 
 @cache
 def _products(version: str) -> Groups:
-    """Draw FP8 settings of both libraries, and low-rank adapters. Few recipes get any."""
+    """Draw FP8 settings of torchao or Transformer Engine, or low-rank adapters. Most recipes get
+    none of these.
+    """
     none: tuple[Groups, ...] = (st.just({}),) * 6
     torchao = _group(
         {"fp8.enabled": st.booleans()}, "fp8.recipe_name", "fp8.enable_fsdp_float8_all_gather"
@@ -404,7 +406,9 @@ BESIDE: Mapping[str, Group] = {
     "distributed.moe.reshard_after_forward": {},
     L + "override_opt_param_scheduler": {L + "use_checkpoint_opt_param_scheduler": False},
 }
-"""Settings that are tried first, because few recipes allow them."""
+"""Settings that few recipes allow, each with the other settings that a recipe then needs. The
+strategies draw these settings first.
+"""
 
 
 def source(config: Config) -> Group:

@@ -83,8 +83,9 @@ def _write_fp8(values: Group, context: Context) -> Group:
 
 
 def _has_no_twin(values: Group) -> bool:
-    """Whether no plan can express the FP8 settings. Torchao runs also the output layer in FP8, but
-    no layers of odd widths; other Transformer Engine recipes have no name in a plan.
+    """Whether the recipe has FP8 settings that no plan can express. These are all settings of
+    torchao, which also runs the output layer in FP8 but skips layers of odd widths, and all
+    Transformer Engine recipes that `RECIPES` does not list.
     """
     recipe = values.get(TE + "recipe")
     return _is_torchao(values) or (

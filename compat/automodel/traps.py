@@ -47,7 +47,10 @@ def _found(
     # from_config and from_pretrained take keys of the config beside their own arguments,
     # and hand them to _consume_config_overrides (_transformers/auto_model.py).
     for key in sorted((given.get("model.*") or {}).keys() & set(CONFIG.values())):
-        message = f"{key}: overrides the model's config, but is not translated from here; write it as model.config.{key}"
+        message = (
+            f"{key} overrides the model's config, but stagebridge does not translate this key;"
+            f" write model.config.{key} instead"
+        )
         yield "model.*", message, Effect.NUMBERS
     yield from _own_code(given)
 
@@ -98,12 +101,12 @@ def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
 def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
     target = str(given.get(D + "_target_") or "").rpartition(".")[2]
     if target and at.nested:
-        message = f"the class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
+        message = f"the manager class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
         yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
     if "clip_grad_norm.max_norm" in given and not at.nested:
         yield (
             "clip_grad_norm.max_norm",
-            f"read since 0.3.0; {at.version} always clips at 1.0",
+            f"AutoModel reads this bound only since 0.3.0; {at.version} always clips at 1.0",
             Effect.NUMBERS,
         )
 
@@ -113,15 +116,15 @@ def _inert(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iterator[R
     if path is not None:
         yield (
             path.rpartition(".")[0],
-            "ignored, because pp_size is 1; set pp_size to use it",
+            "AutoModel ignores this section, because pp_size is 1; set pp_size above 1 to use the section",
             Effect.NONE,
         )
     if (given.get(D + "tp_size") or 1) == 1 and given.get(D + "sequence_parallel"):
-        yield D + "sequence_parallel", "no effect, because tp_size is 1", Effect.NONE
+        yield D + "sequence_parallel", "the switch has no effect, because tp_size is 1", Effect.NONE
     elif effective.get(D + "strategy") == "megatron_fsdp" and given.get(D + "sequence_parallel"):
         yield (
             D + "sequence_parallel",
-            "no effect, because megatron_fsdp has no sequence parallelism; use fsdp2",
+            "the switch has no effect, because megatron_fsdp has no sequence parallelism; use fsdp2",
             Effect.COST,
         )
 
@@ -163,8 +166,8 @@ def _overwritten(given: Mapping[str, Any], effective: Mapping[str, Any]) -> Iter
 def _scaling(given: Mapping[str, Any]) -> Iterator[Remark]:
     if given.get(PP + "scale_grads_in_schedule"):
         message = (
-            "recipes already divide gradients by the tokens of the step; this divides them"
-            " by the number of micro batches too"
+            "recipes already divide gradients by the tokens of the step; this switch"
+            " divides them by the number of micro batches too"
         )
         yield PP + "scale_grads_in_schedule", message, Effect.NUMBERS
 
@@ -182,7 +185,7 @@ def _schedule(given: Mapping[str, Any]) -> Iterator[Remark]:
     if kind.name == "DualPipeV":
         yield (
             PP + "pp_schedule",
-            "AutoModel places its stages in a loop, but torch expects them in a V",
+            "AutoModel places the stages in a loop over the ranks, but torch expects the stages in a V",
             Effect.NUMBERS,
         )
 

@@ -119,8 +119,8 @@ def number(
         )
     if kind.single and per_rank != 1:
         raise ConfigError(
-            f"{where} {per_rank} stages on each rank, but {kind.name} runs one; use"
-            f" {-(-num_layers // pp_size)}"
+            f"{where} {per_rank} stages on each rank, but {kind.name} runs one; set"
+            f" layers_per_stage to {-(-num_layers // pp_size)}"
         )
     if not kind.single and per_rank < 2:
         raise ConfigError(

@@ -175,8 +175,8 @@ RULES = (
             **dict.fromkeys((TOGETHER, BREADTH), "schedule.breadth_first"),
         },
         note="the order of a step's microbatches; "
-        "the product of depth-first and breadth-first microbatches is the gradient "
-        "accumulation",
+        "the number of depth-first times the number of breadth-first microbatches is "
+        "the number of gradient accumulation steps",
         source="schedule/schedule.py: order of steps; schedule/config.py before 0.4.0: how the batch is divided",
     ),
 )

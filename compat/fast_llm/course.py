@@ -9,7 +9,7 @@ from compat.fast_llm import intervals
 
 RANKS = "model.distributed."
 TIMEOUTS = (RANKS + "timeout", RANKS + "distributed_timeout")
-"""Paths of the time limit of a collective: first since 0.3.0, then before 0.3.0."""
+"""Paths of the time limit of a collective: the path since 0.3.0, then the path before 0.3.0."""
 
 
 def _timeout(values: Group, context: Context) -> Group:

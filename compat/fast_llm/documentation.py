@@ -29,7 +29,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         M + "num_grad_buffers",
-        "three of these counts may be combined with ZeRO level 2 or 3",
+        "three of the buffer counts may be combined with ZeRO level 2 or 3",
         "a count together with zero_stage 2 or 3 is refused, even a count of 2 or null; a"
         " count is accepted only without zero_stage or with zero_stage 1",
         GUIDE,
@@ -38,7 +38,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         M + "layers_per_stage",
-        "fractions are allowed, and a smaller value balances the load better",
+        "fractions of a layer are allowed, and a smaller value balances the load better",
         "a stage ends at the first whole layer that reaches the size: 1.5 has the effect of 2, and any value below 1"
         " has the effect of 1",
         GUIDE,

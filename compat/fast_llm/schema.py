@@ -234,7 +234,7 @@ class Distributed(Section):
         None, "optional", "Seed shift of inference; none: Fast-LLM's constant."
     )
     reproducible_init: bool = _has(
-        False, "testing", "The same initial weights for any layout of ranks."
+        False, "testing", "Draw the same initial weights for every layout of ranks."
     )
 
 
@@ -364,7 +364,7 @@ class LearningRate(Section):
     decay_iterations: int | None = _has(
         None, "feature", "Step at which the decay ends, warmup included."
     )
-    decay_power: Real = _has(1.0, "feature", "Exponent on the progress of the decay.")
+    decay_power: Real = _has(1.0, "feature", "Exponent of a decay of shape power.")
     warmup_iterations: int = _has(0, "feature", "Steps of linear warmup from 0.")
     minimum: Real = _has(0.0, "feature", "Learning rate after the decay.")
     schedule: str | None = _has(None, "wip", "Stages as text, which replace the other fields.")

@@ -121,7 +121,7 @@ def _debug(config: Config) -> Iterator[Remark]:
         yield (
             path,
             "reports a difference for every layer whose output sequence_tensor_parallel splits; "
-            "switch off one of the two",
+            "switch off debug_tensor_parallel or sequence_tensor_parallel",
             Effect.NONE,
         )
 

@@ -130,7 +130,7 @@ BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
         Effect.NUMBERS,
     ),
     (
-        "the order of sums with which the models of old files were trained",
+        "the order in which partial sums were added when an old model was trained",
         ("pretraining_tp",),
         (1,),
         Effect.ROUNDING,

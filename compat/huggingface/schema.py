@@ -49,7 +49,7 @@ class HuggingFace(ModelKeys):
         None, description="Gemma also attends to later tokens."
     )
     layerdrop: Share | None = field(
-        None, description="Probability with which OPT leaves out a block."
+        None, description="Probability that OPT skips a block in a training step."
     )
     layer_norm_elementwise_affine: bool | None = field(
         None, description="OPT's norms have weights."

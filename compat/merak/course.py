@@ -40,14 +40,14 @@ LENGTH = convert(
     effect=EFFECTS["run.steps"],
     sees=("optimizer.schedule.total_steps",),
     carries={STEPS: "run.steps", EPOCHS: "run.epochs"},
-    lossy="Merak uses the epochs only if no steps are given",
+    lossy="Merak uses the number of epochs only if no number of steps is given",
     source="utils/parameters.py: max_steps; merak_trainer.py: num_train_epochs",
 )
 
 
 def _interval(theirs: str, ours: str) -> Rule:
-    """Return a rule for an interval in steps. Merak also accepts a number below 1, which is a share
-    of the run.
+    """Return the rule for an interval in steps. Merak also accepts a number below 1, which is a
+    share of the run.
     """
     return convert(
         theirs,

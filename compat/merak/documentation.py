@@ -18,7 +18,7 @@ STATED: tuple[Disagreement, ...] = (
         Disagreement(
             f"init.{axis}",
             ORDER,
-            "the values are in the order pp, tp, dp, also in every example; pass them by name",
+            "the code and every example have the order pp, tp, dp; pass the degrees by name",
             f"{PAGE}, README.md",
             "Merak/initialize.py: init",
         )
@@ -59,8 +59,8 @@ STATED: tuple[Disagreement, ...] = (
     Disagreement(
         "args.partition_method",
         "the methods are uniform, uniform_floor and parameters, and uniform cuts evenly",
-        "there are also custom and autopipe; with uniform, boundaries exceed the last shard"
-        " unless the number of stages divides the number of shards",
+        "there are also the methods custom and autopipe; with uniform, boundaries exceed the last"
+        " shard unless the number of stages divides the number of shards",
         PAGE,
         "Merak/core/pipeline/module_utils.py: partition_uniform",
         since=REWRITTEN,

@@ -112,11 +112,11 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     if values.get("args.fp16") and values.get("args.bf16"):
         yield "args.bf16: fp16 and bf16 are both set; keep one of the two"
     if values.get("args.bf16") and backend == "apex":
-        yield "args.half_precision_backend: apex does not support bf16; drop one of the two"
+        yield "args.half_precision_backend: apex does not support bf16; drop apex or bf16"
     if values.get("args.bf16") and backend == "cuda_amp" and at.since("2.2.2"):
         yield (
-            "args.half_precision_backend: cuda_amp keeps weights in fp32, which bf16 does not"
-            " allow; drop one of the two"
+            "args.half_precision_backend: cuda_amp needs weights in fp32, but bf16 is set; drop"
+            " cuda_amp or bf16"
         )
 
 

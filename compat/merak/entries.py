@@ -1,5 +1,5 @@
-"""Modules of Merak that have no files in this package. Their names load the engine when a script
-first uses one, so that reading configs needs no torch.
+"""Makes modules of Merak importable that have no files in this package. The engine is loaded when a
+script first uses a name of such a module, so that reading configs needs no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Converts command lines and keyword mappings to typed values by path, and values back to them."""
+"""Converts command lines and keyword mappings to typed values by path, and typed values to command
+lines and keyword mappings.
+"""
 
 from __future__ import annotations
 
@@ -278,7 +280,7 @@ class _Reader:
             self.findings.append(
                 Finding(
                     brief(written),
-                    f"Merak {self.version} does not have this argument; it is left out",
+                    f"Merak {self.version} does not have this argument; the argument is left out",
                     effect,
                     True,
                 )
@@ -312,7 +314,7 @@ class _Reader:
             end += 1
         # A word whose value the script reader does not know may stand for any number of arguments.
         if index in self.opaque and not word.startswith("--"):
-            message = f"{self.opaque[index]}; arguments inside this word are left out"
+            message = f"{self.opaque[index]}; the arguments that this word stands for are left out"
             self.findings.append(Finding(word, message, Effect.NUMBERS, True, origin=Origin(line)))
             return index + 1
         if _is_value(word):
@@ -386,7 +388,7 @@ class _Reader:
             self.problems.append(f"{name}{f' (line {line})' if line else ''}: {error}")
             return
         if path in self.raw and path in self.origins:
-            message = "given more than once; the parser keeps the last value, and this one is lost"
+            message = "given more than once; the parser keeps the last value, and this value is lost"
             self.findings.append(
                 Finding(path, message, Effect.NONE, True, origin=self.origins[path])
             )

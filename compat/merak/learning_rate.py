@@ -132,8 +132,8 @@ def _write(values: Group, context: Context) -> Group:
 
 
 def _shape(values: Group, context: Context) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of Hugging Face's schedule for a plan, and its further arguments. Old
-    releases do not have such arguments.
+    """Return the name of the Hugging Face schedule for a plan, and the schedule's arguments beyond
+    the numbers of steps. Old releases do not have such arguments.
     """
     name, minimum = values[SCHEDULE + "name"], values.get(SCHEDULE + "minimum") or 0.0
     warmup, total = values.get(SCHEDULE + "warmup_steps") or 0, values.get(SCHEDULE + "total_steps")
@@ -207,8 +207,8 @@ RULE = convert(
     },
     blurs=_blurred,
     lossy=(
-        "Merak warms up from 0, and decays WSD along a half cosine; stagebridge does not translate a"
-        " warmup ratio of an unknown number of steps, powers, restarts and reduce_lr_on_plateau"
+        "Merak warms up from 0, and decays WSD along a half cosine; stagebridge does not translate"
+        " powers, restarts, reduce_lr_on_plateau, or a warmup ratio if the number of steps is unknown"
     ),
     source="merak_trainer.py: create_lr_scheduler; transformers, optimization.py: get_scheduler",
 )

@@ -64,8 +64,8 @@ def score(data: Any) -> int:
 
 
 TRAINER = ("per_device_train_batch_size", "per_device_eval_batch_size")
-"""Names of Merak's arguments that are also TrainingArguments of Hugging Face. A source with no other
-names of Merak is no config of Merak.
+"""Names that Merak's arguments share with TrainingArguments of Hugging Face. A config that has no
+other name of Merak is not recognised as Merak's.
 """
 SHARED = (*TRAINER, "zero_stage")
 """Names of arguments that scripts of other stacks with Hugging Face's arguments use too."""

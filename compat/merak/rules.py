@@ -31,7 +31,7 @@ from compat.merak.schema import Merak
 BF16 = "2.2.2"
 """First release that reads bf16. Earlier releases accept the argument and ignore it."""
 LEVEL = "args.tp_overlapping_level"
-LAYOUT = "the same sums are computed in another layout"
+LAYOUT = "another arrangement of ranks computes the same sums in another order"
 SHARDS = "Merak distributes shards of a traced graph over stages, not layers, and cannot express layer boundaries"
 
 
@@ -90,8 +90,8 @@ SEQUENCE = convert(
         "args.sequence_parallel": ("parallel.context", "parallel.sequence"),
     },
     lossy=(
-        "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses), not over tensor ranks; "
-        "Merak's releases up to 2.2.2 split sequences over tensor ranks"
+        "Merak's main branch splits sequences over the ranks of init(sp=) by all-to-all (Ulysses);"
+        " releases up to 2.2.2 split them over tensor ranks"
     ),
     source="initialize.py: init; core/pipeline/module.py: sequence_parallel; up to 2.2.2 core/tensor_parallel/mp_layers.py",
 )
@@ -221,8 +221,8 @@ ORDERS = {
 
 
 def _read_order(values: Group) -> Group:
-    """Read the plan's schedule. Without recomputation the critical-path schedule differs from 1F1B
-    in a single step, and is read as 1F1B.
+    """Return the plan's schedule for Merak's train_schedule. If no layers are recomputed, the
+    critical-path schedule differs from 1F1B in a single step, and the plan gets 1F1B.
     """
     if not _piped(values.get("init.pp")):
         return {}
@@ -235,7 +235,8 @@ def _read_order(values: Group) -> Group:
 
 
 def _write_order(values: Group) -> Group:
-    """Write the train_schedule: the plan's variant of 1F1B if Merak accepts it, else plain 1F1B.
+    """Return the train_schedule for the plan's schedule: the same variant of 1F1B if Merak accepts
+    the variant, else plain 1F1B.
 
     For a variant Merak needs enough micro batches. The critical-path variant also needs a ratio of
     recomputed layers.
@@ -422,8 +423,8 @@ PRECISION = convert(
     carries={"args.half_precision_backend": "precision.compute", "args.fp16_opt_level": ()},
     lossy=(
         "Merak trains in fp16 with fp32 master weights, in bf16 (from 2.2.2 on) without master"
-        " weights, or in fp32; it reduces gradients in the training format, but with ZeRO in fp16;"
-        " automatic mixed precision becomes fp16"
+        " weights, or in fp32; Merak reduces gradients in the training format, but with ZeRO in"
+        " fp16; stagebridge translates automatic mixed precision to fp16"
     ),
     blurs=lambda values: automatic(values),
     note="a level of Apex mixed precision",
@@ -501,7 +502,7 @@ WINDOW = convert(
     ),
     effect=lambda values: _scaled(values),
     sees=(*SCALED, *ZERO_FIELDS),
-    lossy="Merak's scale doubles one good step after its window; with ZeRO it doubles at the end of the window",
+    lossy="Merak's loss scale doubles at the end of the window with ZeRO, and one good step later without",
     source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
 )
 FLOOR = convert(
@@ -513,7 +514,7 @@ FLOOR = convert(
     sees=SCALED,
     lossy=(
         "Merak's smallest scale is a whole number, and a step that overflows at this scale is"
-        " skipped like any other"
+        " skipped like any other step that overflows"
     ),
     source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
 )
@@ -539,8 +540,8 @@ def _read_window(values: Group, context: Context) -> Group:
 
 
 def _read_floor(values: Group) -> Group:
-    """Read the smallest loss scale. Neither Merak nor torch ends the run at an overflow at this
-    scale. In torch's scaler the smallest scale is fixed.
+    """Return the plan's fields for the smallest loss scale. Neither Merak nor torch ends the run if
+    a step overflows at this scale. In torch's scaler the smallest scale is fixed.
     """
     if not values.get("args.fp16"):
         return TORCH_FLOOR if automatic(values) else {}
@@ -690,9 +691,8 @@ RECOMPUTE = convert(
         "args.activation_checkpoint_ratio": "recompute.ratio",
     },
     lossy=(
-        "Merak recomputes groups of shards, not of layers; it has no selective"
-        " recomputation; its ratio is one number for the first stage, or one number for each"
-        " stage"
+        "Merak recomputes groups of shards, not of layers, and never only parts of a layer; Merak's"
+        " ratio is one number for the first stage, or one number for each stage"
     ),
     blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,
     source="core/pipeline/module.py: act_ckpt_interval, act_ckpt_ratio; merak_args/args.py: mergeargs",
@@ -760,7 +760,7 @@ def other_rules() -> tuple[Rule, ...]:
         only_ours(
             "recompute.partition",
             "recompute.offload",
-            note="Merak keeps saved activations whole",
+            note="Merak does not split saved activations over ranks",
             effect=Effect.COST,
         ),
         only_ours("precision.fp8", note="Merak has no 8-bit matrix products"),

@@ -91,7 +91,7 @@ class Init(Section):
         ),
     )
     backend: str | None = field(
-        None, description="No effect: NCCL is used if torch has it, else MPI."
+        None, description="No effect: Merak uses NCCL if torch supports NCCL, else MPI."
     )
 
 
@@ -124,7 +124,7 @@ class Arguments(Section):
     custom_split_points: Words | None = field(
         None,
         description=(
-            "Parts of module names; layer_split cuts after modules whose names contain one of these parts."
+            "Parts of module names; layer_split cuts after each module whose name contains one of the parts."
         ),
     )
     custom_partition: NumberWords | None = field(
@@ -145,7 +145,7 @@ class Arguments(Section):
         None, description="fx or dynamo; any other word means no tracing, which needs pp x tp = 1."
     )
     trace_model: str | None = field(
-        None, description="One further class name that the tracer accepts."
+        None, description="Class name of one more model that Merak traces."
     )
     input_names: Words | None = field(
         None,
@@ -184,7 +184,7 @@ class Arguments(Section):
         ),
     )
     sequence_dim: Size | None = field(
-        None, description="Index of the dimension of hidden states that counts the tokens of a sequence."
+        None, description="Index of the sequence dimension in the hidden states."
     )
     tp_overlapping_level: UpToThree | None = field(
         None,
@@ -198,7 +198,7 @@ class Arguments(Section):
         None, description="Activations are recomputed in the backward pass."
     )
     checkpoint_num_layers: Size | None = field(
-        None, description="Number of shards in one checkpoint; 0 means no recomputation."
+        None, description="Number of shards that are recomputed together; 0 means no recomputation."
     )
     activation_checkpoint_ratio: NumberWords | None = field(
         None,
@@ -256,7 +256,7 @@ class Arguments(Section):
     )
     min_loss_scale: Size | None = field(None, description="Smallest loss scale.")
     tf32: bool | None = field(
-        None, description="Use TF32 matrix products. Takes effect when the script builds the arguments."
+        None, description="Use TF32 matrix products; building the arguments sets torch's switch."
     )
     # Batch, optimizer, learning rate
     per_device_train_batch_size: Count | None = field(

@@ -23,7 +23,7 @@ ZERO_OFF = "ZeRO is off; set zero_stage 1, or drop this argument"
 
 
 class Seen(checks.Seen):
-    """A config of Merak, as the checks get it. Arguments are found by name without the prefix
+    """A config of Merak, as the checks get it. A check names an argument without the prefix
     `args.`.
     """
 
@@ -36,9 +36,9 @@ class Seen(checks.Seen):
 
 
 def _dead(
-    name: str, message: str, place: str, since: str = "", until: str = "", was: str = ""
+    argument: str, message: str, place: str, since: str = "", until: str = "", name: str = ""
 ) -> Check:
-    path = name if "." in name else f"args.{name}"
+    path = argument if "." in argument else f"args.{argument}"
     return Check(
         path,
         lambda seen: seen.wrote(path),
@@ -47,19 +47,19 @@ def _dead(
         place,
         since,
         until,
-        name=was,
+        name=name,
     )
 
 
 def _unused(
-    name: str,
+    argument: str,
     used: Callable[[Seen], bool],
     message: str,
     place: str,
     since: str = "",
-    was: str = "",
+    name: str = "",
 ) -> Check:
-    path = f"args.{name}"
+    path = f"args.{argument}"
     return Check(
         path,
         lambda seen: seen.wrote(path) and not used(seen),
@@ -67,7 +67,7 @@ def _unused(
         Effect.NONE,
         place,
         since,
-        name=was,
+        name=name,
     )
 
 
@@ -104,26 +104,26 @@ TRAPS = Checks(
     _dead("split_inputs", "nothing in Merak reads this argument", "merak_args/args.py", since=REWRITTEN),
     _dead(
         "hysteresis",
-        "the scaler takes the value 2 in any case",
+        "the scaler takes a hysteresis of 2 in any case",
         "core/amp/amp_engine.py: dynamic_loss_args",
         since=REWRITTEN,
     ),
     _dead(
         "loss_scale", "the scale is dynamic in any case", "core/amp/amp_engine.py", since=REWRITTEN
     ),
-    _dead("init.backend", "init takes NCCL if torch has it, else MPI", "initialize.py: init"),
+    _dead("init.backend", "init takes NCCL if torch supports NCCL, else MPI", "initialize.py: init"),
     _dead(
         "bf16",
-        f"Merak reads bf16 from {BF16} on; this release trains in fp32",
+        f"Merak {BF16} is the first release that reads bf16; this release trains in fp32",
         "core/amp/amp_engine.py",
         until="2.2.2",
-        was="no-effect-merak-reads-it",
+        name="no-effect-merak-reads-it",
     ),
-    _dead("fp16_opt_level", "only Apex mixed precision uses this argument", "core/amp/amp_engine.py"),
+    _dead("fp16_opt_level", "only Apex mixed precision uses this level", "core/amp/amp_engine.py"),
     _unused(
         "shard_count",
         lambda seen: seen["split_method"] in (None, "farthest_min_deps"),
-        "only split_method farthest_min_deps uses this argument",
+        "only split_method farthest_min_deps uses this number",
         "core/fx/graph_shard/split_graph.py",
         REWRITTEN,
     ),
@@ -147,9 +147,9 @@ TRAPS = Checks(
     _unused(
         "parallel_vocab",
         lambda seen: seen.size("tp") > 1,
-        "parallel_vocab needs tp > 1",
+        "Merak splits the vocabulary only with tp > 1",
         "core/tensor_parallel/model_parallel.py",
-        was="no-effect-it-needs-tp",
+        name="no-effect-it-needs-tp",
     ),
     _unused(
         "cache_name",
@@ -160,10 +160,11 @@ TRAPS = Checks(
     _unused(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
-        "split_method nearest_min_deps puts shards into chunks of similar size, whatever this number;"
+        "split_method nearest_min_deps makes Merak recompute chunks of similar size instead;"
         " activation_checkpointing false switches recomputation off",
         "core/pipeline/module.py: act_ckpt_interval",
         "2.2.1",
+        name="no-effect-split_method-nearest_min_deps-puts",
     ),
     _unused(
         "warmup_ratio",
@@ -184,8 +185,8 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") == 1,
-        "no effect with sp = 1: on main the switch is Ulysses attention over the ranks of init(sp=), not Megatron's sequence"
-        " parallelism",
+        "no effect with sp = 1: on main this switch is Ulysses attention over the ranks of init(sp=),"
+        " not Megatron's sequence parallelism",
         Effect.NONE,
         "core/pipeline/module.py: sequence_parallel",
         since=ULYSSES,
@@ -193,16 +194,17 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
-        "Ulysses over the ranks of init(sp=), for Llama models only; the words 'when TMP > 1' in the documentation hold for"
-        " older releases",
+        "this switch is Ulysses attention over the ranks of init(sp=), for Llama models only; the"
+        " documentation's 'when TMP > 1' is about older releases",
         Effect.NONE,
         "core/sequence_parallel/operation.py",
         since=ULYSSES,
+        name="ulysses-over-the-ranks-of",
     ),
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("tp") == 1,
-        "no effect: sequence_parallel needs tp > 1",
+        "no effect: sequence parallelism needs tp > 1",
         Effect.NONE,
         "core/tensor_parallel/mp_layers.py",
         until="2.2.2+main",
@@ -219,7 +221,8 @@ TRAPS = Checks(
     Check(
         "trainer.loss_fn",
         lambda seen: seen.wrote("trainer.loss_fn"),
-        "MerakTrainer has no parameter loss_fn, although Merak's documentation says so; override get_loss_fn",
+        "MerakTrainer does not take a loss_fn, though Merak's documentation says so; override"
+        " get_loss_fn",
         Effect.NUMBERS,
         "merak_trainer.py: __init__",
         since=REWRITTEN,
@@ -237,7 +240,8 @@ TRAPS = Checks(
     Check(
         "args.split_method",
         lambda seen: seen["split_method"] == "min_deps",
-        "broken: the default of this release is unknown to the code that splits the model; give nearest_min_deps",
+        "broken: the default of this release is min_deps, which the splitter of this release does"
+        " not know; give nearest_min_deps",
         Effect.STOPS,
         "core/fx/graph_shard/split_graph.py",
         since=REWRITTEN,
@@ -246,7 +250,8 @@ TRAPS = Checks(
     Check(
         "args.tp_overlapping_level",
         lambda seen: (seen["tp_overlapping_level"] or 0) > 1 and seen.size("tp") > 1,
-        "broken: levels 2 and 3 are only for GPT-2, and fail there with an AttributeError; other models get level 1; use 0 or 1",
+        "broken: levels 2 and 3 exist only for GPT-2, and fail with an AttributeError; for other"
+        " models Merak uses level 1; use 0 or 1",
         Effect.STOPS,
         "core/tensor_parallel/model_parallel.py, as run at the newest commit",
         since=ULYSSES,
@@ -272,8 +277,8 @@ TRAPS = Checks(
     Check(
         "args.lr_scheduler_type",
         lambda seen: seen["lr_scheduler_type"] == "reduce_lr_on_plateau",
-        "broken: the engine steps this scheduler without the metric that the scheduler needs; use"
-        " another lr_scheduler_type",
+        "broken: this scheduler needs a metric, and the engine passes none; use another"
+        " lr_scheduler_type",
         Effect.STOPS,
         "core/merak_engine.py: _exec_optimizer_step",
         name="broken-the-engine-steps-it",
@@ -298,10 +303,12 @@ TRAPS = Checks(
     Check(
         "args.half_precision_backend",
         lambda seen: unclipped(seen.values) and (seen["max_grad_norm"] or 0) > 0,
-        "cpu_amp is read nowhere, but cpu_amp switches gradient clipping off; drop half_precision_backend",
+        "Merak has no mixed precision for cpu_amp; this value only switches gradient clipping off;"
+        " drop the argument",
         Effect.NUMBERS,
         "core/merak_engine.py: _exec_optimizer_step",
         since=REWRITTEN,
+        name="cpu_amp-is-read-nowhere-but",
     ),
     Check(
         "args.zero_stage",
@@ -354,7 +361,7 @@ TRAPS = Checks(
     Check(
         "args.activation_checkpoint_ratio",
         lambda seen: seen["activation_checkpoint_ratio"] is not None and _checkpoints(seen),
-        "with this ratio, Merak computes the forward pass twice and discards the first result",
+        "with a ratio Merak computes the forward pass twice and discards the first result",
         Effect.COST,
         "core/pipeline/module.py: forward",
         name="this-path-computes-the-forward",
@@ -373,8 +380,8 @@ TRAPS = Checks(
     Check(
         "tp_lists.weight_change_list",
         lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
-        "every tensor rank takes the first part of such a weight; load or initialise the right"
-        " part of the values afterwards",
+        "every tensor rank takes the first part of each weight in this list; load or initialise"
+        " the right part afterwards",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_attrs.py: set_mp_attr",
     ),

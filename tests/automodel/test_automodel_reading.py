@@ -187,7 +187,7 @@ def test_the_format_of_reduction_moved(version: str, expected: str) -> None:
         ({"distributed__ep_size": 3}, 8, "distributed.ep_size: found 3"),
         ({"distributed__strategy": "ddp"}, None, "strategy ddp has no such axis"),
         ({"distributed__strategy": "mfsdp"}, None, "strategy megatron_fsdp has no such axis"),
-        ({"distributed__nccl_ub": True}, None, "it belongs to strategy megatron_fsdp"),
+        ({"distributed__nccl_ub": True}, None, "nccl_ub belongs to strategy megatron_fsdp"),
         ({"distributed__pipeline__pp_schedule": "interleaved_1f1b"}, None, "torch's name is Interleaved1F1B"),
         ({"distributed__pipeline__pp_schedule": "PipelineScheduleMulti"}, None, "only runs a CSV file"),
         ({"distributed__pipeline": None}, None, "without a pipeline section"),
@@ -408,11 +408,11 @@ TYPED = {"_target_": "torch.optim.AdamW", "lr": 1e-4}
     [
         (
             {"optimizer": {**TYPED, "LR": 1e-3}},
-            "optimizer.LR: not an argument of torch.optim.AdamW, which refuses it; did you mean lr?",
+            "optimizer.LR: torch.optim.AdamW does not have this argument, and refuses it; did you mean lr?",
         ),
         (
             {"optimizer": {**TYPED, "_target_": "torch.optim.SGD", "eps": 1e-8}},
-            "optimizer.eps: not an argument of torch.optim.SGD",
+            "optimizer.eps: torch.optim.SGD does not have this argument",
         ),
         (
             {"model": {"backend": {"_target_": "nemo_automodel.components.models.common.BackendConfig", "atn": "te"}}},

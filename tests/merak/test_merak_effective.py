@@ -165,7 +165,7 @@ def test_data_ranks_are_what_is_left() -> None:
         ({"pp": 3, "tp": 1, "dp": 1, "world_size": 4}, "pp (3) x tp (1) x dp (1) is 3, which is not the world size (4)"),
         ({"fp16": True, "bf16": True}, "keep one"),
         ({"bf16": True, "half_precision_backend": "apex"}, "apex does not support bf16"),
-        ({"bf16": True, "half_precision_backend": "cuda_amp"}, "drop one of the two"),
+        ({"bf16": True, "half_precision_backend": "cuda_amp"}, "drop cuda_amp or bf16"),
         ({"half_precision_backend": "auto"}, "expected one of cuda_amp, apex, cpu_amp"),
         ({"pp": 4, "train_schedule": "pre_recompute_1f1b", "gradient_accumulation_steps": 2}, "(2) < pp (4)"),
         ({"train_schedule": "shifted_critical_path", "gradient_accumulation_steps": 8}, "activation_checkpoint_ratio: not set"),

@@ -65,10 +65,9 @@ def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
 
 
 def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, ...]]:
-    """Return the model that the section `model` names, its number format, and findings for settings
-    that have no effect on it.
-
-    Random weights depend on `seed`. Raises `BridgeError`.
+    """Return the model that the section `model` names, the number format of the model, and findings
+    for settings that have no effect on the model. Random weights depend on `seed`. Raises
+    `BridgeError`.
     """
     kind, _, way = str(section.get(TARGET)).rpartition(".")
     if kind.rpartition(".")[2] not in CLASSES or way not in (LOADED, MADE):
@@ -112,7 +111,7 @@ def _config(section: Section, place: Path | None) -> Any:
             found = AutoConfig.for_model(family or _family(target), **said)
     except (OSError, ValueError, TypeError) as error:
         raise SourceError(
-            f"model.config: transformers cannot make a config of it ({str(error).splitlines()[0]})"
+            f"model.config: transformers cannot make a config from this section ({str(error).splitlines()[0]})"
         ) from error
     for key, value in said.items():
         setattr(found, key, value)
@@ -170,7 +169,7 @@ def _findings(section: Section) -> Iterator[Finding]:
         )
     backend: Mapping[str, Any] = section.get("backend") or {}
     for name, value in backend.items():
-        message = "has an effect only on AutoModel's own models; here transformers' model runs"
+        message = "only AutoModel's own models read this setting; here transformers' model runs"
         yield Finding(f"model.backend.{name}", message, Effect.ROUNDING, True, before=value)
     for name, value in section.items():
         if name not in (*HEARD, TARGET):
@@ -206,7 +205,7 @@ def tokenizer(section: Section, data: Section, path: str) -> Any:
         found: Any = AutoTokenizer.from_pretrained(place, local_files_only=True, **more)
     except (OSError, ValueError, TypeError) as error:
         raise SourceError(
-            f"{place}: transformers cannot load a tokenizer from it ({str(error).splitlines()[0]})"
+            f"{place}: transformers cannot load a tokenizer from this folder ({str(error).splitlines()[0]})"
         ) from error
     if not callable(found) or not len(found):
         raise BridgeError(f"{place}: the tokenizer has no vocabulary; add a tokenizer.json")

@@ -44,7 +44,7 @@ def dataset(section: Section, path: str, tokenizer: Callable[[], Any], seed: int
     given = {key: section[key] for key in settings if section.get(key) is not None}
     found = make(given, path, tokenizer, seed)
     if not len(found):
-        raise SourceError(f"{path}: has no samples; give data with at least one sample")
+        raise SourceError(f"{path}: the data set has no samples; give data with at least one sample")
     return found
 
 
@@ -83,8 +83,8 @@ def _sentences(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
 
 
 def _random(given: Section, path: str, tokenizer: Callable[[], Any], seed: int) -> Samples:
-    """Return samples of random tokens. AutoModel's data set is infinite; this one has the given
-    number. Source: components/datasets/llm/mock_iterable_dataset.py.
+    """Return samples of random tokens. AutoModel's data set never ends; here the data set ends
+    after `num_samples` batches. Source: components/datasets/llm/mock_iterable_dataset.py.
     """
     words, length = given.get("vocab_size", 1024), given.get("seq_len", 1024)
 
@@ -141,7 +141,7 @@ def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int)
             if any(label != IGNORED for label in made["labels"]):
                 return made
         raise SourceError(
-            f"{source}: in no row a label is left for the loss; check seq_length and the columns"
+            f"{source}: no row has a label that counts in the loss; check seq_length and the columns"
         )
 
     return Samples(len(found), sample)

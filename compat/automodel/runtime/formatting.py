@@ -36,7 +36,7 @@ def completion(
     """
     if getattr(tokenizer, "chat_template", None) is not None:
         raise ConfigError(
-            "tokenizer: has a chat template, which the native engine does not support; use a"
+            "tokenizer: found a chat template, which the native engine does not support; use a"
             " tokenizer without one"
         )
     start = 0
@@ -72,8 +72,8 @@ def _shifted(
 
 
 def _content(tokens: Sequence[int], pad: int, eos: int | None) -> int:
-    """Return the number of tokens before the padding. If the padding token also ends a sequence,
-    its first occurrence is counted.
+    """Return the number of tokens before the padding. If the padding token is also the token that
+    ends a sequence, the first padding token counts as this end.
     """
     end = len(tokens)
     while end > 0 and tokens[end - 1] == pad:

@@ -168,7 +168,8 @@ class FullyShardedTrainer:
         return held(self.model, self.optimizer)
 
     def close(self) -> None:
-        """Does nothing, because only the group of all ranks is left."""
+        """Does nothing, because the trainer opens only the default process group, which stays open.
+        """
 
 
 def _blocks(model: Any) -> list[nn.Module]:

@@ -111,8 +111,8 @@ class Loader:
 
 
 def _collater(said: Any, path: str) -> int | None:
-    """Return the number to a multiple of which sequences are padded; None if it is not set. Raises
-    `ConfigError` for an unknown collater.
+    """Return the collater's setting `pad_seq_len_divisible`: sequences are padded to a multiple of
+    this number. None if the setting is missing. Raises `ConfigError` for an unknown collater.
     """
     settings = said if isinstance(said, dict) else {TARGET: said}
     name = str(settings.get(TARGET) or COLLATERS[0]).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Modules of a pipeline stage under the model's own names, and the stages of a chain of layers for
+"""Modules of pipeline stages, and two ways to split a model's layers into stages: evenly, or by
 given module names.
 """
 
@@ -16,8 +16,9 @@ from compat.automodel.virtual_stages import stages
 
 
 class Part(nn.Module):
-    """The modules of one pipeline stage, under their names in the model. The parameters are those
-    of the model itself, and the engine runs the modules.
+    """The modules of one pipeline stage, under the names that they have in the whole model. A part
+    shares its modules and parameters with the model. The engine runs the modules; a script cannot
+    call the part.
     """
 
     def __init__(self, model: nn.Module, layers: Iterable[Layer]) -> None:

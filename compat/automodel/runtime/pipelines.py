@@ -107,7 +107,8 @@ class PipelineInfo:
 class Schedule:
     """Runs the microbatches of a batch over the stages, as torch's schedules do.
 
-    Gradients are added to those of the parameters, and the script's own optimizer makes the step.
+    Gradients are added to `.grad` of the parameters. The script's own optimizer updates the
+    weights.
     """
 
     engine: Engine
@@ -442,10 +443,10 @@ class AutoPipeline:
     def _unheard(self, parallelize_fn: object, sizes: Mapping[str, int]) -> Iterator[Finding]:
         if parallelize_fn is not None:
             message = (
-                "the function is not called, because the engine itself averages gradients over data"
-                " ranks and splits layers over tensor ranks"
+                "the engine does not call parallelize_fn, because the engine itself averages gradients"
+                " over data ranks and splits layers over tensor ranks"
             )
-            warnings.warn(f"AutoPipeline.build: parallelize_fn {message}", stacklevel=3)
+            warnings.warn(f"AutoPipeline.build: {message}", stacklevel=3)
             yield Finding("parallelize_fn", message, Effect.COST, True)
         if (
             self.dtype is not None

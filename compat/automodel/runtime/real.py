@@ -1,5 +1,5 @@
-"""Asks an installed AutoModel for the mesh, pipeline and steps of a recipe, as plain data, with its
-own parser and step scheduler.
+"""Asks an installed AutoModel which mesh, pipeline and steps it makes of a recipe. AutoModel's own
+parser and step scheduler answer, and the answers are plain data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OVERWRITTEN = frozenset(
 )
 """Settings that an AutoModel class computes even if the file sets them."""
 SAMPLES = 10**6
-"""Number of batches in the data set of the step scheduler that is asked."""
+"""Number of batches in the data set that AutoModel's step scheduler gets when it is asked."""
 
 
 def posed(config: Config) -> tuple[Group, Group]:
@@ -66,8 +66,8 @@ def posed(config: Config) -> tuple[Group, Group]:
 
 
 def raw(source: Mapping[str, Any], config: Config) -> Group | None:
-    """Return the input for AutoModel's parser from a source that we may fail to read. None if the
-    release has no parser.
+    """Return the input for AutoModel's parser, made from a recipe as the user wrote the recipe.
+    None if the release has no parser.
     """
     if not release(config.version).nested:
         return None

@@ -142,9 +142,9 @@ class Recipe:
         compiled = section(settings, "compile")
         findings = (*_unheard(config, settings), *remarks, *adapters)
         ConfigError.raise_if(
-            f"{it.path}: found {it.before!r}; {it.message}; leave it out, or use --model tiny"
-            for it in findings
-            if it.effect is Effect.NUMBERS
+            f"{finding.path}: found {finding.before!r}; {finding.message}; leave it out, or use --model tiny"
+            for finding in findings
+            if finding.effect is Effect.NUMBERS
         )
         check(plan, world)
         if compiled.get("enabled"):
@@ -164,7 +164,7 @@ class Recipe:
 
     def steps(self, number: int | None = None) -> Iterator[Line]:
         """Train until `number` steps are done in total, including steps before a resume. By default
-        `number` comes from the recipe.
+        `number` comes from the recipe. Yield the result of each step, validation and checkpoint.
 
         Validates and saves when the recipe says so.
         """
@@ -328,7 +328,9 @@ def _loader(
 
 
 def _checked(settings: Section) -> None:
-    """Raise `ConfigError` for settings that are not supported here at all."""
+    """Raise `ConfigError` if the recipe has a class, a loss or a packing of samples that the native
+    engine cannot run.
+    """
     if "recipe" in settings:
         said = settings["recipe"]
         target({TARGET: said if isinstance(said, str) else said.get(TARGET)}, "recipe", CLASSES)

@@ -1,5 +1,5 @@
-"""Sections of a recipe as mappings of a class's settings, with checks that the settings and the
-class are known here.
+"""Reads sections of a recipe as mappings, and checks that the native engine knows the class of a
+section and the settings in the section.
 """
 
 from __future__ import annotations

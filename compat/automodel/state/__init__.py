@@ -22,8 +22,8 @@ UNREAD = {
         "the position in the data is not carried over; the data starts from the beginning"
     ),
 }
-"""Other files of a checkpoint, which only AutoModel can read (recipes/base_recipe.py:
-save_checkpoint). Each has the message that says what a conversion loses without it.
+"""Files of a checkpoint that only AutoModel can read (recipes/base_recipe.py: save_checkpoint). For
+each file name: a message about what a converted checkpoint lacks.
 """
 
 

@@ -97,7 +97,7 @@ def _decoder(family: str, *layer: tuple[Row, ...]) -> Table:
 
 LLAMA = _decoder("dense decoder like Llama", DENSE)
 MIXTRAL_SAVED = _decoder("Mixtral", MIXTRAL)
-EXPERTS_SAVED = _decoder("decoder with experts like Qwen", DENSE, ROUTER, APART, SHARED)
+EXPERTS_SAVED = _decoder("decoder with experts as in Qwen", DENSE, ROUTER, APART, SHARED)
 EXPERTS_RUNNING = _decoder("decoder with experts in one tensor", DENSE, ROUTER, STACKED, SHARED)
 
 

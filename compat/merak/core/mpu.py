@@ -1,4 +1,6 @@
-"""Ranks and sizes of process groups, in the module in which Merak has them."""
+"""Functions for the ranks and sizes of process groups. Scripts import these functions from Merak's
+module of the same name.
+"""
 
 from __future__ import annotations
 
@@ -18,5 +20,7 @@ NAMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of the functions. The engine is loaded when a script first uses one of them."""
+    """Return the function `name`. The engine is loaded when a script first uses one of the
+    functions.
+    """
     return entry(__name__, NAMES, name)

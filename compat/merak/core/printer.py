@@ -1,4 +1,4 @@
-"""`AccMetric`, in the module in which Merak has it."""
+"""`AccMetric`, which scripts import from Merak's module of the same name."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ NAMES = {"AccMetric": "metrics"}
 
 
 def __getattr__(name: str) -> Any:
-    """Return the class. The engine is loaded when a script first uses it."""
+    """Return the class `AccMetric`. The engine is loaded when a script first uses the class."""
     return entry(__name__, NAMES, name)

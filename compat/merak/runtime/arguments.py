@@ -40,7 +40,9 @@ def _kind(name: str, default: Any) -> Any:
 
 
 def _settle(self: Any) -> None:
-    """Pass on the old name of `eval_strategy`, which today's transformers no longer reads."""
+    """Copy the value of `evaluation_strategy` to `eval_strategy`, the new name of this argument.
+    Current releases of transformers do not read the old name.
+    """
     if self.evaluation_strategy not in (None, "no"):
         self.eval_strategy = self.evaluation_strategy
     theirs: Any = TrainingArguments.__post_init__  # it has no types

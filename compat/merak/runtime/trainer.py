@@ -93,8 +93,8 @@ def renamed(model: nn.Module, part: str) -> list[str]:
 
 
 def _as_objects(model: nn.Module) -> bool:
-    """Make a model return objects instead of tuples, which current releases of transformers need
-    internally. Return whether the model's config asks for tuples.
+    """Set the model's config so that the model returns objects, because current releases of
+    transformers cannot work internally with tuples. Return whether the config asked for tuples.
     """
     configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     parts = [config for config in configs if hasattr(config, "return_dict")]
@@ -132,8 +132,8 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 class Sampler:
-    """Draws the microbatches of one data rank. The rank's samples are its own part of the data, in
-    the same random order in every epoch.
+    """Draws the microbatches of one data rank. Each rank draws from a separate part of the data, in
+    a random order that is the same in every epoch.
     """
 
     def __init__(self, samples: int, rows: int, rank: int, ranks: int) -> None:
@@ -288,8 +288,9 @@ class MerakTrainer:
         )
 
     def prepare_data(self, data: Any) -> Any:
-        """Return the arguments of the model and the labels of the loss: a tuple with the labels
-        last, or both by name.
+        """Split a batch into the model's arguments and the labels for the loss. A batch without
+        names becomes a tuple whose last entry holds the labels; a batch with names becomes
+        `Arguments`.
         """
         if not isinstance(data, Mapping):
             return tuple(data)
@@ -462,11 +463,12 @@ class MerakTrainer:
         return found.to_tuple() if hasattr(found, "to_tuple") else found
 
     def _lists(self) -> TensorPlan | None:
-        """Return the script's lists for splitting the model, or else Merak's built-in lists for its
-        type, with the current names of its modules. Return None if there are no lists; the engine
-        then uses its own rules for the model.
+        """Return the script's lists for splitting the model over tensor ranks. If the script has
+        none, return Merak's built-in lists for the model's type. Names in the lists are replaced by
+        the current names of the model's modules. Return None if there are no lists; the engine then
+        uses the rules that it has for the model.
 
-        In both cases the engine checks that the split model gives the same logits.
+        With and without lists, the engine checks that the split model gives the same logits.
         """
         kind = getattr(getattr(self.model, "config", None), "model_type", "")
         lists = RUN.lists or LISTS.get(kind)
@@ -487,8 +489,9 @@ class MerakTrainer:
         return replace(lists, columns=columns, rows=rows, attributes=attributes, weights=pairs)
 
     def _today(self, option: str, parts: Sequence[str], modules: Sequence[str]) -> tuple[str, ...]:
-        """Return the parts of names that current modules have. A part that no module has is
-        replaced by the names that its modules have in the installed release of transformers.
+        """Return the entries of a list that occur in the names of the model's modules. If an entry
+        occurs in no name, it is an old name of transformers, and the current names of the same
+        modules replace it.
         """
         found: dict[str, None] = {}
         for part in parts:
@@ -504,9 +507,10 @@ class MerakTrainer:
         too.
         """
         if parts and RUN.lists is not None:
-            message = (
-                f"no module of {type(self.model).__name__} has {', '.join(parts)} in its name; this"
-                " entry splits nothing"
+            message = f"no module of {type(self.model).__name__} has {', '.join(parts)}"
+            path = f"set_tp_layer_lists.{option}"
+            self._told.append(
+                Finding(path, f"{message}; this entry splits nothing", Effect.COST, True)
             )
             path = f"set_tp_layer_lists.{option}"
             self._told.append(Finding(path, message, Effect.COST, True))

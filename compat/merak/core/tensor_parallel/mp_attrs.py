@@ -1,4 +1,4 @@
-"""`set_tp_layer_lists`, in the module in which Merak has it."""
+"""`set_tp_layer_lists`, which scripts import from Merak's module of the same name."""
 
 from __future__ import annotations
 
@@ -10,5 +10,7 @@ NAMES = {"set_tp_layer_lists": "launch"}
 
 
 def __getattr__(name: str) -> Any:
-    """Return the function. The engine is loaded when a script first uses it."""
+    """Return the function `set_tp_layer_lists`. The engine is loaded when a script first uses the
+    function.
+    """
     return entry(__name__, NAMES, name)
