@@ -1,4 +1,6 @@
-"""Writes files whole or not at all: a temporary file is synced, then renamed. Its mode is never wider than its source's."""
+"""Writes files whole or not at all: a temporary file is synced, then renamed.
+
+A new file never gives anybody an access that the source of its content did not give."""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def obstacles(path: Path) -> Iterator[str]:
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:
     """Write the new content to a temporary file.
 
-    It gets the mode of the file to replace, but no wider mode than the source has.
+    The temporary file gets the mode of the file that it replaces, but no wider mode than the source has.
     """
     there = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else None
     # A file that is replaced gets its mode before the content, and is private until then.

@@ -23,7 +23,7 @@ SHARED = "BASH_FUNC_{}%%"
 GIVEN = re.compile(SHARED.format(".*") + "=")
 OTHERS = frozenset(("sudo", "srun", "sbatch"))
 """Programs that start a shell with a new environment."""
-UNSEEN = "the script does not export it, so that an inner shell does not see it"
+UNSEEN = "the script does not export the variable, so an inner shell does not have it"
 
 
 class Listed(Sequence[Word]):

@@ -78,7 +78,7 @@ def _index_end(source: Source, part: Part, place: int) -> int:
 
 
 def behind(word: Word, place: int) -> Word:
-    """Return the rest of a word after a character."""
+    """Return the part of a word from offset `place` on."""
     parts = [
         part if part.start >= place else replace(part, start=place)
         for part in word.parts

@@ -159,10 +159,10 @@ def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
 def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
     """Print the changes, and the decisions that a person has to make."""
     settings = [change for change in found if change.file != PLACES]
-    came = sum(change.after is not None for change in settings)
-    went = sum(change.before is not None for change in settings)
-    same = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - came
-    print(f"{todo.stack} {todo.release}: {same} facts unchanged, {came} rows begin, {went} end")
+    begun = sum(change.after is not None for change in settings)
+    ended = sum(change.before is not None for change in settings)
+    unchanged = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - begun
+    print(f"{todo.stack} {todo.release}: {unchanged} facts unchanged, {begun} rows begin, {ended} rows end")
     for heading, lines in (
         (
             "fields and defaults to decide",
@@ -172,7 +172,7 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
             "changed functions that rules and checks name",
             decide.moved([c for c in found if c.file == PLACES]),
         ),
-        ("not read from this release", facts.unread),
+        ("facts not read from this release", facts.unread),
     ):
         _print(heading, lines)
 
@@ -190,8 +190,8 @@ def judged(todo: Job) -> None:
         tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
     counts = {verdict: len(rows) for verdict, rows in tally.rows.items()}
     print(
-        f"{tally.asked} generated configs: {counts[True]} accepted and {counts[False]} refused, as "
-        "by our reader"
+        f"{tally.asked} generated configs: the release and our reader both accept {counts[True]}, "
+        f"and both refuse {counts[False]}"
     )
     _print("differences between the release and our reader", decide.disagreements(tally.differences))
     if todo.tests is not None:

@@ -44,7 +44,7 @@ class Verdict:
 
 
 class Process:
-    """Return a context with a separate process for the release of `stack` in `root`, or for the installed release."""
+    """A separate process that runs the release of `stack` in the folder `root`, or the installed release."""
 
     def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
         # The release comes first: this environment may have another one installed.

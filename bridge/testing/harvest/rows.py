@@ -41,9 +41,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a release, by file: `rows`, and the names in all releases (`gathered`).
+    """The facts of a release, by file: `rows` with windows of releases, and `gathered` names of all releases.
 
-    `unread` are classes that could not be imported.
+    `unread` are messages about facts that could not be read.
     """
 
     rows: dict[str, list[Row]]
@@ -103,7 +103,7 @@ def updated(
 def joined(old: Any, found: Any) -> Any:
     """Return the union of names over all releases.
 
-    Mappings and lists are merged; a text that exists already is kept.
+    Mappings and lists are merged; of two texts, the old one is kept.
     """
     if isinstance(old, Mapping) and isinstance(found, Mapping):
         both = {
