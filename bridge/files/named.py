@@ -117,7 +117,10 @@ def writable(name: str) -> Path:
 
 def _outside(name: str, place: Path, reach: Reach) -> str:
     folder = os.path.realpath(reach.folder)
-    return f"{name}: leads out of {folder}, so it was not opened; give --allow-path {os.path.realpath(place)} if you trust it"
+    return (
+        f"{name}: leads out of {folder}, so nothing was opened; "
+        f"give --allow-path {os.path.realpath(place)} if you trust this path"
+    )
 
 
 def is_file(path: Path) -> bool:

@@ -89,11 +89,11 @@ def obstacles(path: Path) -> Iterator[str]:
         if not path.name or path.is_dir():
             yield f"{path}: found a directory, expected the name of a file; name a file in it"
         elif path.exists() and not path.is_file():
-            yield f"{path}: found a device or a pipe, expected a regular file; name another"
+            yield f"{path}: found a device or a pipe, expected a regular file; name another output"
         elif not path.parent.is_dir():
             yield f"{path}: there is no directory {path.parent}; create it first"
     except OSError as error:
-        yield f"{shown(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another"
+        yield f"{shown(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another output"
 
 
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:

@@ -185,8 +185,9 @@ def _reads_back(config: Config) -> None:
     """Check that a config, written in each format and read back, has the same given and effective values."""
     for format in config.dialect.formats:
         read = _read_again(config, format)
-        _same(READING, f"given values after reading them back from {format}", config.given, read.given)
-        _same(READING, f"effective values after reading them back from {format}", config.effective, read.effective)
+        written = f"a config is written as {format} and read back"
+        _same(READING, f"the given values change if {written}", config.given, read.given)
+        _same(READING, f"the effective values change if {written}", config.effective, read.effective)
 
 
 def _read_again(config: Config, format: str) -> Config:
@@ -231,7 +232,7 @@ def _survives(config: Config) -> None:
     ):
         return
     again = lift(lower(plan, config.dialect, config.version, config.world_size)).values()
-    _same(LIFTING, "plan after lowering and lifting it again", plan.values(), again)
+    _same(LIFTING, "the plan changes if it is lowered and lifted again", plan.values(), again)
 
 
 def _converts(config: Config, to: Dialect, version: str | None) -> None:
@@ -243,7 +244,8 @@ def _converts(config: Config, to: Dialect, version: str | None) -> None:
         _accepted(result, format)
     _tells(result)
     back = translate(result.config, config.dialect, config.version, config.world_size, result.carry)
-    _same(CONVERTING, "given values after a conversion there and back with the carry-over", config.given, back.config.given)
+    problem = "the given values change in a conversion there and back with the carry-over"
+    _same(CONVERTING, problem, config.given, back.config.given)
 
 
 def _accepted(result: Result, format: str) -> None:
@@ -260,7 +262,7 @@ def _accepted(result: Result, format: str) -> None:
         raise Broken(CONVERTING, f"{to.name} refuses the config written for it: {error}") from None
     _same(
         CONVERTING,
-        f"effective values of {to.name} after reading them back from {format}",
+        f"the effective values of {to.name} change if a config is written as {format} and read back",
         target.effective,
         read.effective,
     )
@@ -315,7 +317,7 @@ def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any
     ]
     if unlike:
         lines = (f"{path}: {shown(one.get(path))} -> {shown(other.get(path))}" for path in unlike)
-        raise Broken(stage, f"different {what}: " + "; ".join(lines))
+        raise Broken(stage, f"{what}: " + "; ".join(lines))
 
 
 def command(task: Task, failure: Failure, file: str) -> str:

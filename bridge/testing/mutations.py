@@ -111,8 +111,8 @@ def mutations(
 ) -> SearchStrategy[Mutation]:
     """Return a strategy for configs of `dialect` with one edit. All kinds of mistakes that the fields allow are equally frequent.
 
-    Release and world size are drawn if they are not given. Reading `source` must raise `error` with the key in the message, or
-    give the same effective values.
+    Release and world size are drawn if they are not given. Reading the `source` of a mutation must raise its `error`, with
+    the key in the message, or give the same effective values.
     """
     return _mutations(dialect, version, world_size)
 

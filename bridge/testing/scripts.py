@@ -16,7 +16,7 @@ Script = tuple[str, tuple[str, ...]]
 """The text of a script, and the names of the grammar productions from which it was made."""
 PART = re.compile(r"⟨([a-z -]+)(?:\*(\d))?⟩")
 NAMED = re.compile(r"\$([ABCD])(?=\w)", re.ASCII)
-"""Matches `$NAME` directly followed by letters, which would make it another, unset name."""
+"""Matches `$NAME` directly before a letter, which a shell would read as a part of the name."""
 DEEPEST = 6
 """Largest depth of nesting; deeper parts are the simplest ones."""
 MOST = 60

@@ -53,7 +53,7 @@ LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 OUTPUT = "the value is the output of a command, and commands are not run"
 FILES = "the value depends on the files that match the pattern"
 GLOBBING = re.compile(r"[*?\[(]")
-"""Matches a character without which no word is a glob pattern."""
+"""Matches one of the characters of which every glob pattern has at least one."""
 GROUPS = re.compile(r"[?*+@!]\(")
 
 Expanded = list[Piece | Break]

@@ -61,7 +61,7 @@ def listed(words: Sequence[Pieces]) -> Listed:
 
 
 def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
-    """Return the command that follows `exec`, `time` and the like, without the options of these."""
+    """Return the command that follows a starter such as `exec` or `time` and the starter's options."""
     found = walk(listed(called))
     end = found.links[0].end if found.links else len(called)
     return called[end:]

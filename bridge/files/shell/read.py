@@ -332,7 +332,7 @@ class Reader:
             return
         if scope.at_error is not None and scope.frames and "errtrace" in scope.unsure:
             why = scope.unsure["errtrace"].why
-            raise self.refuse(self.place, f"it is not known if functions run the ERR trap: {why}")
+            raise self.refuse(self.place, f"it is not known whether functions run the ERR trap: {why}")
         # Functions inherit the ERR trap only with `set -E`.
         if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
             self.trapped(scope.at_error)
@@ -348,7 +348,7 @@ class Reader:
         self.scope.at_error = error
 
     def handled(self, text: Pieces) -> None:
-        """Read the text of a trap. It does not change the status."""
+        """Read the text of a trap. Afterwards, the exit status is the same as before."""
         status = self.scope.status
         self.nested(self.place, text)
         if not self.scope.ended:

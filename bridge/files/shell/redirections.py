@@ -134,9 +134,9 @@ def _targets_within(
 
 
 def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
-    """Return the file that gets the output, and whether the output is redirected.
+    """Return the target of the output, and whether the output is redirected.
 
-    The first is None if the output goes elsewhere, such as to /dev/null.
+    The target is None if no file is written, also for /dev/null.
     """
     # Redirections take effect from the left, so that the last one of a stream decides. `2>&1`
     # behind `> file` goes to the file.

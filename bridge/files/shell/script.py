@@ -170,7 +170,7 @@ class Script:
         ]
         if not fitting:
             raise SourceError(
-                f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}",
+                f"{self.name}: found no run with {what}; runs of the script: {self.seen}",
                 *self.lost,
             )
         if len(fitting) > 1:

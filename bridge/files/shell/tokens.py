@@ -358,7 +358,7 @@ class Scanner:
         return 0
 
     def skip(self, char: str, position: int, start: int) -> int:
-        """Return the offset after one character or, if it opens quotes or an expansion, after these."""
+        """Return the offset after the character at `position`, or after the quotes or the expansion that it opens."""
         self.shared.left -= 1
         if self.shared.left < 0:
             raise Fault(start, "")

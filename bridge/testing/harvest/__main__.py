@@ -70,7 +70,7 @@ class Job:
         """The stack's module `harvest`."""
         if find_spec(f"compat.{self.stack}.harvest") is None:
             raise BridgeError(
-                f"{self.stack}: its folder has no harvest.py; see python -m {SCRIPTED} --help"
+                f"{self.stack}: the stack's folder has no harvest.py; see python -m {SCRIPTED} --help"
             )
         return import_module(f"compat.{self.stack}.harvest")
 

@@ -89,10 +89,8 @@ class Process:
     def _last_words(self) -> str:
         self.errors.seek(0)
         words = [line for line in self.errors.read().splitlines() if line.strip()]
-        return (
-            f"{self.stack}: the process that runs the code of this stack ended without an answer: "
-            f"{words[-1] if words else 'it printed nothing'}"
-        )
+        last = words[-1] if words else "none"
+        return f"{self.stack}: the process that runs this stack ended without an answer; last line of errors: {last}"
 
     def __call__(self, config: Config) -> Verdict:
         """Return the release's verdict on a config."""

@@ -85,8 +85,9 @@ def changes(
 def updated(
     rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]
 ) -> list[Row]:
-    """Return the rows after a release with `changes`: old rows end at `release`, new rows begin
-    there, and all other rows stay.
+    """Return the rows after a release that makes the changes `found`.
+
+    Changed rows end at `release`, new rows begin there, and all other rows stay.
     """
     ended = {_key(change.before, keys) for change in found if change.before}
     # A row that ended before is history, and may have the same key as the one that ends now.
