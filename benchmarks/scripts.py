@@ -96,7 +96,7 @@ printf '%s\\0' "$(($# + 1))" "${{0##*/}}" "$@" >> {RECORD}
 SECONDS = 20
 SHELL = ("BASH_SOURCE", "SECONDS", "RANDOM", "PWD", "HOME", "PATH", "UID", "LINENO", "BASH_REMATCH", "FUNCNAME", "PIPESTATUS")
 ASKED = re.compile(r"--env (\w+)=\.\.\.")
-ANEW = re.compile(r"may change it; set it with --env (\w+)=")
+ANEW = re.compile(r"may change the variable; set --env (\w+)=")
 ROUNDS = 12
 
 

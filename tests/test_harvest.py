@@ -197,7 +197,7 @@ def test_flags_and_fields_of_megatron_are_read_from_its_source(tmp_path: Path, c
     write(root, {"megatron/training/arguments.py": SCRIPT})
     assert harvest("0.99.0", root, into, "megatron") == 0
     said = capsys.readouterr().out
-    assert "not read from this release (1):\n  ['--unknown']: unknown action _StoreAction or type words_of" in said
+    assert "facts not read from this release (1):\n  ['--unknown']: unknown action _StoreAction or type words_of" in said
     found = {name: json.loads(text) for name, text in contents(into).items()}
     assert found["flags.json"] == sorted(FLAGS, key=lambda row: (row["dest"], row["options"]))
     assert {row["name"]: row["default"] for row in found["classes.json"]} == DEFAULTS
@@ -288,7 +288,7 @@ def test_a_known_release_gives_what_the_repository_has(
 ) -> None:
     before = contents(into)
     assert harvest(version, tree(tmp_path / "tree", version, rows(version)), into) == 0
-    assert f"{len(rows(version))} facts unchanged, 0 rows begin, 0 end" in capsys.readouterr().out
+    assert f"{len(rows(version))} facts unchanged, 0 rows begin, 0 rows end" in capsys.readouterr().out
     assert contents(into) == before
 
 
@@ -354,7 +354,7 @@ def test_the_newest_deepspeed_taken_out_and_harvested_again_gives_the_same_table
     before = contents(into)
     assert main(["deepspeed", newest, "--into", str(into), "--count", "0", "--day", deepspeed.DATES[newest]]) == 0
     told, after = capsys.readouterr().out, contents(into)
-    assert "17 rows begin, 8 end" in told
+    assert "17 rows begin, 8 rows end" in told
     assert "graph_harvesting: refused from now on; say what replaces it" in told
     assert [name for name in after if after[name] != before[name]] == ["keys.json", "known.json", "places.json"]
     for name in (name for name in after if name != "places.json"):

@@ -99,11 +99,11 @@ def test_words_that_name_a_launcher_are_no_launch(command: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "unknown"),
     [
-        ("N=2\nbash -c 'python a.py --num-layers $N'", ["--num-layers", "$N"], "does not export it"),
+        ("N=2\nbash -c 'python a.py --num-layers $N'", ["--num-layers", "$N"], "does not export the variable"),
         ("export N=2\nbash -c 'python a.py --num-layers $N'", ["--num-layers", "2"], ""),
         ("N=2 bash -c 'python a.py --num-layers $N'", ["--num-layers", "2"], ""),
         ('N=2\nbash -c "python a.py --num-layers $N"', ["--num-layers", "2"], ""),
-        ("export N=2\nssh host 'python a.py --num-layers $N'", ["--num-layers", "$N"], "does not export it"),
+        ("export N=2\nssh host 'python a.py --num-layers $N'", ["--num-layers", "$N"], "does not export the variable"),
         ("bash -c 'N=4'\npython a.py --num-layers ${N:-2}", ["--num-layers", "2"], ""),
         ("python a.py --num-layers 2\nexec python b.py\npython c.py", ["--num-layers", "2"], ""),
         ("cat words | xargs torchrun a.py --num-layers 2", ["--num-layers", "2", "xargs"], "input of xargs"),
@@ -118,26 +118,25 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("exit 0\ntorchrun a.py --n 2", "line 2: is not reached: line 1 ends the script"),
+        ("exit 0\ntorchrun a.py --n 2", "line 2: a shell does not reach this line: line 1 ends the script"),
         ("if [ -z $A ]; then\nexit 1\nfi\ntorchrun a.py", "if [ -z $A ]; then); set --env A=..."),
         (
             "f() {\ntorchrun a.py\n}",
-            "line 2: is in the function f (line 1), which no command that is read calls",
+            "line 2: this line is in the function f (line 1); no command that is read calls f",
         ),
         (
             "f() {\ntorchrun a.py\n}\ntrap f TERM",
-            "line 2: is in the function f (line 1), which line 4 names, but no command that is "
-            "read calls",
+            "line 2: this line is in the function f (line 1); line 4 names f, but no command that is read calls f",
         ),
         (
             "function f {\ntorchrun a.py\nf\n}",
-            "line 2: is in the function f (line 1), which no command that is read calls",
+            "line 2: this line is in the function f (line 1); no command that is read calls f",
         ),
         (
             "A=1\nif [ $A = 2 ]; then\n  torchrun a.py\nfi",
-            "line 3: is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
+            "line 3: this line is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
         ),
-        ("bash train.sh 8", "line 1: starts another script, train.sh; pass that one instead"),
+        ("bash train.sh 8", "line 1: this line starts another script, train.sh; pass that script instead"),
         ("torchrun a.py --n $(( $B / 2 ))\nC=$(( / 2 ))", "line 2: $(( / 2 )): a shell stops here"),
     ],
 )
@@ -169,23 +168,23 @@ def test_an_array_that_a_missing_file_may_set_is_any_number_of_words() -> None:
     [
         (
             "A=1\nsource gone.sh\ntorchrun a.py $A",
-            "the file that is sourced on line 2 may change it; set it with --env A=...",
+            "the file that is sourced on line 2 may change the variable; set --env A=...",
         ),
         ("A=1\nsource gone.sh\nA=2\ntorchrun a.py $A", ""),
         ("A=1\nsource ~/.bashrc\ntorchrun a.py $A", ""),
-        ("A=1\nsource $HOME/x_profile\ntorchrun a.py $A", "may change it"),
+        ("A=1\nsource $HOME/x_profile\ntorchrun a.py $A", "may change the variable"),
         ("A=1\n[ -f x.sh ] && . x.sh\ntorchrun a.py $A", "is not known"),
-        ("echo A=1 > c.sh\nbash gen.sh\n. ./c.sh\ntorchrun a.py $A", "may set it"),
-        ("echo A=1 > c.sh\npython gen.py\n. ./c.sh\ntorchrun a.py $A", "may set it"),
+        ("echo A=1 > c.sh\nbash gen.sh\n. ./c.sh\ntorchrun a.py $A", "may set the variable"),
+        ("echo A=1 > c.sh\npython gen.py\n. ./c.sh\ntorchrun a.py $A", "may set the variable"),
         ("bash gen.sh\necho A=1 > c.sh\n. ./c.sh\ntorchrun a.py $A", ""),
         ("echo A=1 > c.sh\nnvidia-smi\ntorchrun b.py --c c.sh\n. ./c.sh\ntorchrun a.py $A", ""),
-        ("echo 1 > c\nenv X=1 python gen.py\ntorchrun a.py $(cat c)", "env X=1 (line 2) may write it"),
+        ("echo 1 > c\nenv X=1 python gen.py\ntorchrun a.py $(cat c)", "env X=1 (line 2) may write the file"),
         ("echo 1 > c\npython -c 'import torch; print(2)'\ntorchrun a.py $(cat c)", ""),
-        ("echo 1 > c\npython -c 'open(1)'\ntorchrun a.py $(cat c)", "python -c (line 2) may write it"),
-        ("echo 1 > c\npython gen.py\ntorchrun a.py $(cat c)", "python gen.py (line 2) may write it"),
-        ("echo 1 > c.x\nrm *.x\ntorchrun a.py $(cat c.x)", "rm may change it (line 2)"),
+        ("echo 1 > c\npython -c 'open(1)'\ntorchrun a.py $(cat c)", "python -c (line 2) may write the file"),
+        ("echo 1 > c\npython gen.py\ntorchrun a.py $(cat c)", "python gen.py (line 2) may write the file"),
+        ("echo 1 > c.x\nrm *.x\ntorchrun a.py $(cat c.x)", "rm may change the file (line 2)"),
         ("echo 1 > c.x\nrm -rf *.y out/*\nmkdir -p $X\ntorchrun a.py $(cat c.y)", "no such file"),
-        ("echo 1 > c\nsed -i s/1/2/ $F\ntorchrun a.py $(cat c)", "sed -i (line 2) may write it"),
+        ("echo 1 > c\nsed -i s/1/2/ $F\ntorchrun a.py $(cat c)", "sed -i (line 2) may write the file"),
         ("cd /\ntorchrun a.py $(cat pyproject.toml)", "no such file"),
         (
             "O=$(getopt -a -l tp: -- $X)\nwhile :; do case $O in x) A=1 ;; *) break ;; esac; done\ntorchrun a.py $A",
@@ -193,10 +192,10 @@ def test_an_array_that_a_missing_file_may_set_is_any_number_of_words() -> None:
         ),
         (
             "f() {\n  if [ $1 = x ]; then\n    A=1\n  fi\n  torchrun a.py $A\n}\nf $(date)",
-            "$1 is not known: it is the output of a command",
+            "$1 is not known: the value is the output of a command",
         ),
         ("shift 2\ntorchrun a.py $1", "--env 3=..."),
-        ("torchrun a.py $(set | grep A=)", "it is the output of a command"),
+        ("torchrun a.py $(set | grep A=)", "the value is the output of a command"),
     ],
 )
 def test_what_another_file_may_say_is_not_known(text: str, unknown: str) -> None:

@@ -499,7 +499,7 @@ def test_a_sidecar_that_is_not_used_is_a_finding(
 
 def test_a_digest_that_does_not_fit_is_said_first_and_strict_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, place = carried(tmp_path, capsys)
-    assert "its digest" not in said(capsys, "convert", target, "--to", "megatron", "--json")[1]
+    assert "the digest in the sidecar" not in said(capsys, "convert", target, "--to", "megatron", "--json")[1]
     target.write_text(target.read_text() + "\n")
     _, text = said(capsys, "convert", target, "--to", "megatron", "--json")
     found = findings(text)

@@ -151,32 +151,32 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ("f() { eval f; }\nf\n", "line 1: f calls itself without end"),
         ("A=x\n" + "A=$A$A$A$A\n" * 40, "A grows beyond 20,000 parts"),
         ("B='bash -c \"$B\"'\nexport B\neval eval eval '$B'\n", "found no run"),
-        ("ls\n", "found no run with flags of Megatron; the runs that it starts: none"),
-        ("python prepare.py --in x\n", "found no run with flags of Megatron; the runs that it starts: line 1: prepare.py"),
+        ("ls\n", "found no run with flags of Megatron; runs of the script: none"),
+        ("python prepare.py --in x\n", "found no run with flags of Megatron; runs of the script: line 1: prepare.py"),
         ("torchrun a.py --num-layers 2\n# comment\n--bf16\ntorchrun b.py --num-layers 4\n", "--launch 2: line 4: b.py"),
-        ("torchrun a.py --hidden-size 2 \\\n# --bf16 \\\n--num-layers 2\n", "line 3: --num-layers: no part of the run"),
+        ("torchrun a.py --hidden-size 2 \\\n# --bf16 \\\n--num-layers 2\n", "--num-layers: the flag is no part of the run"),
         ("torchrun a.py --num-layers $((1/0))\n", "line 1: --num-layers: $((1/0)) (line 1) is not known"),
         ("for n in 2 4; do torchrun a.py --num-layers $n; done\n", "--launch 2: line 1: a.py"),
-        ("for n in $N; do torchrun a.py --num-layers $n; done\n", "a loop gives it several values"),
+        ("for n in $N; do torchrun a.py --num-layers $n; done\n", "a loop gives the variable several values"),
         ("N=2\nwhile read x; do N=$x; done < f\ntorchrun a.py --num-layers $N\n", "line 3: --num-layers: $N"),
         ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
         (
             "torchrun pretrain_gpt.py $ALL\n",
-            "$ALL (line 1) is not known: the script sets it nowhere; set it with --env ALL=...",
+            "$ALL (line 1) is not known: the script sets the variable nowhere; set --env ALL=...",
         ),
         ("torchrun a.py --num-layers 2 --data-path x $U y\n", "may contain flags: $U (line 1) is not known"),
         (
             "run() { torchrun a.py --num-layers 4; }\nbash -c run\n",
-            "line 1: is in the function run, which line 2 names, but no command that is read calls",
+            "line 1: this line is in the function run; line 2 names run, but no command that is read calls run",
         ),
         (
             "D=$D$D\ntorchrun a.py --num-layers $D\n",
-            "line 1 sets it, but that value does not reach this place; set it with --env D=...",
+            "line 1 sets the variable, but this expansion does not see that value; set --env D=...",
         ),
-        ("L=$(date)$L\ntorchrun a.py --num-layers 2$L\n", "it is the output of a command"),
+        ("L=$(date)$L\ntorchrun a.py --num-layers 2$L\n", "the value is the output of a command"),
         ("read -n 2 q <<< 42\ntorchrun a.py --num-layers $q\n", "read -n is not supported"),
         ("trap 'x' RETURN\n", "line 1: a trap that runs where functions and sourced files end is not supported"),
-        ("set -o posix\n", "line 1: set turns posix on, which changes what follows, and is not supported"),
+        ("set -o posix\n", "line 1: set turns posix on, which is not supported"),
         ("x=1\nB=${#x:-2}\n", "line 2: ${#x:-2}: a shell stops here: bad substitution"),
         ("(" * 4000, "not shell syntax"),
         ("x" * (2**20 + 1), "more than 1 MiB"),
@@ -205,7 +205,7 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 def test_a_choice_that_does_not_exist_is_said() -> None:
     script = load(HERE / "several.sh")
     assert isinstance(script.data, Script)
-    with pytest.raises(BridgeError, match=r"there is no run 4; it starts 3"):
+    with pytest.raises(BridgeError, match=r"there is no run 4; the script starts 3"):
         compat.load("megatron").read(Document(script.data.told({}, 4), {}, "script", name="several.sh"))
 
 

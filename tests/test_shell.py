@@ -140,7 +140,7 @@ def test_what_is_set_outside_is_not_empty(name: str) -> None:
 def test_a_variable_that_a_branch_sets_is_named_with_its_line() -> None:
     script = Script('if false; then\n  X=2\nfi\ntorchrun a.py "$X"\n', "launch.sh")
     assert (
-        "the script sets it only on line 2, which is not reached before this one"
+        "the script sets the variable only on line 2, which is not reached before this line"
         in script.launches[0].opaque[0]
     )
 
@@ -155,7 +155,7 @@ def test_a_branch_says_what_settles_it() -> None:
 def test_a_script_says_where_it_ends() -> None:
     text = "M=${MODE:-x}\nif [ $M = x ]; then\n  exit 1\nfi\nif [ $M = y ]; then\n  exit 1\nfi\ntorchrun a.py\n"
     assert Script(text, "launch.sh").lost == [
-        "launch.sh: line 8: is not reached: line 3 ends the script (line 2: if [ $M = x ]; "
+        "launch.sh: line 8: a shell does not reach this line: line 3 ends the script (line 2: if [ $M = x ]; "
         "then); set --env MODE=..."
     ]
 

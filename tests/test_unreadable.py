@@ -28,7 +28,7 @@ FAULTS = {
     "no right to": "cannot be read (permission denied); check the path",
     "a directory": "found a directory, expected a config file; name a file in it",
     "gone": "no such file; check the path",
-    "an error of the disk": "cannot be read (input/output error); check where it comes from",
+    "an error of the disk": "cannot be read (input/output error); check the program or file behind it",
 }
 """What is wrong with the file, and what is said of it."""
 FOLDERS = {

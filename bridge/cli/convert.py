@@ -471,7 +471,7 @@ def recognised(document: Document) -> Dialect:
     # A tie is refused rather than guessed: a file read as another stack's would lose settings without a word.
     if best == 0:
         script = document.data if isinstance(document.data, Script) else None
-        seen = f" (the runs that it starts: {script.seen})" if script else ""
+        seen = f" (runs of the script: {script.seen})" if script else ""
         lost = script.lost if script else ()
         if doubts:
             raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")

@@ -29,9 +29,10 @@ def plain(name: str, where: object) -> str:
         raise SourceError(
             f"{where}: found {shown(name)}, expected a plain name; a path could lead out of the folder"
         )
-    if len(name.encode(errors="surrogateescape")) > LONGEST:
+    size = len(name.encode(errors="surrogateescape"))
+    if size > LONGEST:
         raise SourceError(
-            f"{where}: found a name of {len(name)} characters, expected at most {LONGEST} bytes; "
+            f"{where}: found a name of {size} bytes, expected at most {LONGEST}; "
             "choose a shorter one"
         )
     return name
@@ -40,7 +41,7 @@ def plain(name: str, where: object) -> str:
 def inside(path: Path, root: Path) -> Path:
     """Return `path`, which lies below `root`.
 
-    Raises `SourceError` if a link in it leads out of `root`.
+    Raises `SourceError` if a link in `path` leads out of `root`.
     """
     try:
         real, home = path.resolve(), root.resolve()
@@ -48,7 +49,7 @@ def inside(path: Path, root: Path) -> Path:
         raise SourceError(f"{path}: {error}; the link leads nowhere") from None
     if not real.is_relative_to(home):
         raise SourceError(
-            f"{path}: a link that leads to {real}, outside of {home}; put the file itself there"
+            f"{path}: a link that leads to {real}, outside of {home}; replace the link by the file"
         )
     return path
 
@@ -63,14 +64,14 @@ def regular(path: Path, root: Path) -> Path:
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file") from None
     if not stat.S_ISREG(mode):
-        raise SourceError(f"{path}: found no regular file; expected one")
+        raise SourceError(f"{path}: found no regular file; put a regular file there")
     return path
 
 
 def read_bytes(path: Path, root: Path, most: int) -> bytes:
     """Return the content of a file below `root`.
 
-    Raises `SourceError` if it has more than `most` bytes.
+    Raises `SourceError` if the file has more than `most` bytes.
     """
     try:
         with regular(path, root).open("rb") as file:
@@ -78,7 +79,7 @@ def read_bytes(path: Path, root: Path, most: int) -> bytes:
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
     if len(found) > most:
-        raise SourceError(f"{path}: found more than {most} bytes, expected at most so many in a file of this kind")
+        raise SourceError(f"{path}: found more than {most} bytes; a file of this kind is smaller")
     return found
 
 

@@ -93,17 +93,16 @@ def _malformed(error: Exception, text: str, name: str) -> MalformedError:
     if position >= len(text.rstrip()):
         return MalformedError(f"{name}: ends within a value; is the file complete?", lax=False)
     found = text[position : position + 20].partition("\n")[0]
-    said = (
+    problem = (
         getattr(error, "msg", str(error))
         .removesuffix(" starting at")
         .removesuffix(" at")
         .replace(" %r", "")
     )
     line = text.count("\n", 0, position) + 1
-    problem = (
-        f"{name}: line {line}: found {found!r}; {said[:1].lower()}{said[1:]}; fix the syntax there"
-    )
-    return MalformedError(problem, lax=re.match(r"[#/'\w}\]]", found) is not None)
+    problem = problem[:1].lower() + problem[1:]
+    message = f"{name}: line {line}: found {found!r}; {problem}; fix the syntax there"
+    return MalformedError(message, lax=re.match(r"[#/'\w}\]]", found) is not None)
 
 
 def _constant_line(text: str) -> int:

@@ -63,13 +63,13 @@ def folder_of(source: object) -> Path | None:
 def own(name: str) -> Path | None:
     """Return `name` as a path if that file exists; else None.
 
-    The name comes from the caller, not from an input, so it may be anywhere.
+    `name` comes from the caller and not from an input, so the file may be in any folder.
     """
     return Path(name) if is_file(Path(name)) else None
 
 
 def find(name: str, folder: Path | None = None) -> Path | None:
-    """Return the path of the file that an input calls `name`; None if it does not exist.
+    """Return the path of the file that an input calls `name`; None if the file does not exist.
 
     `folder` is the folder of that input; None: the folder of the current input. Raises
     `OutsideError`, and opens nothing, if the file lies outside the folder and is not allowed.
@@ -96,8 +96,9 @@ def placed(name: str) -> str | Path:
 
 
 def reached(name: str) -> Path | None:
-    """Return the path of the file `name`, as the current input or, without one, the caller calls
-    it; None if the file does not exist.
+    """Return the path of the file that the current input calls `name`; None if the file does not exist.
+
+    Without a current input, `name` is a path from the caller, which may lead anywhere.
     """
     return own(name) if _REACH.get() is None else find(name)
 
@@ -116,7 +117,10 @@ def writable(name: str) -> Path:
 
 def _outside(name: str, place: Path, reach: Reach) -> str:
     folder = os.path.realpath(reach.folder)
-    return f"{name}: leads out of {folder}, so it was not opened; give --allow-path {os.path.realpath(place)} if you trust it"
+    return (
+        f"{name}: leads out of {folder}, so nothing was opened; "
+        f"give --allow-path {os.path.realpath(place)} if you trust this path"
+    )
 
 
 def is_file(path: Path) -> bool:

@@ -143,7 +143,8 @@ def read_text(path: str | Path) -> str:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise SourceError(
-                    f"{path}: found a device or a pipe, expected a regular file; pass its content on standard input, as -"
+                    f"{path}: found a device or a pipe, expected a regular file; give - as the path, "
+                    "and the content on standard input"
                 )
             _check_size(status.st_size, path)
             return read_stream(stream, str(path))
@@ -174,7 +175,7 @@ def read_stream(stream: BinaryIO, name: str) -> str:
         content = stream.read(limits.FILE + 1)  # one byte more tells that there is more
     except OSError as error:
         raise SourceError(
-            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check where it comes from"
+            f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the program or file behind it"
         ) from None
     _check_size(len(content), name)
     return _decoded(content, name)

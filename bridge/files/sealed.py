@@ -32,11 +32,11 @@ def unseal(text: str, where: object) -> dict[str, Any]:
     match = SEAL.fullmatch(text)
     if match is None:
         raise SourceError(
-            f"{where}: found {shown(text[-30:])} at its end, expected a digest; the file is damaged"
+            f"{where}: found {shown(text[-30:])} at the end, expected a digest; the file is damaged"
         )
     if _digest(match[1]) != match[2]:
         raise SourceError(
-            f"{where}: its digest does not match its content; the file is damaged"
+            f"{where}: the digest does not match the content; the file is damaged"
         )
     return parsed(match[1] + "}", where)
 

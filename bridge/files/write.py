@@ -1,4 +1,6 @@
-"""Writes files whole or not at all: a temporary file is synced, then renamed. Its mode is never wider than its source's."""
+"""Writes files whole or not at all: a temporary file is synced, then renamed.
+
+A new file never gives anybody an access that the source of its content did not give."""
 
 from __future__ import annotations
 
@@ -87,17 +89,17 @@ def obstacles(path: Path) -> Iterator[str]:
         if not path.name or path.is_dir():
             yield f"{path}: found a directory, expected the name of a file; name a file in it"
         elif path.exists() and not path.is_file():
-            yield f"{path}: found a device or a pipe, expected a regular file; name another"
+            yield f"{path}: found a device or a pipe, expected a regular file; name another output"
         elif not path.parent.is_dir():
             yield f"{path}: there is no directory {path.parent}; create it first"
     except OSError as error:
-        yield f"{shown(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another"
+        yield f"{shown(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another output"
 
 
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:
     """Write the new content to a temporary file.
 
-    It gets the mode of the file to replace, but no wider mode than the source has.
+    The temporary file gets the mode of the file that it replaces, but no wider mode than the source has.
     """
     there = stat.S_IMODE(path.stat().st_mode) & 0o777 if path.exists() else None
     # A file that is replaced gets its mode before the content, and is private until then.

@@ -143,7 +143,7 @@ def said(text: str) -> Said:
             return Said(runs, unknown.why, unknown.line)
         if unknown is not None or command.branch:
             return Said(
-                [], f"line {command.line}: {unknown.why if unknown else 'it depends on a branch'}"
+                [], f"line {command.line}: {unknown.why if unknown else 'the command depends on a branch'}"
             )
         words = ["".join(piece.key for piece in word) for word in command.words]
         if words[0] == "env" and STARTER in words:
@@ -159,7 +159,7 @@ def said(text: str) -> Said:
                 not word.startswith("-") and "=" not in word and word not in STARTING
                 for word in plain
             ):
-                return Said([], f"line {command.line}: a program that is missing here may start it")
+                return Said([], f"line {command.line}: a program that is missing here may start the run")
         if STARTER in words and "xargs" in words[: words.index(STARTER)]:
             return Said([], f"line {command.line}: xargs adds words to the command")
         if STARTER in words[:1] or (STARTER in words and words[0] in STARTING):
@@ -184,7 +184,8 @@ def _places(text: str, line: int) -> set[int]:
 def outcome(bash: Bash, text: str) -> tuple[str, str]:
     """Compare bash with the reader.
 
-    Returns `equal`, `stopped`, `refused` or `different`, and the reader's reason to refuse.
+    Returns a word, and the reader's reason to refuse: `equal` if both find the same runs, `stopped` if both
+    find the same error after the same runs, `refused` if only the reader refuses, else `different`.
     """
     found = said(text)
     if found.refused and not found.stopped:

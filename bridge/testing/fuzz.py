@@ -72,7 +72,7 @@ class Failure:
 
     @property
     def promise(self) -> tuple[str, str]:
-        """The promise that is broken: the stage, and the message without details."""
+        """The broken promise: the stage, and the message up to the colon before the details."""
         return self.stage, self.message.partition(":")[0]
 
     @cached_property
@@ -182,12 +182,12 @@ def _stages(task: Task) -> Iterator[tuple[str, Callable[[Config], None]]]:
 
 
 def _reads_back(config: Config) -> None:
-    """Check that each format that is written is read back with equal values and effective values.
-    """
+    """Check that a config, written in each format and read back, has the same given and effective values."""
     for format in config.dialect.formats:
         read = _read_again(config, format)
-        _same(READING, f"given, read back from {format}", config.given, read.given)
-        _same(READING, f"effective, read back from {format}", config.effective, read.effective)
+        written = f"a config is written as {format} and read back"
+        _same(READING, f"the given values change if {written}", config.given, read.given)
+        _same(READING, f"the effective values change if {written}", config.effective, read.effective)
 
 
 def _read_again(config: Config, format: str) -> Config:
@@ -232,7 +232,7 @@ def _survives(config: Config) -> None:
     ):
         return
     again = lift(lower(plan, config.dialect, config.version, config.world_size)).values()
-    _same(LIFTING, "plan, after lowering it and lifting it again", plan.values(), again)
+    _same(LIFTING, "the plan changes if it is lowered and lifted again", plan.values(), again)
 
 
 def _converts(config: Config, to: Dialect, version: str | None) -> None:
@@ -244,7 +244,8 @@ def _converts(config: Config, to: Dialect, version: str | None) -> None:
         _accepted(result, format)
     _tells(result)
     back = translate(result.config, config.dialect, config.version, config.world_size, result.carry)
-    _same(CONVERTING, "given, there and back with the carry-over", config.given, back.config.given)
+    problem = "the given values change in a conversion there and back with the carry-over"
+    _same(CONVERTING, problem, config.given, back.config.given)
 
 
 def _accepted(result: Result, format: str) -> None:
@@ -261,7 +262,7 @@ def _accepted(result: Result, format: str) -> None:
         raise Broken(CONVERTING, f"{to.name} refuses the config written for it: {error}") from None
     _same(
         CONVERTING,
-        f"effective values of {to.name}, read back from {format}",
+        f"the effective values of {to.name} change if a config is written as {format} and read back",
         target.effective,
         read.effective,
     )
@@ -285,13 +286,13 @@ def _tells(result: Result) -> None:
         lost = strayed if moved else config.effective.get(path) != back.get(path)
         told = named & ({path} | otherwise(path, value, back.get(path)))
         if lost != bool(told):
-            said = (
+            change = (
                 f"{path} changes from {shown(config.effective.get(path))} to "
                 f"{shown(back.get(path))}"
             )
             raise Broken(
                 CONVERTING,
-                f"a loss without a finding: {said}"
+                f"a loss without a finding: {change}"
                 if lost
                 else f"a finding without a loss: {path}",
             )
@@ -316,7 +317,7 @@ def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any
     ]
     if unlike:
         lines = (f"{path}: {shown(one.get(path))} -> {shown(other.get(path))}" for path in unlike)
-        raise Broken(stage, f"{what}, differs: " + "; ".join(lines))
+        raise Broken(stage, f"{what}: " + "; ".join(lines))
 
 
 def command(task: Task, failure: Failure, file: str) -> str:

@@ -47,9 +47,10 @@ class Mistake(StrEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """One edit: the path to change, the new value, or `REMOVE`, and the path that a moved value leaves.
+    """One edit: the path to change, and the new value or `REMOVE`.
 
-    For a size that no longer fits, `ours` is the plan field.
+    If the edit moves a value, `leaves` is the old path. If the edit makes a size inconsistent, `ours`
+    is the plan field of that size.
     """
 
     mistake: Mistake
@@ -73,7 +74,7 @@ class Mutation:
     """A valid config, and its source with one edit.
 
     `key` is the edited key in the source's spelling (dotted), `value` its new value, `source` the edited mapping, `error` the
-    error that reading must raise. An edit that keeps the meaning may be read too, with equal effective values.
+    error that reading must raise. Where an edit keeps the meaning, reading may also succeed, with equal effective values.
     """
 
     config: Config
@@ -94,7 +95,7 @@ class Mutation:
     def named_in(self, error: BridgeError) -> bool:
         """Return whether a message of `error` names the edited key.
 
-        For sizes that do not fit, the name of the axis is enough.
+        If the edit makes a size inconsistent, the name of its plan field is enough.
         """
         names = (_word(path.rpartition(".")[2]) for path in (self.key, self.ours))
         return any(name in _word(str(error)) for name in names if name)
@@ -108,10 +109,10 @@ def _word(text: str) -> str:
 def mutations(
     dialect: Dialect, version: str | None = None, world_size: int | None = None
 ) -> SearchStrategy[Mutation]:
-    """Configs of `dialect` with one edit. All kinds of mistakes that the fields allow are equally frequent.
+    """Return a strategy for configs of `dialect` with one edit. All kinds of mistakes that the fields allow are equally frequent.
 
-    Release and world size are drawn if they are not given. Reading `source` must raise `error` with the key in the message, or
-    give the same effective values.
+    Release and world size are drawn if they are not given. Reading the `source` of a mutation must raise its `error`, with
+    the key in the message, or give the same effective values.
     """
     return _mutations(dialect, version, world_size)
 
@@ -288,8 +289,8 @@ AXES = ("parallel.tensor", "parallel.pipeline", "parallel.context")
 
 
 def _relations(config: Config) -> Iterator[Edit]:
-    """Yield edits to sizes that do not fit: an axis with too many ranks, or a batch that its parts
-    do not divide.
+    """Yield edits that make sizes inconsistent: an axis with more ranks than there are, or a global
+    batch that is no multiple of the microbatches.
     """
     from bridge.translation import lift
 
@@ -314,7 +315,7 @@ def _relations(config: Config) -> Iterator[Edit]:
 
 
 def _carried(config: Config, ours: str, value: Any) -> list[str]:
-    """Return the paths of given values that alone determine an equal plan field."""
+    """Return the paths of given values that equal `value` and determine the plan field `ours`."""
     rule = next(rule for rule in config.dialect.rules if ours in rule.ours)
     return [
         path

@@ -1,7 +1,7 @@
 """A grammar of launch scripts: words, conditions, loops and functions, nested as in real scripts.
 
-A part in angle brackets is written by its rule: `⟨word⟩` is one of them, `⟨word*2⟩` are none to two
-with blanks between them. `№` is a number that is used once in a script.
+In a template, a part in angle brackets stands for a text of that rule: `⟨word⟩` for one word, `⟨word*2⟩` for
+up to two words with blanks between them. `№` stands for a number that no other template of a script gets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Script = tuple[str, tuple[str, ...]]
 """The text of a script, and the names of the grammar productions from which it was made."""
 PART = re.compile(r"⟨([a-z -]+)(?:\*(\d))?⟩")
 NAMED = re.compile(r"\$([ABCD])(?=\w)", re.ASCII)
-"""Matches `$NAME` directly followed by letters, which would make it another, unset name."""
+"""Matches `$NAME` directly before a letter, which a shell would read as a part of the name."""
 DEEPEST = 6
 """Largest depth of nesting; deeper parts are the simplest ones."""
 MOST = 60

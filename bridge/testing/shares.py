@@ -41,8 +41,9 @@ class Share:
         return Share(self.off + off, self.having + 1)
 
     def exceeds(self, share: float, doubt: float) -> bool:
-        """Return whether the true share exceeds `share`: if it were `share`, this many hits or more
-        would have a probability below `doubt`.
+        """Return whether the true share certainly exceeds `share`.
+
+        It does if a true share of `share` would give so many hits only with a probability below `doubt`.
         """
         # The upper tail of the binomial distribution: 1 - P(fewer hits than there were).
         odds = (
@@ -108,7 +109,8 @@ def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
 def off_default(config: Config) -> set[str]:
     """Return the fields whose values differ from the stack's default.
 
-    The default may be that of an empty config, or of a config with the other settings of this one.
+    A value differs if it is not that of an empty config, or if the stack would derive another value
+    from the other settings of this config.
     """
     usual = _usual(config.dialect, Case(config.version, None, config.entry))
     same = {path for path, value in config.given.items() if value == usual.get(path)}

@@ -174,8 +174,11 @@ class Base:
 
 
 def outcome(base: Base, edit: Edited) -> str:
-    """Return the result of an edit, one of the constants above: `REFUSED` if reading fails and
-    names the key, `SILENT` if nothing shows the edit.
+    """Return the result of an edit, as one of the constants above.
+
+    Reading fails: `REFUSED` if the error names the key, else `OTHERWISE`. Reading succeeds: `NAMED` if a
+    new finding names the key, `EQUAL` if all values stay the same, `LEGAL` if the config has the new
+    value, `MISSED` if a new finding names the old key, and `SILENT` if nothing shows the edit.
     """
     try:
         after = base.read(edit.source)

@@ -159,9 +159,9 @@ def _known(group: Group, dialect: Dialect, case: Case) -> Group:
 
 
 def grown(config: Config, groups: Sequence[Group]) -> Config:
-    """Return `config` with each of `groups` added that its stack accepts, found by bisection.
+    """Return `config` with all of `groups` that the stack accepts. Values that the config has do not change.
 
-    Given values stay.
+    Groups are tried together, and by halves if the stack refuses them.
     """
     more = _accepted(config, groups)
     if more is not None:

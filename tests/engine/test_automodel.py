@@ -177,7 +177,7 @@ def test_train_runs_what_a_recipe_names(tmp_path: Path, capsys: pytest.CaptureFi
             {"peft": {"_target_": "nemo_automodel.components._peft.lora.PeftConfig", "dim": 4, "match_all_linear": True}},
             "pip install peft",
         ),
-        ({"checkpoint": {"enabled": True, "checkpoint_dir": "/tmp/elsewhere"}}, "leads out of .*, so it was not written"),
+        ({"checkpoint": {"enabled": True, "checkpoint_dir": "/tmp/elsewhere"}}, "leads out of .*, so nothing was written"),
         ({"distributed": {"cp_size": 2}}, "context \\(2\\) does not divide world size"),
     ],
 )

@@ -72,7 +72,7 @@ def _quotient(left: int, right: int) -> int:
 
 def _shift(count: int) -> int:
     if not 0 <= count < 64:
-        raise Unread("a shift by that many bits depends on the machine")
+        raise Unread(f"the result of a shift by {count} bits depends on the machine")
     return count
 
 
@@ -306,7 +306,7 @@ class _Expression:
     def _named(self, place: Place, begins: bool) -> int:
         sign = self._take("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
         if sign and not begins:
-            raise Unread(f"{self.text.strip()!r} assigns inside of an expression")
+            raise Unread(f"{self.text.strip()!r}: an assignment inside of an expression is not supported")
         if sign == "=":
             return self._assign(place, self._choice())
         if sign:

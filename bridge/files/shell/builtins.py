@@ -53,7 +53,7 @@ def _unknown(reader: Reader, name: str, why: str = OUTPUT, loose: bool = False) 
 
 
 def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
-    """Return the number that a command has as its argument, such as the 2 of `break 2`."""
+    """Return the number that is the argument of a command, such as the 2 of `break 2`; `default` without an argument."""
     if len(called) < 2:
         return default
     text = known(called[1])
@@ -199,7 +199,7 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         text = known(word)
         try:
             if text is None or several(word):
-                reader.expander.forget(spelled(word), "let assigns an unknown value to it")
+                reader.expander.forget(spelled(word), "let assigns an unknown value to the variable")
                 raise Unread("it is not known")
             reader.answer(bool(reader.expander.evaluated(text)))
         except Unread:
@@ -396,7 +396,7 @@ def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     count, given = _number(reader, called, 1), reader.scope.given
     # A word of unknown length may be all that is shifted away, or less than that.
     if any(several(word) for word in given[:count]):
-        reader.scope.arguments = (_unknown(reader, "@", "the arguments are not known", loose=True),)
+        reader.scope.arguments = (_unknown(reader, "@", "shift removes arguments whose number is not known", loose=True),)
         reader.scope.status = None
     elif count > len(given) or count < 0:
         reader.scope.status = 1
@@ -504,7 +504,7 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
     if value.open:
         reader.scope.set(
             name,
-            Value((_unknown(reader, name, "an unknown element is removed", loose=True),), True),
+            Value((_unknown(reader, name, "unset removes an element that is not known", loose=True),), True),
         )
         return
     key: int | str = index.strip("'\"") if value.table else arithmetic.value(index, reader.expander)
@@ -601,11 +601,11 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
 def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
     """Restore the script's arguments after a sourced file that was given arguments.
 
-    They stay changed if that file called `set` outside of functions.
+    The arguments stay changed if that file called `set` outside of functions.
     """
     if reader.scope.placed is None:
         reader.scope.arguments = (
-            _unknown(reader, "@", "it is not known if the sourced file sets them", loose=True),
+            _unknown(reader, "@", "it is not known whether the sourced file sets the arguments", loose=True),
         )
     elif not reader.scope.placed:
         reader.scope.arguments = before

@@ -211,7 +211,7 @@ class Condition:
 def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
     """Return the text of the match and the texts of its groups.
 
-    A text is `Unknown` if bash's may differ: Python and POSIX can split a match into groups
+    A text is `Unknown` if bash may find another text: Python and POSIX can split a match into groups
     differently.
     """
     try:
@@ -222,12 +222,15 @@ def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
     sure = 1 if found is None else 1 + pattern.groups * grouped(pattern.pattern)
     texts = [] if found is None else [found[0], *(group or "" for group in found.groups())]
     known_ = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
-    unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "it depends on the longest match"),)
+    unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "this text depends on how bash divides the match into groups"),)
     return (*known_, *(unsure for _ in range(pattern.groups + 1 - len(known_))))
 
 
 def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
-    """Return the order of two texts; None if it depends on the locale."""
+    """Return whether `first` sorts before `second` (sign `<`) or after `second` (sign `>`).
+
+    None if a text is not known, or if the order depends on the locale.
+    """
     left, right = known(first), known(second)
     if left is None or right is None:
         return None
@@ -269,7 +272,10 @@ def _by_letters(left: str, right: str, skips: bool) -> bool | None:
 
 
 def same_script(first: Pieces, second: Pieces, expander: Expander) -> Truth:
-    """Whether two unknown words name the same script, as `$0` and `BASH_SOURCE` do outside of sourced files."""
+    """Return whether two unknown words name the same script; None if that is not known.
+
+    `$0` and `BASH_SOURCE` name the same script outside of sourced files.
+    """
     named = [
         word[0]
         for word in (first, second)

@@ -173,8 +173,9 @@ def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool)
     reckons = "python" in texts[0] and "-c" in texts and not TOUCHES.search(texts[-1])
     if not found.kind and (name in QUIET or reckons):
         return
+    program = spelled(called[0])
     for word in _outputs(called):
-        _touched(reader, word, f"{spelled(called[0])} may write it (line {line})")
+        _touched(reader, word, f"{program} may write the file (line {line})")
     trains = found.kind in ("program", "module") and any(
         link.name not in TRAINERS for link in found.links
     )
@@ -201,7 +202,8 @@ def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
 def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
     """Mark all files as uncertain whose names are, or may be, among a program's arguments."""
     line = reader.source.line(reader.place)
-    why = f"{spelled(called[0])} may change it (line {line})"
+    program = spelled(called[0])
+    why = f"{program} may change the file (line {line})"
     unknown = [word for word in called[1:] if known(word) is None]
     if unknown:
         reader.scope.files.written(f"{_said(called)} (line {line})")

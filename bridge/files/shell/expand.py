@@ -50,10 +50,10 @@ Each has a character to search for first, a pattern, and a message.
 """
 LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 """Matches a word without expansions and quotes."""
-OUTPUT = "it is the output of a command, and commands are not run"
-FILES = "it depends on the files that match"
+OUTPUT = "the value is the output of a command, and commands are not run"
+FILES = "the value depends on the files that match the pattern"
 GLOBBING = re.compile(r"[*?\[(]")
-"""Matches a character without which no word is a glob pattern."""
+"""Matches one of the characters of which every glob pattern has at least one."""
 GROUPS = re.compile(r"[?*+@!]\(")
 
 Expanded = list[Piece | Break]
@@ -66,10 +66,10 @@ class Runner(Protocol):
         """Return the output of the commands of `source`."""
 
     def stop(self, line: int, problem: str) -> None:
-        """Note that a shell certainly stops at an expansion."""
+        """Note that a shell certainly stops at an expansion on `line`."""
 
     def doubt(self, line: int) -> None:
-        """Note that a shell possibly stops at an expansion."""
+        """Note that a shell possibly stops at an expansion on `line`."""
 
     def setter(self, name: str) -> int:
         """Return the line on which the script sets a variable anywhere; 0 if there is none."""
@@ -88,7 +88,7 @@ class Expander:
     """Expands the words of one source with the variables of a scope."""
 
     def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
-        """Set up for one source.
+        """Set up an expander for the words of `source`.
 
         `solid` is true while quotes around an empty expansion still make a word, as they do after
         an operator.
@@ -331,7 +331,7 @@ class Expander:
         names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", self.source.said(part)))
         absent = dict.fromkeys(found for name in names for found in self._asked(name))
         needed = (
-            f"; it needs {' and '.join(f'--env {name}=...' for name in absent)}" if absent else ""
+            f"; the expansion needs {' and '.join(f'--env {name}=...' for name in absent)}" if absent else ""
         )
         why = f"a shell stops here: {problem}{needed}"
         self.runner.stop(self.source.line(part.start), f"{self.source.said(part)}: {why}")
@@ -342,7 +342,7 @@ class Expander:
         names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
         asked = dict.fromkeys(found for name in names for found in self._asked(name))
         if asked:
-            return f"; set it with {' '.join(f'--env {name}=...' for name in asked)}"
+            return f"; set {' '.join(f'--env {name}=...' for name in asked)}"
         values = ((name, value) for name in names if (value := self.scope.get(name)))
         unknown = (
             (name, piece.why)
@@ -409,7 +409,7 @@ class Expander:
             if position == end and "[" not in text[start + 1 : end] and subject.indexed:
                 raise Unread("the length of a reference to an element is not supported")
             if position == end and subject.before:
-                raise arithmetic.Wrong("the index lies before the array")
+                raise arithmetic.Wrong("the index lies before the start of the array")
             if position == end:
                 return [self.made(part, str(subjects.counted(self, subject)), quoted)]
             if subject.name not in subjects.SPECIAL:
@@ -429,26 +429,26 @@ class Expander:
         """Return the reason why the value of an unset variable is not known."""
         if name.isdigit() and self.scope.arguments is None:
             return (
-                f"it is an argument of the script; set it with --env {self.scope.outer(name)}=..."
+                f"the value is an argument of the script; set --env {self.scope.outer(name)}=..."
             )
         if self.scope.may("nounset") and self.scope.settled(name):
-            return "it is not set, and set -u stops a shell here"
+            return "the variable is not set, and set -u stops a shell here"
         if self.scope.sourced:
             return (
-                f"the file that is sourced on line {self.scope.sourced} may set it; set it with "
-                f"--env {name}=..."
+                f"the file that is sourced on line {self.scope.sourced} may set the variable; "
+                f"set --env {name}=..."
             )
         line = self.runner.setter(name)
         if line and self.runner.sets(name):
             return (
-                f"line {line} sets it, but that value does not reach this place; set it with --env "
-                f"{name}=..."
+                f"line {line} sets the variable, but this expansion does not see that value; "
+                f"set --env {name}=..."
             )
         if line:
-            hint = self.runner.settled_by(line) or f"; set it with --env {name}=..."
-            return f"the script sets it only on line {line}, which is not reached before this one{hint}"
-        hint = nearest(name, self.scope.variables) or f"; set it with --env {name}=..."
-        return f"the script sets it nowhere{hint}"
+            hint = self.runner.settled_by(line) or f"; set --env {name}=..."
+            return f"the script sets the variable only on line {line}, which is not reached before this line{hint}"
+        hint = nearest(name, self.scope.variables) or f"; set --env {name}=..."
+        return f"the script sets the variable nowhere{hint}"
 
     # What is put in its place
 
@@ -484,11 +484,13 @@ class Expander:
     def check_joiner(self, joined: str, quoted: bool) -> None:
         """Raise `Unread` if IFS is empty: bash then joins names, keys and trimmed elements in several ways."""
         if joined == "*" and not quoted and self.scope.separators == "":
-            raise Unread("IFS is empty, and [*] is not supported here then")
+            raise Unread("[*] is not supported here while IFS is empty")
 
     def _between(self, joined: str, part: Part, quoted: bool, plain: bool) -> Piece | Break:
-        """Return what joins elements without word splitting: a space between plain elements, the
-        first character of IFS after an operator.
+        """Return the separator between two elements of a list.
+
+        Without word splitting, it is a space between plain elements of `[@]`. After an operator,
+        and for `[*]`, it is the first character of IFS.
         """
         if joined != "*" and quoted and plain:
             return Break()
@@ -499,7 +501,7 @@ class Expander:
         if joined != "*" and quoted:
             if not first:
                 raise Unread(
-                    "IFS is empty, and [@] without word splitting is not supported then"
+                    "[@] without word splitting is not supported while IFS is empty"
                 )
             return Break(first, made=True)
         if quoted:
@@ -529,7 +531,7 @@ class Expander:
         if rest in ALL:
             scope = self.scope
             if any(name.startswith(found[0]) for name in LIVE):
-                raise Unread("a shell sets variables of that name itself")
+                raise Unread(f"a shell itself sets variables whose names begin with {found[0]}")
             names = sorted(
                 name
                 for name in {*scope.variables, *scope.outside}
@@ -632,7 +634,7 @@ class Expander:
         if subject.elements is None and not self.scope.sourced:
             if self.scope.on("nounset"):
                 raise arithmetic.Unset(
-                    f"{name} is not set, and set -u is on; set it with --env {name}=..."
+                    f"{name} is not set, and set -u is on; set --env {name}=..."
                 )
             return ""
         return subjects.text_of(self, subject)

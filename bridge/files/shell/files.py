@@ -10,7 +10,7 @@ from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
 
 GONE = "the script has removed the file"
 """Reason given for a file that does not exist any more."""
-BEHIND = "a background command writes it, perhaps after it is read"
+BEHIND = "a background command writes the file, perhaps after the script has read the file"
 AWAY = "?"
 """Prefix of the key of a folder whose location is not known."""
 
@@ -21,8 +21,8 @@ class Files:
 
     `folders` are the folders that the script has made. `writer` names a program that may have
     written any file, with its line; after that, only files in `since` are known, which the script
-    wrote later. `awaited` is the content that background programs leave in files, or None if it
-    depends on their order.
+    wrote later. `awaited` is the content that background programs leave in files;
+    None if that depends on the order of these programs.
     """
 
     held: dict[str, Pieces] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Files:
 
     def stale(self, key: str) -> str:
         """Return the reason why a file may have changed since the script wrote or found it; empty if it cannot have changed."""
-        return f"{self.writer} may write it" if self.writer and key not in self.since else ""
+        return f"{self.writer} may write the file" if self.writer and key not in self.since else ""
 
     def there(self, key: str) -> bool | None:
         """Return whether a file exists; None if that is not known."""

@@ -23,7 +23,7 @@ SHARED = "BASH_FUNC_{}%%"
 GIVEN = re.compile(SHARED.format(".*") + "=")
 OTHERS = frozenset(("sudo", "srun", "sbatch"))
 """Programs that start a shell with a new environment."""
-UNSEEN = "the script does not export it, so that an inner shell does not see it"
+UNSEEN = "the script does not export the variable, so an inner shell does not have it"
 
 
 class Listed(Sequence[Word]):
@@ -61,7 +61,7 @@ def listed(words: Sequence[Pieces]) -> Listed:
 
 
 def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
-    """Return the command that follows `exec`, `time` and the like, without the options of these."""
+    """Return the command that follows a starter such as `exec` or `time` and the starter's options."""
     found = walk(listed(called))
     end = found.links[0].end if found.links else len(called)
     return called[end:]

@@ -33,7 +33,7 @@ MOST_STEPS = 10_000
 def for_(reader: Reader, node: Node) -> None:
     """Read `for NAME in words` or `for ((...))`."""
     if node.children[0].type == "select":
-        raise reader.refuse(node.start_byte, "select asks a person, so its variable is not known")
+        raise reader.refuse(node.start_byte, "select asks a person, so the value of the variable after select is not known")
     tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
     if tokens[1].kind == "counted":
         _counted(reader, node, tokens[1])
@@ -48,7 +48,7 @@ def for_(reader: Reader, node: Node) -> None:
             reader.source.place(tokens[1].start, tokens[1].end),
             reader.source.line(node.start_byte),
         )
-        several_values = Unknown(f"${name}", place, line, "a loop gives it several values")
+        several_values = Unknown(f"${name}", place, line, "a loop gives the variable several values")
         _unsure(reader, node, lambda: _bound(reader, name, Value(((several_values,),)), body))
         return
     reader.exits.append([])
@@ -73,7 +73,7 @@ def _step(reader: Reader, node: Node) -> None:
 def _assign_loop(reader: Reader, name: str, value: Value) -> None:
     """Assign the value of an iteration to the loop variable.
 
-    If it is a reference (nameref), the reference itself gets a new target.
+    If the loop variable is a reference (nameref), the reference gets a new target.
     """
     if "n" in reader.scope.marks.get(name, ()):
         reader.scope.variables[name] = value

@@ -161,7 +161,7 @@ class _Place:
 
 
 class Origins:
-    """Return the variables from which the value of a variable is made, as far as the script's assignments show."""
+    """Finds the outside variables on which a value depends, as far as the script's assignments show."""
 
     def __init__(self, text: str, whole: Iterable[Line]) -> None:
         self.values: dict[str, list[str]] = {}
@@ -209,12 +209,11 @@ def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
     """Return the reason why a line is not read as a run; empty if there is no reason to report."""
     first = seen.words[0]
     if started and seen.kind == "file":
-        return f"starts another script, {seen.words[seen.at].spelling}; pass that one instead"
+        script = seen.words[seen.at].spelling
+        return f"this line starts another script, {script}; pass that script instead"
     if first.text is None and first.spelling.startswith("$"):
-        return (
-            f"its first word, {first.spelling}, is not "
-            f"known{place.origins.settled_by(first.spelling, inside=line.inside)}"
-        )
+        hint = place.origins.settled_by(first.spelling, inside=line.inside)
+        return f"the first word of this line, {first.spelling}, is not known{hint}"
     return "" if started else _unreached(line, place)
 
 
@@ -222,27 +221,25 @@ def _unreached(line: Line, place: _Place) -> str:
     """Return the reason why a line is not reached."""
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
-        return (
-            f"is in the function {function.text} (line {function.line}), "
-            f"{_uncalled(function.text, line, place)}"
-        )
+        uncalled = _uncalled(function.text, line, place)
+        return f"this line is in the function {function.text} (line {function.line}); {uncalled}"
     own = FUNCTION.match(line.text)
     if own is not None:
         name = own["long"] or own["short"]
-        return f"is in the function {name}, {_uncalled(name, line, place)}"
+        return f"this line is in the function {name}; {_uncalled(name, line, place)}"
     if place.left_at and place.left_at < line.number:
-        return f"is not reached: line {place.left_at} ends the script{_condition(place)}"
+        return f"a shell does not reach this line: line {place.left_at} ends the script{_condition(place)}"
     if line.around:
         block = line.around[-1]
-        said = f"is in a branch that is not taken: line {block.line}: {_short(block.text)}"
-        return said + place.origins.settled_by(block.text, inside=line.inside)
-    return "is not reached"
+        hint = place.origins.settled_by(block.text, inside=line.inside)
+        return f"this line is in a branch that is not taken: line {block.line}: {_short(block.text)}{hint}"
+    return "a shell does not reach this line"
 
 
 def _uncalled(name: str, line: Line, place: _Place) -> str:
-    """Return a message for a function that is not called.
+    """Return a message about a function that is not called.
 
-    If a trap, a variable or a text contains the function's name, the message gives that line.
+    The message gives the line of a trap, a variable or a text that contains the function's name.
     """
     names = re.compile(rf"(?<![\w.:-]){re.escape(name)}(?![\w.:-]|\s*\(\s*\))")
     own = re.compile(rf"function\s+{re.escape(name)}(?![\w.:-])")
@@ -252,10 +249,10 @@ def _uncalled(name: str, line: Line, place: _Place) -> str:
         if names.search(own.sub("", found.text))
         and name not in [block.text for block in found.around if block.kind == "function"]
     )
-    said = next(
-        (f"which line {number} names, but " for number in naming if number != line.number), "which "
-    )
-    return f"{said}no command that is read calls"
+    number = next((number for number in naming if number != line.number), None)
+    if number is None:
+        return f"no command that is read calls {name}"
+    return f"line {number} names {name}, but no command that is read calls {name}"
 
 
 def _condition(place: _Place) -> str:

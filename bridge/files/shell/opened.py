@@ -77,7 +77,7 @@ def is_folder(reader: Reader, folder: str) -> bool:
 
 
 def missing(reader: Reader, path: Pieces) -> str:
-    """Return the reason why the content of a file is not known that the script has not written."""
+    """Return the reason why the content of a file is unknown. The script has not written this file."""
     try:
         find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
     except OutsideError as error:

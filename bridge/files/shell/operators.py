@@ -124,7 +124,7 @@ def _chosen(
     default = _default(expander, part, start, quoted)
     if operator[-1] == "=":
         if subject.joined or subject.element or subject.indexed or subject.name.isdigit():
-            raise Unsettled("an expansion that sets an element, or an argument, is not supported")
+            raise Unsettled("an expansion that sets an array element or an argument is not supported")
         expander.scope.set(subject.name, Value((tuple(expander.joined(default)),)))
         default = [*expander._used(tuple(expander.joined(default)), part, quoted)]
     place = expander.place(part)
@@ -137,7 +137,7 @@ def _chosen(
 def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expanded:
     """Return the default value that replaces a variable.
 
-    Within double quotes it is not split into words.
+    Within double quotes, the default value is not split into words.
     """
     found = list(expander.operand(part, start, not quoted, quoted))
     if not quoted:
@@ -210,7 +210,7 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
     # argument.
     listed = subject.elements or []
     if subject.name in ALL and (not first or first < -len(listed)):
-        raise Unread("it includes the name of the script, which is not known")
+        raise Unread("the list includes the name of the script, which is not known")
     if count is not None and count < 0:
         raise arithmetic.Wrong("the number of elements is below 0")
     value = expander.scope.get(subject.name) if subject.name not in ALL else None

@@ -50,8 +50,8 @@ COMPATIBLE = re.compile(r"compat[0-9]+")
 class Options:
     """Options of `set` or `shopt`.
 
-    `taken` are options that are supported, or that change nothing here. `off` and `on` are
-    unsupported options, by their default.
+    `taken` are options that are supported, or that change nothing here. `off` are unsupported
+    options that are off by default, `on` those that are on by default.
     """
 
     command: str
@@ -60,7 +60,7 @@ class Options:
     on: frozenset[str] = frozenset()
 
     def problem(self, name: str, on: bool) -> str:
-        """Return the reason why a script that turns this option on, or off, is not supported; empty if it is supported."""
+        """Return the reason why turning this option on or off is not supported; empty if it is supported."""
         if (
             name in self.taken
             or name in (self.off, self.on)[on]
@@ -68,8 +68,8 @@ class Options:
         ):
             return ""
         if name in (self.on, self.off)[on] or COMPATIBLE.fullmatch(name):
-            return f"{self.command} turns {name} {'on' if on else 'off'}, which changes what follows, and is not supported"
-        return f"{self.command} has no option {name} that is known here"
+            return f"{self.command} turns {name} {'on' if on else 'off'}, which is not supported"
+        return f"{self.command} has no option {name} that this reader knows"
 
 
 SET = Options(

@@ -88,7 +88,7 @@ def replaced(
     if operator == "/" and pattern[:1] in ([("#", True)], [("%", True)]):
         return _bound(text, pattern[0][0], pattern[1:], put, fold)
     if pattern[:1] == [("(", True)]:
-        raise Unread("a shell puts * before this pattern, which turns it into a group")
+        raise Unread("a shell puts * before this pattern and reads the result as a group")
     found, position, made = Pattern(pattern, fold), 0, list[str]()
     if not pattern:
         return text
@@ -112,7 +112,7 @@ def _bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) 
         ends = found.ends(text, 0)
         return put + text[max(ends) :] if ends else text
     if pattern[:1] == [("(", True)]:
-        raise Unread("a shell puts * before this pattern, which makes a group of it")
+        raise Unread("a shell puts * before this pattern and reads the result as a group")
     starts = [place for place in range(len(text) + 1) if len(text) in found.ends(text, place)]
     return text[: min(starts)] + put if starts else text
 

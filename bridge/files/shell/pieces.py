@@ -148,7 +148,7 @@ def _marked(piece: Piece | Break) -> Piece | Break:
 
 
 def _joined(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece | Break]:
-    """Join neighbouring pieces that are split together, because a separator may be more than one space."""
+    """Join neighbouring texts of unquoted expansions, because a separator may begin in one and end in the next."""
     if not separators.strip(DEFAULT_IFS):
         yield from pieces
         return

@@ -52,7 +52,7 @@ No program has such a name, so quotes must have joined several words.
 CHECKED = ("command", "subshell")
 """Kinds of statements that end a script under `set -e`. Blocks and branches do not."""
 LINE = "line"
-"""A kind of end: the current line ends, and the script continues with the next line."""
+"""Value of `Scope.ended` for a line that ends early. The script continues with the next line."""
 LEAVING = ("break", "continue", "return")
 Program = Callable[["Reader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
@@ -177,7 +177,7 @@ class Reader:
 
     @property
     def alone(self) -> bool:
-        """Whether an expansion that stops a shell stops only the inner shell of a text or a file."""
+        """Whether an error in an expansion stops only an inner shell, and not the script."""
         return self.scope is self.inner
 
     @property
@@ -196,11 +196,11 @@ class Reader:
         return SourceError(f"{self.name}: line {self.source.line(place)}: {problem}")
 
     def stop(self, line: int, problem: str) -> None:
-        """Note that a shell certainly stops at an expansion."""
+        """Note that a shell certainly stops at an expansion on `line`."""
         self.stops.append((line, problem))
 
     def doubt(self, line: int) -> None:
-        """Note that a shell possibly stops at an expansion."""
+        """Note that a shell possibly stops at an expansion on `line`."""
         self.scope.doubting = self.scope.doubting or line
 
     def check_stops(self) -> None:
@@ -257,7 +257,7 @@ class Reader:
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
     def awaited(self) -> None:
-        """Note that all background commands have started, so that none can be killed before that."""
+        """Note that all background commands have started, so that none can be killed before its start."""
         if not self.branch:
             self.jobs.clear()
 
@@ -332,7 +332,7 @@ class Reader:
             return
         if scope.at_error is not None and scope.frames and "errtrace" in scope.unsure:
             why = scope.unsure["errtrace"].why
-            raise self.refuse(self.place, f"it is not known if functions run the ERR trap: {why}")
+            raise self.refuse(self.place, f"it is not known whether functions run the ERR trap: {why}")
         # Functions inherit the ERR trap only with `set -E`.
         if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
             self.trapped(scope.at_error)
@@ -348,7 +348,7 @@ class Reader:
         self.scope.at_error = error
 
     def handled(self, text: Pieces) -> None:
-        """Read the text of a trap. It does not change the status."""
+        """Read the text of a trap. Afterwards, the exit status is the same as before."""
         status = self.scope.status
         self.nested(self.place, text)
         if not self.scope.ended:
@@ -422,7 +422,7 @@ class Reader:
     def landed(
         self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")
     ) -> None:
-        """Merge paths that left a loop, function or shell, which ends here, into the current path."""
+        """End a loop, function or shell: merge the paths that left it early into the current path."""
         # `mark` is where `leaving` ended when the construct began. Paths of other kinds leave
         # further constructs around it.
         left = [scope for scope in self.leaving[mark:] if scope.ended in kinds]
@@ -588,8 +588,8 @@ class Reader:
         if None in choices:
             raise self.refuse(
                 place,
-                f"only one branch defines the function {name}, and it is not known if that one is "
-                "taken",
+                f"only one branch defines the function {name}, and it is not known whether a shell "
+                "takes that branch",
             )
         line = self.source.line(place)
         self.undecided(
@@ -655,7 +655,7 @@ class Reader:
         self.answer(truth)
 
     def answer(self, truth: bool | None) -> None:
-        """Set the status that a test leaves."""
+        """Set the exit status from the result of a test; None if that is not known."""
         self.scope.status, self.scope.asked = (None if truth is None else int(not truth)), True
 
     def counting(self, token: Token) -> None:

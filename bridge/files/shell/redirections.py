@@ -16,7 +16,7 @@ from bridge.files.shell.tokens import Token, Word
 if TYPE_CHECKING:
     from bridge.files.shell.read import Action, Reader
 
-IN_FILE = "it is in a file"
+IN_FILE = "the text is in a file that is not known"
 
 
 def redirected(
@@ -114,8 +114,9 @@ Target = tuple[Pieces, bool]
 def _targets_within(
     reader: Reader, redirects: Sequence[Token], program: bool | None
 ) -> tuple[Target | None, bool]:
-    """Return the result of `_targets` for a statement that starts a program: expansions in its
-    redirections do not change the script's variables.
+    """Return the targets of redirections, as `_targets` does, for a statement that may start a program.
+
+    A program's redirections are expanded in another process, and do not change the script's variables.
     """
     outer, reader.scope = reader.scope, reader.scope.copy()
     found = _targets(reader, redirects)
@@ -133,7 +134,10 @@ def _targets_within(
 
 
 def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
-    """Return the file to write, with whether text is appended, and whether the output is redirected at all."""
+    """Return the target of the output, and whether the output is redirected.
+
+    The target is None if no file is written, also for /dev/null.
+    """
     # Redirections take effect from the left, so that the last one of a stream decides. `2>&1`
     # behind `> file` goes to the file.
     target: Target | None = None
@@ -195,7 +199,7 @@ def _redirect(reader: Reader, token: Token) -> Target | None:
             return target, token.text.endswith(">>")
     elif token.text in (">", ">|", ">>") and token.fd != "2":
         target = reader.expander.text(word)
-        why = "a stream other than the output is written to it"
+        why = "the script writes a stream other than the output to the file"
         reader.scope.files.put(
             reader.key(target),
             (Unknown(spelled(target), NOWHERE, reader.source.line(word.start), why),),

@@ -31,7 +31,7 @@ EDGES = re.compile(r"(?<!\\)(?:\\\\)*\\[bB]")
 def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
     """Compile a POSIX extended regular expression for Python.
 
-    Raises `Unread` if its meaning may differ.
+    Raises `Unread` if Python may read the expression differently.
     """
     position, found = 0, list[str]()
     while position < len(chars):
@@ -41,7 +41,7 @@ def expression(chars: Sequence[Char], fold: bool = False) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.DOTALL | re.ASCII | (re.IGNORECASE if fold else 0))
     except re.error:
-        raise Unread("it is no regular expression") from None
+        raise Unread("the pattern is no valid regular expression") from None
 
 
 def _regular(chars: Sequence[Char], position: int, begun: bool) -> tuple[str, int]:
@@ -98,7 +98,7 @@ def _regular_bracket(chars: Sequence[Char], position: int) -> tuple[str, int]:
 def basic(text: str, fold: bool = False) -> re.Pattern[str]:
     """Compile a basic regular expression with GNU's extensions for Python.
 
-    Raises `Unread` if its meaning may differ.
+    Raises `Unread` if Python may read the expression differently.
     """
     position, found = 0, list[str]()
     while position < len(text):
@@ -110,7 +110,7 @@ def basic(text: str, fold: bool = False) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.DOTALL | re.ASCII | (re.IGNORECASE if fold else 0))
     except re.error:
-        raise Unread("it is no regular expression") from None
+        raise Unread("the pattern is no valid regular expression") from None
 
 
 def _basic(text: str, position: int, before: str) -> tuple[str, int]:
@@ -146,7 +146,7 @@ def _basic_escape(after: str, starts: bool) -> str:
 
 
 def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
-    """Return the leftmost longest match, as POSIX defines it. Raises `Unread` if it is not certain."""
+    """Return the leftmost longest match, as POSIX defines it. Raises `Unread` if the match is not certain."""
     if endless(pattern, len(text)):
         simple(text)
         if len(text) > LONGEST:

@@ -37,7 +37,7 @@ LONGEST = 20_000
 MOST_CHARACTERS = 2**20
 Choices: TypeAlias = "tuple[tuple[Source, Node] | None, ...]"
 """Possible definitions of a function. None stands for the case that the function is not defined."""
-RUN = "only a run would tell"
+RUN = "the value is known only in a real run"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
 LIVE = frozenset(
     (
@@ -193,13 +193,13 @@ UNCERTAIN = {
     "?a": "an array",
     "?A": "an associative array",
 }
-"""Attributes of variables that affect assignments, each in the form that depends on a branch, with its name for messages."""
+"""Marks for attributes that a variable has after only one of two branches, each with words for messages."""
 HANDED = "?x"
-"""Attribute of a variable that is exported in only one of two branches."""
+"""Mark of a variable that only one of two branches exports."""
 SELF = "$0"
 """Placeholder for the name of the script. Only the folder part of that name is used."""
 SOURCED = "$."
-"""Prefix that stands for the name of a sourced file, in variables with the name of the current file."""
+"""Prefix of the name of a sourced file, in `Scope.here`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,25 +236,28 @@ class Branch:
 class Scope:
     """The state of a shell.
 
-    Variables: `outside` has the known variables and arguments from the start of the script. A variable that is None was unset by
-    the script. `frames` are the values that the locals of each function hide. A mark (attribute) with `?` depends on a branch.
-    `shared` are the exported functions, False if a branch decides that.
+    Variables: `outside` has the variables and arguments that are known at the start of the script. In `variables`,
+    None stands for a variable that the script has unset. `frames` are the values that the local variables of each
+    running function hide. `marks` are attributes; one with `?` depends on a branch. `shared` are the exported
+    functions, with False if a branch decides that.
 
-    Paths: `ended` is the statement that ended this path (`exit`, `return`, `break`), if any, on line `left_at`; `levels` is the
-    number of loops that it leaves. `hints` tell by line how to decide a branch. `parted` is the line of the branch at which a
-    path left a loop or a function. `doubting` is the line on which a shell may stop, `doubted` that of an earlier statement.
+    Paths: `ended` is the kind of statement that ended this path, such as `exit`, or empty; `left_at` is the line of
+    this statement, `levels` the number of loops that a `break` leaves. `hints` are messages, by line, on how to
+    decide a branch. `parted` is the line of the branch at which a path left a loop or a function. `doubting` is a
+    line of the current statement on which a shell may stop, `doubted` such a line of an earlier statement.
 
-    Commands: `status` is `$?`, None if not known; with `asked`, an unknown status may be a failure. `piped` are the statuses of
-    the last pipeline. `output` is the text written so far to a command substitution, `input` the input of the next command. With
-    `joined`, errors go to the output. `options` are on; `unsure` ones depend on a branch.
+    Commands: `status` is `$?`, None if not known; with `asked`, an unknown status may be a failure. `piped` are the
+    statuses of the last pipeline. `output` is the text written so far to a command substitution, `input` the input of
+    the next command. With `joined`, errors go to the output. `options` are the options that are on; options in
+    `unsure` depend on a branch.
 
-    Traps: `at_exit` and `at_error` are their texts, `traps` those for signals, empty for an ignored one; `around` are, in an
-    inner shell, those of the shell that `$$` names.
+    Traps: `at_exit` and `at_error` are the texts of the EXIT and ERR traps. `traps` are the texts for signals; a
+    signal with an empty text is ignored. In an inner shell, `around` are the traps of the script's own shell.
 
-    Files: `folder` is the mark of the working directory after `cd`, `here` the current file, empty if it has no place. `taken` is
-    the number of files that are being sourced. `placed` tells that `set` gave the arguments since a file was sourced, None if
-    that is not known. `letter` is the position of `getopts` in a word: 0 before it, None if not known; below 0 it starts
-    again, unless OPTIND is set once more.
+    Files: `folder` is the key of the working directory after `cd`, `here` the path of the current file, or empty.
+    `taken` is the number of files that are being sourced. `placed` is true if `set` changed the arguments since a
+    file was sourced, None if that is not known. `letter` is the position of `getopts` within a word: 0 before the
+    word, None if not known, negative if the script has set OPTIND so that `getopts` starts again.
     """
 
     outside: Mapping[str, str]
@@ -315,7 +318,7 @@ class Scope:
 
     def _live(self, name: str) -> Value:
         at = self._place(name)
-        why = f"{RUN}; set it with --env {name}=..."
+        why = f"{RUN}; set --env {name}=..."
         return Value(
             ((Unknown(f"${name}", NOWHERE, 0, why, at=at, firm=bool(at) and name == "PWD"),),)
         )
@@ -503,7 +506,7 @@ class Scope:
         if value is not None and marks & {HANDED, "?a", "?A"}:
             return (
                 Unknown(
-                    f"${name}", NOWHERE, 0, "a branch decides whether it is exported", perhaps=True
+                    f"${name}", NOWHERE, 0, "a branch decides whether the variable is exported", perhaps=True
                 ),
             )
         return None if value is None or self.lists(name) else value.pieces
@@ -529,7 +532,7 @@ class Scope:
                 del self.variables[name]
                 continue
             why = (
-                f"the file that is sourced on line {line} may change it; set it with --env "
+                f"the file that is sourced on line {line} may change the variable; set --env "
                 f"{name}=..."
             )
             unknown = Unknown(f"${name}", NOWHERE, 0, why, loose=value.array)
@@ -540,7 +543,8 @@ class Scope:
     def moved(self) -> None:
         """Note that the script assigned OPTIND.
 
-        Below 2, `getopts` starts again; above, it continues within the word.
+        With a number below 2, `getopts` starts again. With any other value, its position within a word
+        becomes unknown.
         """
         number = counted(self.get(COUNTER))
         if self.letter:
@@ -649,12 +653,12 @@ class Scope:
         if not running:
             self.become(branches[0])
             return
-        branch = Branch(line, f"it depends on a branch (line {line}){self.hints.get(line, '')}")
+        branch = Branch(line, f"the value depends on a branch (line {line}){self.hints.get(line, '')}")
         self.become(reduce(lambda one, other: _both(one, other, branch), running))
 
 
 COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported")
-"""Names of the fields, besides variables, that must be equal before and after an iteration for the loop to repeat itself."""
+"""Names of fields, besides variables. If an iteration of a loop changes none of them, further iterations change nothing."""
 _NOWHERE = Value(((Text("", NOWHERE),),), keys=(0,))
 """The hidden value of a variable that was not set when it was hidden."""
 

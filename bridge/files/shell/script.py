@@ -53,7 +53,7 @@ class Launch:
     def opaque(self) -> dict[int, str]:
         """The reasons why words are not known, by index of the word.
 
-        If a word has several unknown parts, the reason is that of the first.
+        The reason is for the first unknown part of the word.
         """
         firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
         return {
@@ -76,7 +76,7 @@ class Launch:
         return None if found is None or is_gone(found) else found
 
     def __str__(self) -> str:
-        where = f", in a branch of unknown condition (line {self.branch})" if self.branch else ""
+        where = f", in a branch whose condition is not known (line {self.branch})" if self.branch else ""
         return f"line {self.line}: {self.program}{where}"
 
 
@@ -151,16 +151,15 @@ class Script:
     def assumed(self) -> Iterator[tuple[int, str, str]]:
         """Yield line, name and assumption for each sourced file that was not read."""
         for found in dict.fromkeys(self.reader.sourced):
-            tools = "to set up tools, but nothing that the run uses"
-            taken = tools if found.tools else "to set variables, and to do nothing else"
-            yield (
-                found.line,
-                f"source {found.name}",
-                f"the file is not read, and is assumed {taken}: {found.why}",
+            assumption = (
+                "the file is assumed to set up tools, but nothing that the run uses"
+                if found.tools
+                else "the file is assumed to set variables, and to do nothing else"
             )
+            yield found.line, f"source {found.name}", f"the file is not read; {assumption}: {found.why}"
 
     def launch(self, fits: Callable[[Launch], bool], what: str) -> Launch:
-        """Return the run that `fits`.
+        """Return the run for which `fits` is true. If a run is chosen, return that one.
 
         Raises `SourceError` if no run fits, or if several fit and none is chosen.
         """
@@ -171,7 +170,7 @@ class Script:
         ]
         if not fitting:
             raise SourceError(
-                f"{self.name}: found no run with {what}; the runs that it starts: {self.seen}",
+                f"{self.name}: found no run with {what}; runs of the script: {self.seen}",
                 *self.lost,
             )
         if len(fitting) > 1:
@@ -199,13 +198,13 @@ class Script:
                 f"{self.name}: {index}: {launch}" for index, launch in enumerate(self.launches, 1)
             )
             raise SourceError(
-                f"{self.name}: there is no run {number}; it starts {len(self.launches)}", *listed
+                f"{self.name}: there is no run {number}; the script starts {len(self.launches)}", *listed
             )
         return self.launches[number - 1]
 
     @property
     def lost(self) -> list[str]:
-        """Messages about lines that may be meant as a run: flags that are read as a command, and likely launches."""
+        """Messages about possible runs that were not read: flags that a shell reads as a command, and likely launches."""
         runs = {launch.line for launch in self.launches}
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
         looked = missed(
@@ -234,7 +233,7 @@ def _stray(text: str, line: int) -> str:
         reason = f"a blank follows the backslash of line {line - 1}"
     elif before.lstrip().startswith("#"):
         reason = f"the comment on line {line - 1} ends the command"
-    return f"no part of the run: {reason}, so that the shell reads this as a command"
+    return f"the flag is no part of the run: {reason}, so a shell reads the flag as a command"
 
 
 def _directives(text: str) -> Iterator[tuple[str, str]]:
@@ -270,7 +269,7 @@ def _launch(command: Command, where: Where) -> Launch | None:
     if any(link.name == "xargs" for link in found.links):
         # It adds arguments at the end, any number of them.
         added = Unknown(
-            "xargs", NOWHERE, command.line, "it comes from the input of xargs", loose=True
+            "xargs", NOWHERE, command.line, "the words come from the input of xargs", loose=True
         )
         words = (*words, (added,))
     return _run(command, found, words, where)

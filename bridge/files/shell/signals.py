@@ -82,15 +82,12 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     names = {_named(word) for word in (rest if bare else rest[1:])}
     text = None if bare or known(rest[0]) == "-" else rest[0] if known(rest[0]) != "" else ()
     if names & {"DEBUG", "RETURN", ""} and text:
-        when = (
-            "before every command" if "DEBUG" in names else "where functions and sourced files end"
-        )
-        raise reader.refuse(
-            place,
-            "the signal of a trap is not known"
-            if "" in names
-            else f"a trap that runs {when} is not supported",
-        )
+        problem = "a trap that runs where functions and sourced files end is not supported"
+        if "DEBUG" in names:
+            problem = "a trap that runs before every command is not supported"
+        if "" in names:
+            problem = "the signal of a trap is not known"
+        raise reader.refuse(place, problem)
     if names & {"EXIT", "0"}:
         scope.at_exit = text or None
     if "ERR" in names:
@@ -165,7 +162,7 @@ def _to_group(reader: Reader, place: int, signal: str) -> None:
     """Model a signal to a process group. It reaches the shell itself if the shell leads the group."""
     if signal in reader.scope.traps:
         raise reader.refuse(
-            place, "the trap runs only if the shell leads its group, which is not known"
+            place, "the trap runs only if the shell leads its process group, which is not known"
         )
     if signal != "0":
         reader.doubt(reader.source.line(place))
@@ -180,9 +177,8 @@ def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> N
     if signal == "0":
         return
     if signal not in NUMBERS or signal in STOPPING:
-        raise reader.refuse(
-            place, f"the effect of the signal {signal or 'in the arguments of kill'} on the shell is not known"
-        )
+        problem = f"the effect of the signal {signal} on the shell is not known"
+        raise reader.refuse(place, problem if signal else "the signal that kill sends is not known")
     text = scope.traps.get(signal) if signal != "KILL" else None
     if text is None and signal not in IGNORED:
         scope.status = before

@@ -199,11 +199,12 @@ class Source:
     def _broken(self, place: int, problem: str) -> str:
         line = self.text[:place].rpartition("\n")[2] + self.text[place:].partition("\n")[0]
         placeholder = PLACEHOLDER.search(line)
-        said = _unfilled(placeholder[0]) if placeholder else problem
-        if not said:
+        if placeholder:
+            problem = _unfilled(placeholder[0])
+        if not problem:
             near = self.text[place:].split("\n")[0][:40].strip()
-            said = f"not shell syntax near {near!r}; an open quote, bracket or here-document before it is the usual cause"
-        return f"{self.name}: line {self.line(min(place, max(len(self.text) - 1, 0)))}: {said}"
+            problem = f"not shell syntax near {near!r}; an open quote, bracket or here-document before it is the usual cause"
+        return f"{self.name}: line {self.line(min(place, max(len(self.text) - 1, 0)))}: {problem}"
 
 
 def _length(piece: Piece) -> int:

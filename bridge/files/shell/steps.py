@@ -114,7 +114,7 @@ def _atom(pattern: re.Pattern[str], place: int) -> tuple[Node, int, int]:
         return Group("@", (inside,)), end + 1, size
     found = ATOM.match(pattern.pattern, place)
     if found is None:
-        raise Unread("it is no regular expression")
+        raise Unread("the pattern is no valid regular expression")
     alone = re.compile(found[0], pattern.flags & (re.DOTALL | re.ASCII | re.IGNORECASE))
     empty = Place(lambda text, at: bool(alone.match(text, at)))
     return empty if found[0] in EMPTY else One(lambda char: bool(alone.match(char))), found.end(), 1

@@ -321,7 +321,7 @@ def ordered(text: str, flags: str) -> str:
 
 
 def single(text: str) -> str:
-    """Return the output of `uniq`: the first line of each run of equal lines."""
+    """Return the output of `uniq`: the first of neighbouring equal lines, and all other lines."""
     lines = [line.removesuffix("\n") for line in _lines(text)]
     return "".join(
         f"{line}\n" for index, line in enumerate(lines) if not index or line != lines[index - 1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bridge.files.shell import arithmetic
 from bridge.files.shell.patterns import Unread, simple
 from bridge.files.shell.pieces import Pieces, Text, Unknown, known
-from bridge.files.shell.scope import Value, elements, several
+from bridge.files.shell.scope import RUN, Value, elements, several
 from bridge.files.shell.tokens import HOLE, Fault, Part
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ FORM = "this form of expansion is not supported"
 
 @dataclass(slots=True, unsafe_hash=True)
 class Subject:
-    """A variable that is expanded. `elements` is None if it is not set.
+    """A variable that is expanded. `elements` is None if the variable is not set.
 
-    `joined` says how elements are joined: `@`, `*` or not at all. With `element` it is one element
-    of an array, with `indexed` it is written with an index, with `before` a negative index lies
-    before the start of the array.
+    `joined` says how elements are joined: `@`, `*` or not at all. `element` is true for one element
+    of an array, `indexed` for a variable that is written with an index, and `before` for a negative
+    index that lies before the start of the array.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Absent(Unread):
 
 
 def stored(value: Value, key: int | str, word: Pieces) -> Value:
-    """Return an array with a new element. Raises `Unread` if its indices are not known."""
+    """Return an array with a new element. Raises `Unread` if the indices of the array are not known."""
     if value.open:
         raise Unread("the indices of the array are not known")
     if isinstance(key, int) and key < 0:
         # Counted from behind the last place, gaps included.
         key += max((int(place) for place in value.places), default=-1) + 1
         if key < 0:
-            raise arithmetic.Wrong("the index lies before the array")
+            raise arithmetic.Wrong("the index lies before the start of the array")
     return value.put(key, word)
 
 
@@ -116,7 +116,7 @@ def element(
     if value is None or not value.words:
         before = isinstance(key, int) and key < 0
         if before and expander.scope.on("errexit"):
-            raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
+            raise arithmetic.Wrong("the index lies before the start of the array; with set -e, a shell ends here")
         return Subject(name, None, element=value is not None, before=before, indexed=indexed)
     if key is None:
         key = "0" if value.table else 0
@@ -126,7 +126,7 @@ def element(
         key += max((int(place) for place in value.places), default=-1) + 1
     before = isinstance(key, int) and key < 0
     if before and expander.scope.on("errexit"):
-        raise arithmetic.Wrong("the index lies before the array, on which set -e ends a shell")
+        raise arithmetic.Wrong("the index lies before the start of the array; with set -e, a shell ends here")
     word = value.at(key)
     found = None if word is None else [(key, word)]
     return Subject(name, found, element=indexed or value.array, before=before, indexed=indexed)
@@ -144,7 +144,7 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
     if text is None:
         raise Unread("the index is not known")
     if value and value.table and not text and expander.scope.on("errexit"):
-        raise arithmetic.Wrong("an empty key is an error, at which set -e ends a shell")
+        raise arithmetic.Wrong("an empty key is an error; with set -e, a shell ends here")
     return text if value and value.table else arithmetic.value(text.replace('"', ""), expander)
 
 
@@ -169,7 +169,7 @@ def _special(expander: Expander, name: str) -> Pieces:
         return (Text(str(len(expander.scope.given)), (0, 0), plain=False),)
     if name == "?" and expander.scope.status is not None:
         return (Text(str(expander.scope.status), (0, 0), plain=False),)
-    raise Unread("only a run would tell")
+    raise Unread(RUN)
 
 
 def counted(expander: Expander, subject: Subject) -> int:

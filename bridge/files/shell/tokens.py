@@ -347,7 +347,7 @@ class Scanner:
         return ("short", short.end()) if short else ("", position + 1)
 
     def arithmetic(self, position: int) -> int:
-        """Return the end of `...))`; 0 if the two closing brackets do not follow each other."""
+        """Return the offset after the closing `))` of an arithmetic expression; 0 if a single bracket closes it."""
         depth, start = 0, position
         while position < self.size:
             char = self.text[position]
@@ -358,7 +358,7 @@ class Scanner:
         return 0
 
     def skip(self, char: str, position: int, start: int) -> int:
-        """Return the offset after one character or, if it opens quotes or an expansion, after these."""
+        """Return the offset after the character at `position`, or after the quotes or the expansion that it opens."""
         self.shared.left -= 1
         if self.shared.left < 0:
             raise Fault(start, "")
@@ -401,7 +401,7 @@ class Scanner:
     def operand(self, position: int, parts: list[Part], single: bool) -> int:
         """Scan the word after the operator of `${NAME...}`, and return the offset of the closing `}`.
 
-        With `single`, single quotes quote.
+        With `single`, single quotes are read as quotes.
         """
         start = position
         while position < self.size:

@@ -78,7 +78,7 @@ def _index_end(source: Source, part: Part, place: int) -> int:
 
 
 def behind(word: Word, place: int) -> Word:
-    """Return the rest of a word after a character."""
+    """Return the part of a word from offset `place` on."""
     parts = [
         part if part.start >= place else replace(part, start=place)
         for part in word.parts
@@ -406,7 +406,10 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
 def _named(
     reader: Reader, word: Word, marks: frozenset[str]
 ) -> Iterator[tuple[str, Callable[[], None] | None]]:
-    """Yield the targets of a word that is an assignment only after expansion: `"$name=$value"`."""
+    """Yield the variables that a word declares only after its expansion, such as `"$name=$value"`.
+
+    Each variable has the function that assigns the value; None without a value.
+    """
     for found in reader.expander.words(word):
         text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in found)
         told = GIVEN.match(text)
@@ -422,7 +425,7 @@ def _named(
         if text.startswith("(", told.start("value")) and (
             marks & {"a", "A"} or reader.scope.get(name) is not None
         ):
-            raise reader.refuse(word.start, f"it is not known if {spelled(found)} sets an array")
+            raise reader.refuse(word.start, f"it is not known whether {spelled(found)} sets an array")
         yield name, partial(assign, reader, name, None, Value((value,)), bool(told["more"]))
 
 

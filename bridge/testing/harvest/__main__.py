@@ -72,7 +72,7 @@ class Job:
         """The stack's module `harvest`."""
         if find_spec(f"compat.{self.stack}.harvest") is None:
             raise BridgeError(
-                f"{self.stack}: its folder has no harvest.py; see python -m {SCRIPTED} --help"
+                f"{self.stack}: the stack's folder has no harvest.py; see python -m {SCRIPTED} --help"
             )
         return import_module(f"compat.{self.stack}.harvest")
 
@@ -161,10 +161,10 @@ def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
 def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
     """Print the changes, and the decisions that a person has to make."""
     settings = [change for change in found if change.file != PLACES]
-    came = sum(change.after is not None for change in settings)
-    went = sum(change.before is not None for change in settings)
-    same = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - came
-    print(f"{todo.stack} {todo.release}: {same} facts unchanged, {came} rows begin, {went} end")
+    begun = sum(change.after is not None for change in settings)
+    ended = sum(change.before is not None for change in settings)
+    unchanged = sum(len(rows) for file, rows in facts.rows.items() if file != PLACES) - begun
+    print(f"{todo.stack} {todo.release}: {unchanged} facts unchanged, {begun} rows begin, {ended} rows end")
     for heading, lines in (
         (
             "fields and defaults to decide",
@@ -174,7 +174,7 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
             "changed functions that rules and checks name",
             decide.moved([c for c in found if c.file == PLACES]),
         ),
-        ("not read from this release", facts.unread),
+        ("facts not read from this release", facts.unread),
     ):
         _print(heading, lines)
 

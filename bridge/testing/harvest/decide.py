@@ -76,8 +76,8 @@ def moved(changes: Sequence[Change]) -> Iterator[str]:
     """Yield a line for each function that rules or checks name and that changed or was removed."""
     for change in changes:
         if change.before is not None:
-            what = "its code changed" if change.after else "removed"
-            yield f"{change.row['place']}: {what}; check the rules that name it"
+            event = "this code changed" if change.after else "this code was removed"
+            yield f"{change.row['place']}: {event}; look at the rules and checks that name this place"
 
 
 def disagreements(found: Counter[str]) -> Iterator[str]:

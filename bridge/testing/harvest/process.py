@@ -44,7 +44,7 @@ class Verdict:
 
 
 class Process:
-    """Return a context with a separate process for the release of `stack` in `root`, or for the installed release."""
+    """A separate process that runs the release of `stack` in the folder `root`, or the installed release."""
 
     def __init__(self, stack: str, release: str, root: Path | None = None) -> None:
         # The release comes first: this environment may have another one installed.
@@ -89,10 +89,8 @@ class Process:
     def _last_words(self) -> str:
         self.errors.seek(0)
         words = [line for line in self.errors.read().splitlines() if line.strip()]
-        return (
-            f"{self.stack}: the process that runs the code of this stack ended without an answer: "
-            f"{words[-1] if words else 'it printed nothing'}"
-        )
+        last = words[-1] if words else "none"
+        return f"{self.stack}: the process that runs this stack ended without an answer; last line of errors: {last}"
 
     def __call__(self, config: Config) -> Verdict:
         """Return the release's verdict on a config."""

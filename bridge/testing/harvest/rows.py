@@ -41,9 +41,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a release, by file: `rows`, and the names in all releases (`gathered`).
+    """The facts of a release, by file: `rows` with windows of releases, and `gathered` names of all releases.
 
-    `unread` are classes that could not be imported.
+    `unread` are messages about facts that could not be read.
     """
 
     rows: dict[str, list[Row]]
@@ -85,8 +85,9 @@ def changes(
 def updated(
     rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]
 ) -> list[Row]:
-    """Return the rows after a release with `changes`: old rows end at `release`, new rows begin
-    there, and all other rows stay.
+    """Return the rows after a release that makes the changes `found`.
+
+    Changed rows end at `release`, new rows begin there, and all other rows stay.
     """
     ended = {_key(change.before, keys) for change in found if change.before}
     # A row that ended before is history, and may have the same key as the one that ends now.
@@ -103,7 +104,7 @@ def updated(
 def joined(old: Any, found: Any) -> Any:
     """Return the union of names over all releases.
 
-    Mappings and lists are merged; a text that exists already is kept.
+    Mappings and lists are merged; of two texts, the old one is kept.
     """
     if isinstance(old, Mapping) and isinstance(found, Mapping):
         both = {

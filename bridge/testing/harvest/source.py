@@ -18,7 +18,7 @@ STATED = re.compile(rf"^\s*_*(version|{'|'.join(PARTS)})_*\s*=\s*[\"']?([\w.+]*)
 
 @dataclass(frozen=True)
 class Package:
-    """The names of a stack: in package registries, of its folder, and of the file in it that states the version."""
+    """The names of a stack: in package registries, of its folder, and of the file in this folder that states the version."""
 
     name: str
     folder: str
@@ -42,7 +42,7 @@ class Tree:
 def locate(package: Package, release: str, path: Path | None = None) -> Tree:
     """Return the release in the folder `path`, or the installed release.
 
-    Raises `SourceError` or `VersionError` if it is not found.
+    Raises `SourceError` or `VersionError` if the release is not there.
     """
     if path is not None and not (path / package.folder).is_dir():
         raise SourceError(
@@ -64,12 +64,12 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
             )
             raise VersionError(f"{package.name}: not installed; {advice}") from None
     root = path or Path(str(found.locate_file("") if found else ""))
-    told = found.version if found else told_by(root / package.folder / package.info)
-    if not same(release, told):
+    version = found.version if found else told_by(root / package.folder / package.info)
+    if not same(release, version):
         advice = (
             f"pip install --no-deps {package.name}=={release}, or name its source tree with --from"
         )
-        raise VersionError(f"{package.name}: found {told} in {root}, expected {release}; {advice}")
+        raise VersionError(f"{package.name}: found {version} in {root}, expected {release}; {advice}")
     return Tree(package, root.resolve(), release)
 
 
@@ -91,7 +91,7 @@ def told_by(file: Path) -> str:
 def same(release: str, told: str) -> bool:
     """Return whether a tree that states version `told` is `release`.
 
-    A tree between two releases may state the version of either.
+    A tree between two releases may state the version of the release before or after.
     """
     try:
         wanted, have = Version(release), Version(told)

@@ -245,7 +245,7 @@ class Walk:
         return None
 
     def _names_started(self, at: int, row: Starter) -> bool:
-        """Return whether the option at index `at` gives what is started: a module or a shell's text."""
+        """Return whether the option at index `at` names the program to start: a module or a shell's text."""
         option = self.words[at].spelling.partition("=")[0]
         return (row.module and option in ("-m", "--module")) or (
             row.shell.startswith("-") and option == row.shell

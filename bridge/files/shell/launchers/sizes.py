@@ -16,11 +16,11 @@ BY_NODE = {
     "ntasks": "total",
     "n": "total",
 }
-"""Options of a batch job that set the tasks of its launcher."""
+"""Options of a batch job that set its number of tasks, each with its role: tasks of a node, nodes, or all tasks."""
 
 
 def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
-    """Return the world size by the arguments of the innermost launcher; None if they do not give it as numbers.
+    """Return the world size by the arguments of the innermost launcher; None if these do not give the size as numbers.
 
     `job` has options of the batch job, which Slurm's launcher inherits.
     """
