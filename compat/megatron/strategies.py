@@ -57,12 +57,43 @@ def _group(
 
 # Core
 
+TEXT = "heterogeneous_layers_config_encoded_json"
+HETEROGENEOUS = {
+    "hidden_act": "silu",
+    "num_hidden_layers": 840,
+    "hidden_size": 64 * 840,
+    "num_attention_heads": 840,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000,
+    "rope_scaling": {"factor": 8.0},
+    "block_configs": [{"attention": {"n_heads_in_group": 1}}],
+}
+"""A heterogeneous model. Its sizes are multiples of every number of stages and of tensor ranks that is drawn."""
+DESCRIBED = {
+    TEXT: json.dumps(HETEROGENEOUS),
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "group_query_attention": True,
+    "use_rotary_position_embeddings": True,
+    "position_embedding_type": "rope",
+    "use_rope_scaling": True,
+    "untie_embeddings_and_output_weights": True,
+    "num_layers": 840,
+    "hidden_size": 64 * 840,
+    "num_attention_heads": 840,
+    "num_query_groups": 840,
+}
+"""The text that describes it, and the settings that have to agree with it."""
+SELDOM = st.sampled_from((False,) * 19 + (True,))
+
 
 @st.composite
 def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     """Draw a valid config: sizes and batch first, then groups of settings that fit them."""
     sizes = _sizes(draw, case)
+    described = draw(SELDOM) and case.entry == FLAGS and _has(case.version, TEXT)
     model = [
+        *((DESCRIBED,) if described else ()),
         _layers(draw, case, sizes[PIPELINE]),
         _widths(draw, sizes),
         _experts(draw, case, sizes),
@@ -567,8 +598,9 @@ RESERVED = (
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
     "account_for_",
+    TEXT,
 )
-"""Names of settings that spread layers over stages and have to fit the number of layers."""
+"""Names of settings that spread layers over stages and have to fit the number of layers, and of the text with the layers."""
 
 REFUSED = "a removed option, which is still parsed and then always refused"
 UNSETTABLE = {
@@ -605,19 +637,7 @@ EXCHANGES = st.sampled_from(("p2p", "a2a", "allgather", "a2a+p2p"))
 COUNT = SMALL | st.integers(1, 10**6)
 SHARE = st.floats(0, 1)
 AMOUNT = st.floats(0, 1e3)
-HETEROGENEOUS = {
-    "hidden_act": "silu",
-    "num_hidden_layers": 840,
-    "hidden_size": 64 * 840,
-    "num_attention_heads": 840,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000,
-    "rope_scaling": {"factor": 8.0},
-    "block_configs": [{"attention": {"n_heads_in_group": 1}}],
-}
-"""A model whose sizes fit the settings that stand beside it in `BESIDE`."""
 OWN: Mapping[str, SearchStrategy[Any]] = {
-    "heterogeneous_layers_config_encoded_json": st.just(json.dumps(HETEROGENEOUS)),
     **dict.fromkeys(
         ("vocab_size", "num_query_groups", "num_distributed_optimizer_instances", "hysteresis"),
         COUNT,
@@ -830,20 +850,6 @@ BESIDE: Mapping[str, Group] = {
     "inference_cuda_graph_scope": {"cuda_graph_impl": "local"},
     "inference_disable_triton_nvls_kernels": SERVED,
     "inference_fuse_tp_communication": SERVED,
-    "heterogeneous_layers_config_encoded_json": {
-        "swiglu": True,
-        "normalization": "RMSNorm",
-        "group_query_attention": True,
-        "use_rotary_position_embeddings": True,
-        "position_embedding_type": "rope",
-        "use_rope_scaling": True,
-        "untie_embeddings_and_output_weights": True,
-        # Multiples of every number of stages and of tensor ranks that is drawn.
-        "num_layers": 840,
-        "hidden_size": 64 * 840,
-        "num_attention_heads": 840,
-        "num_query_groups": 840,
-    },
     "load_main_params_from_ckpt": {"no_load_optim": True},
     "logits_save_dir": {
         "logits_save_top_k": 8,
@@ -878,6 +884,7 @@ BESIDE: Mapping[str, Group] = {
         "use_transformer_engine_op_fuser": True,
     },
     "moe_use_upcycling": {**SAVE, **EXPERTS},
+    "enable_cuda_graph": {},
     "mtp_num_layers": {},
     "overlap_p2p_comm_warmup_flush": {"batch_p2p_comm": False, "overlap_p2p_comm": True},
     "overlap_param_gather_with_optimizer_step": STEPWISE,
@@ -895,6 +902,7 @@ BESIDE: Mapping[str, Group] = {
     "use_precision_aware_optimizer": {"use_distributed_optimizer": True},
     "use_torch_fsdp2": UNTIED,
     "weight_decay_incr_style": DECAY,
+    "use_te_activation_func": {},
 }
 """The settings that a field requires, at least in some releases."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from compat.megatron import objects, releases
 from compat.megatron.arguments import OPEN, TABLE, effective, smallest_world_size
 from compat.megatron.arguments.steps import Namespace, select
 from compat.megatron.environment import environment
-from compat.megatron.strategies import BESIDE, HETEROGENEOUS
+from compat.megatron.strategies import DESCRIBED, HETEROGENEOUS, TEXT
 
 Row = dict[str, Any]
 MODEL = {
@@ -386,18 +386,15 @@ def test_given_values_are_left_alone(version: str, chosen: Row) -> None:
 
 
 class TestHeterogeneous:
-    PATH = "heterogeneous_layers_config_encoded_json"
-    GIVEN: ClassVar[Row] = BESIDE[PATH]
-
     def text(self, **more: Any) -> Row:
-        return {**self.GIVEN, self.PATH: json.dumps({**HETEROGENEOUS, **more})}
+        return {**DESCRIBED, TEXT: json.dumps({**HETEROGENEOUS, **more})}
 
     def test_a_text_that_agrees_with_the_arguments_is_accepted(self) -> None:
         assert args(**self.text())["num_layers"] == 840
 
     @pytest.mark.parametrize("text", ["#", "[]", "{}", json.dumps({**HETEROGENEOUS, "block_configs": []})])
     def test_a_text_has_to_hold_a_model(self, text: str) -> None:
-        assert f"{self.PATH}: found a text that is no JSON object" in refused(**{**self.GIVEN, self.PATH: text})
+        assert f"{TEXT}: found a text that is no JSON object" in refused(**{**DESCRIBED, TEXT: text})
 
     @pytest.mark.parametrize(
         "more",
@@ -409,4 +406,4 @@ class TestHeterogeneous:
         ],
     )
     def test_a_text_of_another_model_is_refused(self, more: Row) -> None:
-        assert f"{self.PATH}: found another model than the other arguments" in refused(**self.text(**more))
+        assert f"{TEXT}: found another model than the other arguments" in refused(**self.text(**more))
