@@ -466,7 +466,7 @@ def test_keys_and_classes_of_fast_llm_are_read_from_its_own_classes(tmp_path: Pa
     packaged(root, {"__init__": '__version__ = "1.0.0"', "layers": FAST_LLM["layers"].replace("gt, 0", "gt, 1")})
     assert harvest("1.0.0", root, into, "fast_llm") == 0
     told = capsys.readouterr().out
-    assert "4 facts" not in told and "6 facts unchanged, 2 rows begin, 2 end" in told
+    assert "4 facts" not in told and "6 facts unchanged, 2 rows begin, 2 rows end" in told
     assert "model.base_model.Small: fields {'width': 'int>0'} becomes {'width': 'int>1'}" in told
     packaged(root, {"layers": "class Layer[unreadable"})
     assert harvest("1.0.0", root, into, "fast_llm") == 1
@@ -493,7 +493,7 @@ def test_the_newest_merak_taken_out_and_read_again_gives_the_same_tables(
     before = contents(into)
     root = write(tmp_path / "tree", texts)
     assert main(["merak", newest, "--from", str(root), "--into", str(into), "--count", "0", "--day", merak.DATES[newest]]) == 0
-    assert f"{len(stated) - 1} facts unchanged, 1 rows begin, 0 end" in capsys.readouterr().out
+    assert f"{len(stated) - 1} facts unchanged, 1 rows begin, 0 rows end" in capsys.readouterr().out
     after = contents(into)
     assert [name for name in after if after[name] != before[name]] == ["arguments.json", "known.json"]
     assert all(after[name] == (facts / name).read_text("utf-8") for name in ("arguments.json", "known.json"))
