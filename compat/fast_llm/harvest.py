@@ -54,9 +54,8 @@ def _base() -> Any:
 
 
 def _fields(cls: Any) -> Iterator[AnyField[Any]]:
-    """Yield the fields that a config may set. Each class inherits `type` from the base class."""
-    inherited = {field.name for field in own(_base())} - {"type"}
-    yield from (field for field in own(cls) if field.init and field.name not in inherited)
+    """Yield the fields that a config may set."""
+    yield from (field for field in own(cls) if field.init)
 
 
 def _keys(cls: Any, prefix: str, found: dict[str, Row]) -> Iterator[Row]:
@@ -88,16 +87,13 @@ def _collect(cls: Any, found: dict[str, Row]) -> None:
         "below": [one.__name__ for one in below],
         "default": _chosen(cls),
     }
-    kinds = {field.name: _kind(field) for field in _fields(cls) if not _inherited(field)}
+    every = {field.name for field in own(_base())}  # `type`, since 0.3.0
+    kinds = {field.name: _kind(field) for field in _fields(cls) if field.name not in every}
     kinds |= dict.fromkeys(OLD.findall("".join(map(_source, cls.__mro__))), "?")
     found[cls.__name__] = {"class": cls.__name__, "fields": kinds}
     found[cls.__name__] |= {name: value for name, value in others.items() if value}
     for one in (*below, *types.values(), *(_section(field.type) for field in _fields(cls))):
         _collect(one, found)
-
-
-def _inherited(field: AnyField[Any]) -> bool:
-    return field.name == "type" and any(one.name == "type" for one in own(_base()))
 
 
 def _source(cls: Any) -> str:
