@@ -482,7 +482,7 @@ class Expander:
         return found
 
     def check_joiner(self, joined: str, quoted: bool) -> None:
-        """Raise `Unread` if IFS is empty: bash then joins names, keys and trimmed elements in several ways."""
+        """Raise `Unread` for an unquoted `[*]` if IFS is empty: bash then joins elements in different ways."""
         if joined == "*" and not quoted and self.scope.separators == "":
             raise Unread("[*] is not supported here while IFS is empty")
 

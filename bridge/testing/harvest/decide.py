@@ -51,8 +51,8 @@ def _default(dialect: Dialect, path: str, change: Change) -> str:
         return f"{path}: type {kinds[0]} becomes {kinds[1]}" if kinds[0] != kinds[1] else ""
     rule = claims(dialect).get(path)
     effect = rule.effect if rule else Effect.NUMBERS
-    means = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
-    return f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({means})"
+    effect_text = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
+    return f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({effect_text})"
 
 
 def moved(changes: Sequence[Change]) -> Iterator[str]:
