@@ -1,6 +1,6 @@
 """Writes files whole or not at all: a temporary file is synced, then renamed.
 
-A new file never gives anybody an access that the source of its content did not give."""
+Nobody gets access to a new file who has no access to the source of its content."""
 
 from __future__ import annotations
 

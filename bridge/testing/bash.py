@@ -53,7 +53,7 @@ class Said:
 class Bash:
     """Runs scripts with bash in an empty folder.
 
-    They can start only a stand-in for the launcher, and programs that the reader models.
+    Scripts can start only a stand-in for the launcher, and programs that the reader models.
     """
 
     def __init__(self, folder: Path) -> None:

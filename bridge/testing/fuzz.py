@@ -59,7 +59,7 @@ class Covered:
 
 
 class Broken(AssertionError):
-    """Raised for a config that breaks a promise. The arguments are the promise's name and details."""
+    """Raised for a config that breaks a promise. The arguments are the stage and the message."""
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ AXES = ("parallel.tensor", "parallel.pipeline", "parallel.context")
 
 def _relations(config: Config) -> Iterator[Edit]:
     """Yield edits that make sizes inconsistent: an axis with more ranks than there are, or a global
-    batch that is no multiple of the microbatches.
+    batch that is no multiple of the microbatch times the data ranks.
     """
     from bridge.translation import lift
 

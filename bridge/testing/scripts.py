@@ -1,6 +1,6 @@
 """A grammar of launch scripts: words, conditions, loops and functions, nested as in real scripts.
 
-In a template, a part in angle brackets stands for a text of that rule: `⟨word⟩` for one word, `⟨word*2⟩` for
+In a template, a part in angle brackets stands for a text that the rule of this name makes: `⟨word⟩` for one word, `⟨word*2⟩` for
 up to two words with blanks between them. `№` stands for a number that no other template of a script gets.
 """
 

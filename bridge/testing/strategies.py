@@ -203,7 +203,7 @@ def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Gr
 
 
 def _off(draw: DrawFn, path: str, config: Config, case: Case) -> Any:
-    """Draw a value other than the default: the opposite for a boolean, a second draw for other types."""
+    """Draw a value for a field. If it is the default, draw again, or take the opposite of a boolean."""
     drawn = _values(config.dialect, case, path)
     value = draw(drawn)
     if value != config.effective.get(path):
@@ -227,7 +227,7 @@ def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
 
 @cache
 def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
-    """Return a weight for each field of a case. It is higher if fewer releases have the field."""
+    """Return a weight for each field of a case. The weight is higher if fewer releases have the field."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
     begins = tuple(begin for begin in part.reserved if begin.endswith((".", "_")))
     weights: dict[str, float] = {}

@@ -74,7 +74,7 @@ def _place(word: Pieces, owners: Mapping[Span, int]) -> Span | None:
 def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> list[tuple[Span, str]]:
     """Return patches that replace the words of a range one by one.
 
-    Surplus old words are removed; surplus new words are added after the last one.
+    Surplus old words are removed; surplus new words are added after the last old word.
     """
     if None in found:
         raise TranslationError(

@@ -139,7 +139,7 @@ QUIET = frozenset(
 TRAINERS = frozenset(("python", "env", "time", "nohup", "exec"))
 """Programs that start an arbitrary other program.
 
-All other starters start a training run, which does not write files of its script.
+All other starters are assumed to start a training run, which does not write files of the script.
 """
 OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
 """Matches the parts of a word's spelling whose expansion is not known."""

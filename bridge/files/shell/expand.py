@@ -350,14 +350,7 @@ class Expander:
             for piece in value.pieces
             if isinstance(piece, Unknown)
         )
-        return next(
-            (
-                f"; ${name} is not known: {why}"
-                for name, why in unknown
-                if not why.startswith("a branch")
-            ),
-            "",
-        )
+        return next((f"; ${name} is not known: {why}" for name, why in unknown), "")
 
     def _asked(self, name: str) -> list[str]:
         """Return the variables that the user would have to set: the unknown variable, or the
@@ -482,7 +475,7 @@ class Expander:
         return found
 
     def check_joiner(self, joined: str, quoted: bool) -> None:
-        """Raise `Unread` if IFS is empty: bash then joins names, keys and trimmed elements in several ways."""
+        """Raise `Unread` for an unquoted `[*]` if IFS is empty: bash then joins elements in different ways."""
         if joined == "*" and not quoted and self.scope.separators == "":
             raise Unread("[*] is not supported here while IFS is empty")
 

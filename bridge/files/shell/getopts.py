@@ -39,7 +39,7 @@ def _text(text: str) -> Pieces:
 class _Options:
     """One call of `getopts` on `texts`.
 
-    It continues at the word with the index OPTIND and at the letter that the shell remembers.
+    The call continues at the word with the index OPTIND and at the letter that the shell remembers.
     `over` is true once all options were returned.
     """
 

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def content(reader: Reader, path: Pieces) -> Pieces | None:
-    """Return the content of a file: text that the script has written, else a file in its folder; None if there is neither."""
+    """Return the content of a file: text that the script has written, else a file on disk; None if there is neither.
+
+    A file on disk must be in the script's folder or in an allowed folder.
+    """
     # A key with a NUL has an unknown part, and could be the key of any file.
     written = file(reader, path)
     key = reader.key(path)

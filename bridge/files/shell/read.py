@@ -257,7 +257,7 @@ class Reader:
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
     def awaited(self) -> None:
-        """Note that all background commands have started, so that none can be killed before its start."""
+        """Note that all background commands have started, so that no command can be killed before its start."""
         if not self.branch:
             self.jobs.clear()
 

@@ -173,7 +173,7 @@ def places(folder: Path, wanted: Sequence[tuple[str, str]]) -> Iterator[Row]:
 def digest(path: Path, name: str) -> str:
     """Return a digest (12 digits) of a function or class: of its code without comments, docstrings and types.
 
-    It is empty if there is no such function or class.
+    The digest is empty if there is no such function or class.
     """
     node: ast.AST | None = _parsed(path)
     for part in name.split("."):

@@ -59,8 +59,8 @@ def _changed(dialect: Dialect, path: str, change: Change) -> Iterator[str]:
             continue
         rule = claims(dialect).get(path)
         effect = rule.effect if rule else Effect.NUMBERS
-        means = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
-        yield f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({means})"
+        told = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
+        yield f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({told})"
 
 
 def _unlike(was: Any, now: Any) -> tuple[Any, Any]:
