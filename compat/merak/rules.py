@@ -691,7 +691,7 @@ RECOMPUTE = convert(
     },
     lossy=(
         "Merak recomputes groups of shards, not of layers; it has no selective"
-        " recomputation; its ratio is one number for the first stage, or one number for each"
+        " recomputation; the ratio is one number for the first stage, or one number for each"
         " stage"
     ),
     blurs=lambda values: len(values.get("args.activation_checkpoint_ratio") or ()) > 1,

@@ -374,7 +374,7 @@ TRAPS = Checks(
     Check(
         "tp_lists.weight_change_list",
         lambda seen: bool(seen["tp_lists.weight_change_list"]) and seen.size("tp") > 1,
-        "every tensor rank takes the first part of such a weight; load or initialise the right"
+        "every tensor rank takes the first part of each weight in this list; load or initialise the right"
         " part of the values afterwards",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_attrs.py: set_mp_attr",
@@ -459,7 +459,7 @@ def _open(values: Mapping[str, Any]) -> Iterator[Finding]:
         if f"init.{axis}" not in values:
             yield Finding(
                 f"init.{axis}",
-                "not given in the source; pass it to Merak.init by name",
+                "not given in the source; pass the value to Merak.init by name",
                 Effect.NONE,
             )
     if "args.output_dir" not in values:
