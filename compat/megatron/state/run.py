@@ -80,7 +80,7 @@ SCHEDULE: Mapping[str, Any] = {
     "wd_incr_style": "constant",
     "wd_incr_steps": 1,
 }
-"""Entries of the scheduler's state, with values for those that a checkpoint lacks. The steps in them
+"""Entries of the scheduler's state, with placeholders for those that a checkpoint lacks. The steps in them
 count samples
 (optimizer_param_scheduler.py: state_dict).
 """
@@ -303,7 +303,8 @@ def iteration_of(hub: Hub) -> int:
 
 def scheduler_of(hub: Hub) -> dict[str, Any]:
     """Return the state of the scheduler: the state that the source carries, advanced to the samples
-    seen. If the source carries none, the returned state is only the number of samples seen.
+    seen. If the source carries none, only the number of samples is known, and all other entries
+    are the placeholders in `SCHEDULE`.
 
     Samples of skipped steps do not advance the scheduler (training.py: train_step).
     """
