@@ -75,9 +75,8 @@ KEPT = (
 )
 """Arguments of the model and the layout that a written checkpoint holds.
 
-Megatron-LM compares its model with them, and finds its position in the data with them
-(training/checkpointing.py: check_checkpoint_args,
-load_checkpoint).
+Megatron-LM compares the model of its launch with these arguments, and finds the position in the
+data by them (training/checkpointing.py: check_checkpoint_args, load_checkpoint).
 """
 TOKENIZER = Finding(
     "tokenizer_type",
@@ -89,7 +88,7 @@ TOKENIZER = Finding(
 
 
 class MegatronConfig(Config):
-    """A Megatron config. It also has the fields of each of Megatron's own config objects."""
+    """A Megatron config, together with the fields of each of Megatron's own config objects."""
 
     @cached_property
     def ranks(self) -> int:
@@ -198,7 +197,7 @@ class MegatronDialect(PackagedDialect):
     def saves(self, config: Config, hub: Hub) -> Saves:
         """Save as torch_dist, which loads on any ranks.
 
-        FSDP cannot load it, so the distributed optimizer replaces FSDP.
+        FSDP cannot load this format, so the distributed optimizer replaces FSDP.
         """
         from compat.megatron.shards import FSDP
 
@@ -325,8 +324,8 @@ class MegatronDialect(PackagedDialect):
         return options.option_for(version, path, value) is not None
 
     def defaults(self, version: str) -> Mapping[str, Any]:
-        """Return the defaults of a release. They come from its parser, or from its config classes
-        for fields without a flag.
+        """Return the defaults of a release. They come from the parser of the release,
+        or from the config classes for fields without a flag.
         """
         from compat.megatron.options import defaults
 

@@ -67,8 +67,8 @@ HEADS = convert(
     sees=(LATENT, KV_RANK, "model.hidden", "model.heads"),
     blurs=lambda values: values.get("softmax_type") == "off-by-one",
     carries=CARRIED,
-    lossy="Megatron normalises each head of both queries and keys, or neither; it divides logits by"
-    " the square root of a head's width; stagebridge does not translate its off-by-one softmax",
+    lossy="Megatron normalises the heads of both queries and keys, or of neither; Megatron divides logits by"
+    " the square root of a head's width; stagebridge does not translate the off-by-one softmax",
     note=SCRIPT,
     source="attention.py: q_layernorm, k_layernorm; dot_product_attention.py: softmax_scale, softmax_type (since 0.15)",
     model=True,

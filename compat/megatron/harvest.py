@@ -140,7 +140,7 @@ def _turns(action: argparse.Action) -> str | None:
 
 
 def _reads(turns: Any, word: str) -> bool:
-    """Whether a conversion function of the release accepts a word; it may refuse with any
+    """Whether a conversion function of the release accepts a word. The function may refuse with any
     exception.
     """
     try:

@@ -38,7 +38,7 @@ ALONE = frozenset(
         "input_names",
     }
 )
-"""Names of keys at the top level that no other stack here has."""
+"""Names of keys at the top level that no other stack of stagebridge has."""
 
 
 @cache

@@ -465,7 +465,7 @@ def _open(values: Mapping[str, Any]) -> Iterator[Finding]:
         if f"init.{axis}" not in values:
             yield Finding(
                 f"init.{axis}",
-                "not given in the source; pass it to Merak.init by name",
+                "not given in the source; pass the value to Merak.init by name",
                 Effect.NONE,
             )
     if "args.output_dir" not in values:

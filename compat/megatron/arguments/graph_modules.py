@@ -18,7 +18,7 @@ SCOPES = {
 """Scopes of inference graphs that each implementation allows (ALLOWED_INFERENCE_SCOPES)."""
 MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "block")}
 """Former module names. Each may only be combined with one of the given values of
-`inference_cuda_graph_scope`, where None means that it is not set.
+`inference_cuda_graph_scope`, where None means that this argument is not set.
 """
 
 

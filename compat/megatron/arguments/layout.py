@@ -66,7 +66,7 @@ READABLE: tuple[Check, ...] = (
         since="0.13.0",
     ),
 )
-"""Checks of a layout string. Both the parser and the config class make them."""
+"""Checks of a layout string. Both the parser and the config class make these checks."""
 
 
 def multiple(place: str) -> Check:

@@ -1,4 +1,4 @@
-"""Steps for the parallel sizes; `validate_args` runs them before those for batches and layers."""
+"""Steps for the parallel sizes; `validate_args` runs them before the steps for batches and layers."""
 
 from __future__ import annotations
 

@@ -205,7 +205,9 @@ def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
 
 
 def positions(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of GPTModel about positions. They are no fields of its config."""
+    """Return the arguments of GPTModel about positions. These arguments are no fields of the
+    model's config.
+    """
     return {
         "rotary_percent": args["rotary_percent"],
         "rotary_base": args["rotary_base"],

@@ -80,7 +80,7 @@ SCHEDULE: Mapping[str, Any] = {
     "wd_incr_style": "constant",
     "wd_incr_steps": 1,
 }
-"""Entries of the scheduler's state, with values for those that a checkpoint lacks. The steps in them
+"""Entries of the scheduler's state, with placeholders for those that a checkpoint lacks. The steps in them
 count samples
 (optimizer_param_scheduler.py: state_dict).
 """
@@ -234,8 +234,8 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
     """Return Megatron's arguments, counters and scheduler as the script's own state, and findings
     on what is lost.
 
-    Checkpoints of other formats carry the script's own state. The scheduler is part of it, because
-    no other stack has the same scheduler. Arguments that are objects are left out.
+    Checkpoints of other formats carry the script's own state. The scheduler is part of this state,
+    because no other stack has the same scheduler. Arguments that are objects are left out.
     """
     flops = common.get("num_floating_point_operations_so_far")
     args, _ = plain(
@@ -303,7 +303,8 @@ def iteration_of(hub: Hub) -> int:
 
 def scheduler_of(hub: Hub) -> dict[str, Any]:
     """Return the state of the scheduler: the state that the source carries, advanced to the samples
-    seen. If the source carries none, it is only the number of samples seen.
+    seen. If the source carries none, only the number of samples is known, and all other entries
+    are the placeholders in `SCHEDULE`.
 
     Samples of skipped steps do not advance the scheduler (training.py: train_step).
     """
@@ -364,8 +365,8 @@ def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
 
 
 def _most(numbers: Mapping[int, Sequence[str]]) -> int:
-    """Return the number of the group with the most parameters. Of several such groups it is the
-    first.
+    """Return the number of the group with the most parameters. Of several such groups, return
+    the number of the first.
     """
     return max(numbers, key=lambda number: (len(numbers[number]), -number))
 

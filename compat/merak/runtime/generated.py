@@ -32,8 +32,8 @@ Sample = dict[str, Tensor]
 
 
 class DynamicGenDataset(Dataset[Sample]):
-    """A data set of `dataset_size` random samples. `mode` chooses their kind: text, images, speech,
-    or several of these.
+    """A data set of `dataset_size` random samples. `mode` chooses the kind of samples: text,
+    images, speech, or several of these.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
     rank, world = comm.joined() or (found.rank, found.world)
     if pp * tp * dp * sp != world:
         raise ConfigError(
-            f"init: pp x tp x dp x sp is {pp * tp * dp * sp}, and the launcher started {world} ranks; make them equal"
+            f"init: pp x tp x dp x sp is {pp * tp * dp * sp}, and the launcher started {world} ranks; make both numbers equal"
         )
     if sp > 1:
         raise ConfigError(
