@@ -49,17 +49,14 @@ def initialize(
 
     `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and
     `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
-    `device` is by default the accelerator, if there is one, and `environment` describes the ranks
-    of the launcher. `groups` are groups of parameters with hyperparameters of their own. With
-    `deterministic`, two runs are equal bit by bit. With `variable_shapes`, microbatches may differ
-    in shape.
+    `device` defaults to the accelerator, if there is one. `environment` describes the launcher's
+    ranks. `groups` are groups of parameters with hyperparameters of their own. With `deterministic`,
+    two runs are equal bit by bit. With `variable_shapes`, microbatches may differ in shape. Values
+    in `alike` must be equal on all ranks. If the plan sets `debug`, tensors are logged to the folder
+    `trace` (default: "trace"), and `full` logs whole tensors. `policy` is that of `bridge.trace.attach`.
 
-    If the plan sets `debug`, tensors are logged to the folder `trace` (default: "trace"), with
-    `full` as a whole. `policy` is the one of `bridge.trace.attach`. The values in `alike` have to
-    be equal on all ranks.
-
-    Raises `BridgeError` before ranks are connected if the plan cannot run. Raises `ConfigError` on
-    all ranks if they were started with different settings.
+    Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
+    ranks if they were started with different settings.
     """
     import torch
 

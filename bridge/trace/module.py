@@ -59,13 +59,9 @@ class ModuleSource:
         self._whole = False
         """Whether observers already know that the gradients of this step are complete."""
         self.replaced = ""
-        """If an optimizer replaced another one in this step, the names of both as text; otherwise
-        empty.
-        """
+        """The names of two optimizers as text, if one replaced the other in this step; else empty."""
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers whose steps are not observed, because they hold no parameter of the module,
-        or share only some with a known optimizer.
-        """
+        """Optimizers that are not observed: they hold no parameter of the module, or share only some with a known one."""
         self._hooks: dict[int, tuple[Any, Any]] = {}
         self._watched: Callable[[int], None] = lambda number: None
         self._open: dict[int, tuple[int, int]] = {}
@@ -74,17 +70,13 @@ class ModuleSource:
         an error, and does not count.
         """
         self._entered = 0
-        """Number of forward passes that have begun since the trace was attached, whether for
-        training or not.
-        """
+        """Number of forward passes since the trace was attached, evaluation included."""
         self.late = False
         """Whether weights of this step were updated before their gradients could be observed,
         because the trace was attached in the middle of the step.
         """
         self._ready: set[int] = set()
-        """Indices of the optimizers that have begun to step in this step, and whose gradients are
-        complete.
-        """
+        """Indices of the optimizers that have begun to step, so that their gradients are complete."""
         self.stepping: list[Callable[[int], None]] = []
         """Functions to call before an optimizer steps, with the optimizer's index."""
         self.quiet, self.evaluating = False, 0
@@ -100,15 +92,11 @@ class ModuleSource:
         self.resumed = any(optimizer.state for optimizer in self.optimizers)
         self._given: tuple[Tensor, ...] = ()
         self.meeting: Meeting | None = None
-        """The meeting at which all ranks wait for each other before a step; None if ranks do not
-        wait.
-        """
+        """The meeting at which all ranks wait for each other before a step; None if they do not."""
         self.last_gradient = 0.0
         """Time at which this rank computed its last gradient, on the host's clock."""
         self.done = 0
-        """Number of steps before this run, if it resumes another run, as the user gave it to
-        `attach`.
-        """
+        """Number of steps before a run that resumes another one, as given to `attach`."""
         self._said = False
         self._enter()
         self.watch()
