@@ -42,10 +42,10 @@ def initialize(
 ) -> Engine:
     """Return an engine that trains `model` by `plan`.
 
-    `model` is a list of layers or an `nn.Sequential`; each layer takes the output of the layer
-    before. A model of Hugging Face is cut into layers by a run on a few tokens, or on the batch
-    `sample` if the model takes other inputs. Any other module is one layer. `loss_fn(output,
-    targets)` returns the mean loss of a microbatch, or the sum of losses and a count.
+    `model` is a list of layers, each of which takes the output of the layer before. A model of
+    Hugging Face is cut into layers by a run on a few tokens, or on the batch `sample` if the model
+    takes other inputs. Any other module is one layer. `loss_fn(output, targets)` returns the mean
+    loss of a microbatch, or the sum of losses and a count.
 
     `tensor_plan` names the modules that tensor ranks split (default: `model.tensor_plan()`), and
     `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
