@@ -54,7 +54,6 @@ def initialize(
     two runs are equal bit by bit. With `variable_shapes`, microbatches may differ in shape. Values
     in `alike` must be equal on all ranks. If the plan sets `debug`, tensors are logged to the folder
     `trace` (default: "trace"), and `full` logs whole tensors. `policy` is that of `bridge.trace.attach`.
-
     Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
     ranks if they were started with different settings.
     """
