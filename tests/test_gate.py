@@ -164,7 +164,7 @@ class TestDiff:
         monkeypatch.chdir(tmp_path)
         for names in (("run.sh", "few.json"), ("few.json", "run.sh")):
             _, out, err = said("diff", *names)
-            assert "few.json does not state its ranks: read on 8, as run.sh states" in err
+            assert "few.json does not state a number of ranks: read for 8 ranks, the number in run.sh" in err
             assert "train_batch_size" not in out and "gradient_accumulation_steps" not in out
         assert "does not state" not in said("diff", "few.json", "few.json")[2]
         assert "does not state" not in said("diff", "run.sh", "few.json", "--world-size", "8")[2]

@@ -150,8 +150,8 @@ def title(found: Timeline) -> str:
 
 def again(part: Part) -> str:
     """Say how often a part of the schedule is run."""
-    further = "microbatch" if part.further == 1 else f"{part.further} microbatches"
-    return f"{part.times} times, each with the next {further}"
+    microbatches = "microbatch" if part.further == 1 else f"{part.further} microbatches"
+    return f"{part.times} times, each time with the next {microbatches}"
 
 
 def number(count: int, word: str, plural: str = "s") -> str:
@@ -208,7 +208,7 @@ def _print_rows(found: Timeline, out: Console) -> None:
 class Part:
     """A part of a schedule from unit `start` to unit `stop`, which is repeated `times` times.
 
-    Each repetition has microbatch indices that are `further` higher.
+    The microbatch indices of a repetition are `further` higher than those of the repetition before.
     """
 
     start: int

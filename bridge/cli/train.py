@@ -350,7 +350,7 @@ def _architecture(plan: Plan, model: str | None) -> Architecture:
         return _of_folder(model, plan.model.sequence or TINY.sequence)
     missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
     ConfigError.raise_if(
-        f"model.{name}: the file does not state it; use --model tiny" for name in missing
+        f"model.{name}: the file does not state this size; use --model tiny" for name in missing
     )
     embedding = plan.model.embedding
     # The text is read byte by byte, so a smaller vocabulary would lack words for it.

@@ -142,7 +142,7 @@ ENGINES = " or ".join(("native", "auto", *compat.backends()))
     [
         (["--engine", "natve"], f"--engine: found natve, expected {ENGINES}; did you mean native?"),
         (["--model", "big"], "--model: found big, expected tiny or file, or a folder with a config.json"),
-        (["--model", "file"], "model.heads: the file does not state it; use --model tiny"),
+        (["--model", "file"], "model.heads: the file does not state this size; use --model tiny"),
         (["--data", "nowhere.txt"], "nowhere.txt: No such file or directory; give a file of text"),
         (["--resume", "nowhere"], "nowhere: found no file 'latest', which would name a checkpoint; give a tag, or save first"),
     ],

@@ -25,7 +25,10 @@ def main() -> None:
     try:
         line = taken()
     except Exception as error:  # whatever another package of that name raises
-        line = f"stagebridge needs its own package bridge, but another one of that name raised {type(error).__name__}: {error}"
+        line = (
+            "stagebridge needs its own package bridge, but another package of that name raised "
+            f"{type(error).__name__}: {error}"
+        )
     if line:
         sys.exit(f"error: {line}")
     from bridge.cli import main as command_line
