@@ -233,8 +233,8 @@ class TestConvert:
         assert (source["code.scheduler.name"], source["code.scheduler.total_steps"]) == ("cosine", 50)
         both = cli("check", deepspeed, "--code", "scheduler=1", "--code", "scheduler.name=cosine")
         assert both.code == 1
-        said = "found a value and also keys below this name (scheduler.name); keep either the value or the keys"
-        assert both.err == f"error: --code scheduler: {said}\n"
+        words = "found a value and also keys below this name (scheduler.name); keep either the value or the keys"
+        assert both.err == f"error: --code scheduler: {words}\n"
 
     @pytest.mark.parametrize(
         ("options", "says"),

@@ -170,7 +170,7 @@ def test_a_dash_is_standard_output(
     code, plain = run(words), capsys.readouterr()
     assert run([*words, "-o", "-"]) == code and os.listdir() == ["launch.args"]
     out, err = capsys.readouterr()
-    note = "note: the sidecar (OUT.carry.json) is not written beside standard output; -o OUT writes both\n"
+    note = "note: the sidecar (OUT.carry.json) is not written, as the output is standard output; -o OUT writes both\n"
     assert out == plain.out and err == (note if command[0] == "convert" else "") + plain.err
 
 

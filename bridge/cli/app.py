@@ -92,7 +92,7 @@ exclude.
 
 DIFFERENCE = """Say where the meanings of two configs differ, of one stack or of two, each difference with its effect on the run.
 
-git:REV:PATH is the config of a commit; the files beside it in that commit are read with it. Options on reading apply to both.
+git:REV:PATH is the config of a commit; the files beside it in that commit are read too. Reading options apply to both configs.
 
 \b
 Examples:
@@ -202,8 +202,8 @@ Examples:
 MOVE = """Move a run to another stack: its config, code part, launch command and checkpoint, in one folder that is ready to start.
 
 The checkpoint is written in a format that the target can resume from. OUT/report.txt says what the config and the
-checkpoint lost, first of all what was taken away. With --prove the old and the new run both resume on this machine, and
-are compared as `verify` does; of a large model only the first layers run.
+checkpoint lost; its first line sums up the losses that affect the run. With --prove the old and the new run both resume on this
+machine, and are compared as `verify` does; of a large model only the first layers run.
 
 \b
 Examples:
@@ -221,7 +221,7 @@ Examples:
 LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.
 
 FILE is a config of any stack; nothing is started and torch is not needed. Sizes of the model that FILE does not state come from
---model NAME (a known shape instead of FILE's) or from an option for each. The figures are the native engine's, to the byte.
+--model NAME (a known shape instead of FILE's) or from an option for each size. The figures are the native engine's, to the byte.
 
 \b
 Examples:
@@ -399,8 +399,8 @@ Examples:
   stagebridge checkpoint inspect model --check --json
 
 """ + table(
-    clean="shown; reading it lost nothing that changes numbers",
-    findings="shown; reading it lost something that changes numbers, which the report names",
+    clean="shown; nothing was lost that changes numbers",
+    findings="shown; something was lost that changes numbers; the report names it",
     error="wrong usage, no checkpoint there, or a damaged one",
 )
 
@@ -696,7 +696,7 @@ def fuzz(
     to: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--to", metavar="DIALECT", help="Stack to convert to, and back; none by default."
+            "--to", metavar="DIALECT", help="Stack to convert the configs to, and back from; by default they are not converted."
         ),
     ] = None,
     examples: Annotated[
@@ -922,7 +922,7 @@ def move(
     ] = None,
     prove: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--prove", metavar="N", min=1, help="Run both sides N further steps, and compare them."),
+        typer.Option("--prove", metavar="N", min=1, help="Resume the old and the new run for N steps, and compare them."),
     ] = None,
     ranks: Annotated[
         int,

@@ -62,7 +62,7 @@ TOO_LARGE = (
     "name another file"
 )
 TOO_BUSY = (
-    "it takes longer to follow the commands of the script: replace commands by their results"
+    "following the commands of the script takes too long: replace commands by their results"
 )
 SCRIPTS = "bridge.files.shell"
 

@@ -118,7 +118,7 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
     BridgeError.raise_if(
-        f"{path}: two of the files would be written there; convert them one by one"
+        f"{path}: two of the files would be written to this path; convert them one by one"
         for path in sorted(twice)
     )
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
@@ -544,7 +544,7 @@ Before = tuple[Original, str]
 
 
 def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
-    """Return the carry-over, with the secrets that the sidecar must not contain.
+    """Return the carry-over. Its `secrets` are the values that the sidecar must not contain.
 
     The carry-over includes the text of the job's file if the dialect can write values back into such a text.
     """
@@ -607,7 +607,7 @@ def file_of(output: Path | None, beside: str) -> Path | None:
     if str(output) != STDOUT:
         return output
     if beside:
-        note(f"note: {beside} is not written beside standard output; -o OUT writes both")
+        note(f"note: {beside} is not written, as the output is standard output; -o OUT writes both")
     return None
 
 

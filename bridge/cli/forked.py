@@ -33,7 +33,7 @@ class Order:
     grace: float
 
     def text(self) -> str:
-        """The order as one argument of a command."""
+        """Return the order as JSON text, which is one argument of the command that starts the ranks."""
         return json.dumps(asdict(self))
 
 

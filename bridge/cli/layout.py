@@ -47,7 +47,7 @@ WORDS = ("embedding.tokens", "head.logits")
 """Weights whose size depends on the vocabulary size."""
 KINDS = ("weights", "gradients", "master", "moments")
 GROUPS = 4
-"""Largest number of groups that are shown of one axis."""
+"""Largest number of groups of ranks that are shown for one axis of the mesh."""
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
         config = convert.read(job)
     if _spared(config, hub):
         note(
-            f"note: read with --code {config.dialect.spared[0]}, as groups in the checkpoint spare biases and norms weight decay"
+            f"note: read with --code {config.dialect.spared[0]}, as the checkpoint excludes biases and norms from weight decay"
         )
         job = replace(job, code=(*job.code, *config.dialect.spared))
         config = convert.read(job)
@@ -807,7 +807,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
 
 
 def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
-    """Return the checkpoint to start from for each side.
+    """Return, for each side of the proof, the checkpoint from which its run starts.
 
     The checkpoint on disk is used if the ranks of the proof can read it; else a new one is written.
     """
@@ -925,7 +925,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
         proved = prove(found["source"], found["target"], wider, workload, facts, options.prove or 1, note)
         told = {path: pair for path, pair in changed.items() if not path.startswith((*NO_NUMBERS, "parallel.data", "model."))}
         words = [f"{path} {before} -> {after}" for path, (before, after) in told.items()]
-        return {**proved, "changed": [f"in small: {', '.join(words)}"] if words else []}
+        return {**proved, "changed": [f"changed for the proof: {', '.join(words)}"] if words else []}
     except BridgeError as error:
         return {"problems": list(error.problems)}
 
@@ -934,8 +934,8 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
-    """Return the source side with fp32 computation, from the same master weights; None if it
-    computes in fp32 already, or if its stack cannot.
+    """Return the source side with computation in fp32, from the same master weights; None if the
+    source computes in fp32 already, or if the stack of the source cannot.
     """
     if "wider" not in spec["starts"]:
         return None

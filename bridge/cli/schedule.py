@@ -44,7 +44,7 @@ CELLS = 100
 
 @dataclass(frozen=True)
 class Options:
-    """The number of microbatches for a config that leaves it open, and the files for the picture and the CSV table."""
+    """The number of microbatches for a config that does not set one, and the files for the picture and the CSV table."""
 
     microbatches: int | None = None
     png: Path | None = None
@@ -104,8 +104,8 @@ def _microbatches(plan: Plan, given: int | None) -> int:
 
 
 def _stages(plan: Plan) -> int | None:
-    """Number of stages that the plan cuts the model into; None if it follows from ranks and virtual
-    stages alone.
+    """Number of stages that the plan cuts the model into; None if the number follows from
+    ranks and virtual stages alone.
     """
     if (
         plan.stages.layers_per_stage is None

@@ -417,8 +417,8 @@ def _advice(plan: Plan, file: str) -> str:
     try:
         check(plan, ranks)
     except ConfigError:
-        return f"to run it here: stagebridge train {shlex.quote(file)} --fit shrinks sizes until they fit, and says which"
-    return f"to run it as it is: PYTHONSAFEPATH=1 torchrun --nproc-per-node {ranks} {command}; or add --fit to shrink it"
+        return f"to run the plan here: stagebridge train {shlex.quote(file)} --fit shrinks sizes until they fit, and says which"
+    return f"to run the plan unchanged: PYTHONSAFEPATH=1 torchrun --nproc-per-node {ranks} {command}; or shrink sizes with --fit"
 
 
 def _training(plan: Plan, architecture: Architecture, options: Options) -> Training:
