@@ -462,7 +462,7 @@ class TestDemo:
         monkeypatch.setattr("bridge.cli.demo.training.find_spec", lambda name: None)
         done = cli("demo")
         assert (done.code, done.err) == (0, "")
-        assert done.out.splitlines()[-1] == "To train it here as well: install the extra engine, and run the demo again."
+        assert done.out.splitlines()[-1] == "To train the plan here as well: install the extra engine, and run the demo again."
 
     def test_no_folder(self, cli: Cli, tmp_path: Path) -> None:
         (tmp_path / "x").write_text("")
