@@ -1285,7 +1285,7 @@ def trace_show(
             "--step",
             metavar="N",
             min=0,
-            help="Steps to show; 0 is the state before the first.",
+            help="Steps to show; 0 is the state before the first step.",
         ),
     ] = None,
     microbatches: Annotated[

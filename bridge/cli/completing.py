@@ -28,7 +28,7 @@ def complete(app: Any) -> None:
 
 
 def _attach(command: Any, path: tuple[str, ...]) -> None:
-    """Give each parameter of `command`, and of the commands below it, its source of values."""
+    """Give each parameter of `command`, and of the commands below `command`, the function that completes its value."""
     for name, inner in getattr(command, "commands", {}).items():
         _attach(inner, (*path, name))
     for parameter in command.params:

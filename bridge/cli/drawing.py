@@ -1,4 +1,6 @@
-"""Pipeline schedules as pictures: lines of time as wide as a page, repeated parts drawn once, idle time hatched."""
+"""Pipeline schedules as pictures: time runs along lines as wide as a page, with repeated parts drawn once
+and idle time hatched.
+"""
 
 from __future__ import annotations
 

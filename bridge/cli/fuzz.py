@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.testing.fuzz import Covered, Failure, Task
 
 STEPS = 10
-"""Number of lines of progress in all."""
+"""Number of progress lines that are printed while the examples are tried."""
 
 
 def fuzz(

@@ -13,7 +13,7 @@ from bridge.underway import listening
 FIRST = 2.0
 """Seconds before progress is first printed: most commands are done by then."""
 OFTEN, DRAWN = 5.0, 0.2
-"""Seconds between two lines in a pipe, and between two states of the one line on a terminal."""
+"""Seconds between two progress lines in a pipe, and between two updates of the progress line on a terminal."""
 CLEAR = "\r\x1b[K"
 
 

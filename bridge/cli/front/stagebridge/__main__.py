@@ -5,7 +5,10 @@ import sys
 
 
 def clear_path() -> None:
-    """Take the current directory off the path, unless PYTHONPATH names it in full: `-m` and empty entries put it there."""
+    """Take the current directory off Python's path, where `-m` or an empty entry of PYTHONPATH put it.
+
+    An entry of PYTHONPATH that names the directory in full stays.
+    """
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     try:
         here = os.getcwd()
