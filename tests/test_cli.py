@@ -114,7 +114,7 @@ class TestConvert:
         (tmp_path / "launch.sh").write_text(script)
         cli("convert", "launch.sh", "--to", "fast_llm", "-o", "run.yaml")
         done = cli("convert", "run.yaml", "--to", "megatron", "-o", "back.sh", "--json")
-        assert "on 8 ranks, as the sidecar says" in done.err
+        assert "read for 8 ranks, the number in the sidecar" in done.err
         assert (tmp_path / "back.sh").read_text() == script
         findings = json.loads(done.out)["findings"]
         assert not [row for row in findings if "by default" in row["message"]]
@@ -233,7 +233,8 @@ class TestConvert:
         assert (source["code.scheduler.name"], source["code.scheduler.total_steps"]) == ("cosine", 50)
         both = cli("check", deepspeed, "--code", "scheduler=1", "--code", "scheduler.name=cosine")
         assert both.code == 1
-        assert both.err == "error: --code scheduler: found both a value and keys below it (scheduler.name); keep one of them\n"
+        words = "found a value and also keys below this name (scheduler.name); keep either the value or the keys"
+        assert both.err == f"error: --code scheduler: {words}\n"
 
     @pytest.mark.parametrize(
         ("options", "says"),
@@ -241,7 +242,7 @@ class TestConvert:
             (["--auto", "x"], "--auto x: expected NAME=VALUE"),
             (["--auto", "a=1"], "--auto: megatron has no use for this option"),
             (["--from", "megatronn"], "megatronn: unknown dialect; known are .*; did you mean megatron"),
-            (["--from-version", "0.16.9"], "megatron: unknown release 0.16.9; .*; --nearest takes it as 0.16.1"),
+            (["--from-version", "0.16.9"], "megatron: unknown release 0.16.9; .*; --nearest uses 0.16.1 instead"),
             (["--from-version", "newer", "--nearest"], "megatron: unknown release newer; known are"),
             (["--to-version", "9.9"], "deepspeed: unknown release 9.9"),
             (["--world-size", "0"], "world-size"),
@@ -461,7 +462,7 @@ class TestDemo:
         monkeypatch.setattr("bridge.cli.demo.training.find_spec", lambda name: None)
         done = cli("demo")
         assert (done.code, done.err) == (0, "")
-        assert done.out.splitlines()[-1] == "To train it here as well: install the extra engine, and run the demo again."
+        assert done.out.splitlines()[-1] == "To train the plan here as well: install the extra engine, and run the demo again."
 
     def test_no_folder(self, cli: Cli, tmp_path: Path) -> None:
         (tmp_path / "x").write_text("")

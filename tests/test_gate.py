@@ -164,7 +164,7 @@ class TestDiff:
         monkeypatch.chdir(tmp_path)
         for names in (("run.sh", "few.json"), ("few.json", "run.sh")):
             _, out, err = said("diff", *names)
-            assert "few.json does not state its ranks: read on 8, as run.sh states" in err
+            assert "few.json does not state a number of ranks: read for 8 ranks, the number in run.sh" in err
             assert "train_batch_size" not in out and "gradient_accumulation_steps" not in out
         assert "does not state" not in said("diff", "few.json", "few.json")[2]
         assert "does not state" not in said("diff", "run.sh", "few.json", "--world-size", "8")[2]
@@ -190,7 +190,8 @@ class TestManyFiles:
     def test_a_folder(self, said: Said) -> None:
         code, out, err = said("check", "configs")
         assert (code, err) == (0, "") and "disable_allgather" not in out, "it has no effect, and many files are many remarks"
-        assert re.search(r"^2 files: 2 with findings, 1 of no stack; \d without effect \(--all shows them\)$", out, re.MULTILINE)
+        last = r"^2 files: 2 with findings, 1 of no stack; \d findings without effect \(--all shows them\)$"
+        assert re.search(last, out, re.MULTILINE)
         code, out, err = said("check", "configs", "--all")
         assert (code, err) == (0, "")
         assert "configs/good.json: as written" in out and "configs/deep/odd.json: " in out and "disable_allgather" in out
@@ -274,7 +275,7 @@ class TestChoice:
         [
             ("gradient_cliping", "did you mean gradient_clipping?"),
             ("zero_optimization", "zero_optimization.* matches all settings of the section"),
-            ("disable_allgather/no-efect", "disable_allgather has disable_allgather/no-effect-drop-it"),
+            ("disable_allgather/no-efect", "the rules of disable_allgather are disable_allgather/no-effect-drop-it"),
             ("difference/nothing", "check --json names the rule"),
             ("nothing/*", "check --json names the rule"),
         ],

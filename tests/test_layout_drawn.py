@@ -54,7 +54,7 @@ def test_ranks_that_keep_the_same_are_one_bar_and_the_largest_is_always_drawn(tm
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         draw([*sizes, same], "many", None, tmp_path / "many.svg")
     text = (tmp_path / "many.svg").read_text()
-    assert f"the {BARS} largest of {BARS + 20} kinds of ranks" in text
+    assert f"the {BARS} largest of {BARS + 20} groups of equal ranks" in text
     assert f">rank {BARS + 19}<" in text and ">rank 1<" not in text
     assert merged([*sizes, same])[0].ranks == (0, 99) and len(merged([*sizes, same])) == BARS + 20
 

@@ -170,7 +170,7 @@ def test_a_dash_is_standard_output(
     code, plain = run(words), capsys.readouterr()
     assert run([*words, "-o", "-"]) == code and os.listdir() == ["launch.args"]
     out, err = capsys.readouterr()
-    note = "note: the sidecar (OUT.carry.json) is not written beside standard output; -o OUT writes both\n"
+    note = "note: the sidecar (OUT.carry.json) is not written, as the output is standard output; -o OUT writes both\n"
     assert out == plain.out and err == (note if command[0] == "convert" else "") + plain.err
 
 
@@ -273,19 +273,19 @@ def _expression(random: Random, depth: int = 0) -> str:
 def test_time_is_up_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SECONDS", 0.05)
     monkeypatch.setattr(steps, "TRIES", inf)
-    said = r"0\.05 s of processor time; following the commands of the script takes longer"
+    said = r"0\.05 s of processor time; following the commands of the script takes too long"
     with pytest.raises(BridgeError, match=said), bounded():
         steps.found(re.compile("(a+)+c"), "a" * 100)
 
 
 def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SECONDS", 0.05)
-    with pytest.raises(BridgeError, match=r"more work than 0\.05 s of processor time"), bounded():
+    with pytest.raises(BridgeError, match=r"more work than can be done in 0\.05 s of processor time"), bounded():
         while True:
             with suppress(Exception):  # what a careless reader does must not keep it going
                 sum(range(10_000))
 
 
 def test_memory_is_up() -> None:
-    with pytest.raises(BridgeError, match="more data than 1 GiB of memory"), bounded():
+    with pytest.raises(BridgeError, match="more data than fits into 1 GiB of memory"), bounded():
         bytearray(1 << 40)

@@ -323,7 +323,7 @@ class TestFiles:
         path.write_text(path.read_text().replace('"lr": 0.001', '"lr": 0.5'))
         edited = path.read_text()
         text = said(*CONVERT, "-o", "ds.json", "--dry-run")[1]
-        assert "ds.json: edited since, needs --force" in text and "ds.code.py: as it is" in text
+        assert "ds.json: was edited, needs --force" in text and "ds.code.py: as it is" in text
         lines = text.splitlines()
         assert [line.strip(" ,") for line in lines if re.match(r'[-+] +"lr"', line)] == ['-      "lr": 0.5', '+      "lr": 0.001']
         assert path.read_text() == edited

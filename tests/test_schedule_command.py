@@ -142,7 +142,7 @@ def test_text_shows_what_repeats_once(capsys: pytest.CaptureFixture[str], launch
     """The warmup, one round of the steady state with its count, and the cooldown; every unit of time is in one of them."""
     code, out, _ = said(capsys, launch, "--world-size", "4", "--microbatches", "512")
     assert code == 0 and len(out.splitlines()) < 40 and max(map(len, out.splitlines())) < 700
-    times = int(re.search(r"(\d+) times, each with the next microbatch:", out)[1])  # type: ignore[index]
+    times = int(re.search(r"(\d+) times, each time with the next microbatch:", out)[1])  # type: ignore[index]
     assert 500 <= times <= 512
     found = timeline(generate("interleaved_1f1b", Shape(4, 8, 512)))
     parts = repeated(found)

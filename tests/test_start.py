@@ -103,7 +103,7 @@ def test_another_package_in_the_place_of_ours_is_one_line(tmp_path: Path, name: 
         done = started(tmp_path.parent, *words, PYTHONPATH=path)
         assert done.returncode == 1
         *before, line = done.stderr.splitlines()
-        assert f"stagebridge needs its own package {name}, but {file} is another package of that name" in line
+        assert f"stagebridge needs its own package {name}, but {file} is another package named {name}" in line
         assert words[1] == "-c" or not before
 
 
@@ -117,7 +117,7 @@ def test_another_distribution_that_wrote_over_ours_is_one_line(tmp_path: Path) -
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     done = started(tmp_path, "-P", "-m", "stagebridge", "check", FILE, PYTHONPATH=path)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    said = "error: stagebridge needs its own package bridge, but another one of that name raised ModuleNotFoundError"
+    said = "error: stagebridge needs its own package bridge, but another package of that name raised ModuleNotFoundError"
     assert done.stderr.startswith(said)
 
 

@@ -92,7 +92,7 @@ exclude.
 
 DIFFERENCE = """Say where the meanings of two configs differ, of one stack or of two, each difference with its effect on the run.
 
-git:REV:PATH is the config of a commit; the files beside it in that commit are read with it. Options on reading apply to both.
+git:REV:PATH is the config of a commit; the files beside it in that commit are read too. Reading options apply to both configs.
 
 \b
 Examples:
@@ -101,8 +101,8 @@ Examples:
   stagebridge diff git:main:launch.sh launch.sh --fail-on memory --format github
 
 """ + table(
-    clean="they mean the same, up to the threshold",
-    findings="they differ: different numbers, or the --fail-on effect",
+    clean="both configs mean the same, up to the threshold",
+    findings="the meanings differ: different numbers, or the --fail-on effect",
 )
 
 SCHEMA = """Print the JSON Schema of a command's output with --json, for programs that read it.
@@ -171,11 +171,11 @@ If sizes do not fit the ranks, the error names a command that does; --fit shrink
     findings=DONE,
 )
 
-VERIFY = """Translate FILE, or take OTHER, run both sides in small on this machine, and say whether they are the same run.
+VERIFY = """Run FILE and its translation, or FILE and OTHER, at small sizes on this machine, and say if they are the same run.
 
-Every run trains the same small GPT, with the same weights and data, and sizes shrunk to a few local ranks. FILE runs on its own
-stack and the translation on the other one, if they are installed; the plans of both run on the native engine and on every other
-engine that can. Losses, gradient norms and every tensor are compared with the plan of FILE. If they differ by more than rounding,
+Every run trains the same small GPT, with the same weights and data, on a few local ranks. FILE runs on its own stack and the
+translation on the target stack, if they are installed; both plans also run on the native engine and on every other engine that
+supports them. Losses, gradient norms and every tensor are compared with the plan of FILE. If they differ by more than rounding,
 one feature after the other is switched off to find the cause.
 
 With OTHER, a second config of your own, both run on your own model (--model) and batch (--batch; bridge.trace.batch(FILE, batch)
@@ -190,20 +190,20 @@ Examples:
   stagebridge verify ds_config.json --to megatron --code pipeline_stages=2 --world-size 2 --json
 
 """ + table(
-    clean="the same run, on both stacks as they are",
-    findings="another run, on some engine or after the translation; the report says why",
+    clean="the same run: both files ran on their own stacks, with the same numbers",
+    findings="not the same run: the numbers differ on at least one engine; the report says why",
     error="wrong usage, or refused",
     unproved=(
-        "nothing or only a part was proved: an engine did not run, a feature was left out, or no "
-        "step shows a difference that is expected"
+        "nothing was proved, or only a part: an engine did not run, a feature was left out, or "
+        "an expected difference did not show in so few steps"
     ),
 )
 
 MOVE = """Move a run to another stack: its config, code part, launch command and checkpoint, in one folder that is ready to start.
 
 The checkpoint is written in a format that the target can resume from. OUT/report.txt says what the config and the
-checkpoint lost, first of all what was taken away. With --prove both sides resume from their checkpoint on this machine, and are
-compared as `verify` does; of a large model only the first layers run.
+checkpoint lost; its first line sums up the losses that affect the run. With --prove the old and the new run both resume on this
+machine, and are compared as `verify` does; of a large model only the first layers run.
 
 \b
 Examples:
@@ -212,16 +212,16 @@ Examples:
   stagebridge move ds_config.json --checkpoint run/checkpoints --to automodel --model model --prove 5 -o moved
 
 """ + table(
-    clean="moved; nothing lost at or above the threshold, and with --prove the same run",
-    findings="moved; a loss in the report changes numbers, or the proof shows another run",
+    clean="moved; no loss at or above the threshold, and with --prove both are the same run",
+    findings="moved; a loss in the report changes numbers, or the proof shows that the runs differ",
     error="wrong usage, a refused input, or a run that stops",
-    unproved="moved; an engine did not run, or layers were left out",
+    unproved="moved; only a part was proved: an engine did not run, or layers were left out",
 )
 
 LAYOUT = """Show where a plan puts its model: ranks and groups, stages, bytes on each rank, collectives in a step.
 
 FILE is a config of any stack; nothing is started and torch is not needed. Sizes of the model that FILE does not state come from
---model NAME (a known shape instead of FILE's) or from an option for each. The figures are the native engine's, to the byte.
+--model NAME (a known shape instead of FILE's) or from an option for each size. The figures are the native engine's, to the byte.
 
 \b
 Examples:
@@ -231,8 +231,8 @@ Examples:
   stagebridge layout zero3.json --layers 24 --hidden 1024 --heads 16 --vocab 50304 --sequence 1024 --json
 
 """ + table(
-    clean="shown; no difference of the engine reaches the threshold",
-    error="wrong usage, a size that is missing, sizes that do not fit the ranks (the message says which would) or --memory",
+    clean="shown; no finding at or above the threshold",
+    error="wrong usage, a missing size, or sizes that do not fit the ranks (the message names some that do) or --memory",
 )
 
 SHOW = """Show what a field of a stack means: type, bounds, default by release, and where it goes in the other stacks.
@@ -266,7 +266,7 @@ Examples:
     error="wrong usage, a refused input, or an invalid schedule",
 )
 
-TRACE = """See inside runs: where two of them part, and what every layer of one did.
+TRACE = """See inside training runs: what every layer did, and where two runs first differ.
 
 A run is the folder that `train --trace DIR` (or `bridge.trace.attach`) wrote; it can be read while the training runs.
 """
@@ -275,9 +275,9 @@ DIFF = """Compare two traced runs of any layouts or stacks, down to the first te
 
 The runs' settings are compared first. Then tensors are matched by name and sample order, in order of execution, with the copies
 of all ranks. A distance that rounding can explain, for the formats and the depth of the model, is taken for rounding; the runs
-part at the first tensor with a larger distance. If the logs show a cause, it is named with its evidence; else the report says
-what to log next. NaNs never pass. A tensor that one run did not log, such as one of a layer that a compiler hides, is counted
-"unseen".
+first differ at the first tensor with a larger distance. If the logs show a cause, the report names it with the evidence; else it
+says what to log next. NaNs never pass. A tensor that one run did not log, such as one of a layer that a compiler hides, is
+counted "unseen".
 
 \b
 Examples:
@@ -288,8 +288,8 @@ Examples:
 
 """ + table(
     clean="equal up to rounding",
-    findings="they differ",
-    error="wrong usage: no run there, or no step that both have",
+    findings="the runs differ",
+    error="wrong usage: no run there, or no step that both runs logged",
     unproved="nothing was proved: no tensor was logged with values",
 )
 
@@ -307,8 +307,8 @@ Examples:
 """ + table(
     clean="the training ended well, and nothing was found wrong",
     findings=(
-        "it ended well, but an invariant is broken or ranks disagree; the findings are in "
-        "DIR/findings.jsonl"
+        "the training ended well, but an invariant is broken or ranks disagree; "
+        "DIR/findings.jsonl has the findings"
     ),
     error="wrong usage; a training that fails keeps its own exit code",
     unproved="no model was watched",
@@ -316,7 +316,7 @@ Examples:
 
 FOLLOWED = """Follow a run: print a line for each step with its loss and norms, and for each finding, once it is logged.
 
-It ends with the training, or with Ctrl-C. A run that has ended is printed as a whole. The output can be piped.
+The command ends with the training, or with Ctrl-C. A run that has ended is printed as a whole. The output can be piped.
 
 \b
 Examples:
@@ -344,9 +344,9 @@ Examples:
     error="wrong usage: no run there, the tool is not installed, or the folder exists already",
 )
 
-LINES = """Show the tensors that a run logged, joined over its ranks: shape, type, statistics, samples.
+LINES = """Show the tensors that a run logged, put together from all ranks: shape, type, statistics, samples.
 
-Values have one unit on every layout: gradients are those of the step's mean loss, without loss scale.
+The values of two layouts can be compared: gradients are always of the step's mean loss, without loss scale.
 
 \b
 Examples:
@@ -357,13 +357,13 @@ Examples:
 """ + table(
     clean="shown",
     findings=DONE,
-    error="wrong usage: no run there, or nothing in it passes the filters",
+    error="wrong usage: no run there, or no tensor of the run that the filters let through",
 )
 
 PAGE = """Write one HTML file that needs nothing else: loss, norms, a map of layers, steps and ranks, findings and their meaning.
 
-Of two runs it shows the settings that differ, where the runs part, why, and what follows in all steps. It can be printed,
-follows the browser's light or dark theme, and never tells anything by colour alone.
+A page of two runs shows the settings that differ, where the runs first differ, why, and how they differ in all later steps.
+The page can be printed, follows the browser's light or dark theme, and never tells anything by colour alone.
 
 \b
 Examples:
@@ -371,9 +371,9 @@ Examples:
   stagebridge trace html bad good -o parts.html
 
 """ + table(
-    clean="written: no fault was found; two runs are equal up to rounding",
-    findings="written: faults were found; two runs differ",
-    error="wrong usage: no run there, or no step that both have",
+    clean="written; one run has no fault, or two runs are equal up to rounding",
+    findings="written; one run has faults, or two runs differ",
+    error="wrong usage: no run there, or no step that both runs logged",
     unproved="written: no tensor of the two runs was logged with values",
 )
 
@@ -399,8 +399,8 @@ Examples:
   stagebridge checkpoint inspect model --check --json
 
 """ + table(
-    clean="shown; reading it lost nothing that changes numbers",
-    findings="shown; reading it lost something that changes numbers, which the report names",
+    clean="shown; nothing was lost that changes numbers",
+    findings="shown; something was lost that changes numbers; the report names it",
     error="wrong usage, no checkpoint there, or a damaged one",
 )
 
@@ -434,9 +434,9 @@ Examples:
 
 """ + table(
     clean="equal, bit by bit",
-    findings="they differ, or one has tensors that the other lacks",
+    findings="the checkpoints differ, or one has tensors that the other lacks",
     error="wrong usage, or no checkpoint there",
-    unproved="nothing was proved: neither has a tensor",
+    unproved="nothing was proved: neither checkpoint has a tensor",
 )
 
 app = typer.Typer(
@@ -696,7 +696,7 @@ def fuzz(
     to: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--to", metavar="DIALECT", help="Stack to convert to, and back; none by default."
+            "--to", metavar="DIALECT", help="Stack to convert the configs to, and back from; by default they are not converted."
         ),
     ] = None,
     examples: Annotated[
@@ -747,8 +747,8 @@ Traced = Annotated[
         metavar="DIR",
         callback=own_place,
         help=(
-            "Folder for a log of every layer, at the levels that FILE sets or with samples; see "
-            "trace --help."
+            "Folder for a log of every layer: what FILE asks to log, else statistics and samples; "
+            "see trace --help."
         ),
     ),
 ]
@@ -759,8 +759,8 @@ StepsInAll = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Number of steps in all, including the steps before a resume; default: the number of a recipe, "
-            "says, else 20."
+            "Number of steps in all, including the steps before a resume; default: the number in a "
+            "recipe, else 20."
         ),
     ),
 ]
@@ -807,7 +807,7 @@ def train(
     ] = None,
     groups: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--groups", metavar="FILE", help="Groups of parameters with settings of their own, as `move` writes them."),
+        typer.Option("--groups", metavar="FILE", help="File with the optimizer's groups of parameters, as `move` writes it."),
     ] = None,
     deterministic: Annotated[
         bool,
@@ -922,7 +922,7 @@ def move(
     ] = None,
     prove: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option("--prove", metavar="N", min=1, help="Run both sides N further steps, and compare them."),
+        typer.Option("--prove", metavar="N", min=1, help="Resume the old and the new run for N steps, and compare them."),
     ] = None,
     ranks: Annotated[
         int,
@@ -1091,11 +1091,11 @@ def checkpoint_diff(
 
 trace = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=TRACE)
 app.add_typer(
-    trace, name="trace", short_help="See inside runs: where two part, what each layer did."
+    trace, name="trace", short_help="See inside runs: what each layer did, where two first differ."
 )
 
 
-@trace.command("diff", help=DIFF, short_help="Find where two runs part.")
+@trace.command("diff", help=DIFF, short_help="Find where two runs first differ.")
 def trace_diff(
     first: Annotated[
         Path, typer.Argument(metavar="A", help="Folder of a traced run.", show_default=False)
@@ -1244,8 +1244,8 @@ def trace_run(
             "--budget",
             metavar="SIZE",
             help=(
-                "Largest size of the log, such as 500MB or 2GB; close to it fewer steps are "
-                "logged, then none."
+                "Largest size of the log, such as 500MB or 2GB; near that size fewer steps "
+                "are logged, then none."
             ),
         ),
     ] = None,
@@ -1285,7 +1285,7 @@ def trace_show(
             "--step",
             metavar="N",
             min=0,
-            help="Steps to show; 0 is the state before the first.",
+            help="Steps to show; 0 is the state before the first step.",
         ),
     ] = None,
     microbatches: Annotated[

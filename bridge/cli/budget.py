@@ -49,11 +49,11 @@ def bounded() -> Iterator[None]:
     except _TimeIsUpError as error:
         disarm()
         raise BridgeError(
-            f"found more work than {limits.SECONDS:g} s of processor time; {error}"
+            f"found more work than can be done in {limits.SECONDS:g} s of processor time; {error}"
         ) from None
     except MemoryError:
         raise BridgeError(
-            f"found more data than {limits.MEMORY >> 30} GiB of memory; {TOO_LARGE}"
+            f"found more data than fits into {limits.MEMORY >> 30} GiB of memory; {TOO_LARGE}"
         ) from None
 
 
@@ -62,15 +62,14 @@ TOO_LARGE = (
     "name another file"
 )
 TOO_BUSY = (
-    "following the commands of the script takes longer: replace commands by their results"
+    "following the commands of the script takes too long: replace commands by their results"
 )
 SCRIPTS = "bridge.files.shell"
 
 
 def _ring(number: int, frame: FrameType | None) -> None:
-    """Raise the error that ends the work.
-
-    Its advice differs: following a script and reading a config have one text each.
+    """Raise the error that ends the work, with advice on the script if its commands took the time,
+    else on the config.
     """
     while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith(SCRIPTS):
         frame = frame.f_back

@@ -144,7 +144,7 @@ def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
     )
     for kind, sizes in about["kinds"].items():
         say(f"  {kind}: {', '.join(f'{size:,} bytes of {dtype}' for dtype, size in sizes.items())}")
-    say(f"run: {_said_of(about['run']) or 'not said'}")
+    say(f"run: {_said_of(about['run']) or 'not stated'}")
     for key in ("scale", "schedule", "client"):
         if about[key]:
             say(f"{key}: {_said_of(about[key])}")
@@ -153,7 +153,7 @@ def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
     if check:
         unsummed = any(finding.path == "checksums" for finding in hub.findings)
         say(
-            f"checksums: {'only those within the files' if unsummed else 'those that were written'}"
+            f"checked: {'only checksums inside the files' if unsummed else 'checksums in SHA256SUMS'}"
         )
     for row in _rows(hub) if tensors else ():
         say(
@@ -357,7 +357,7 @@ def _said(
         return
     for file, rows in made if options.dry_run else ():
         say(
-            f"{file.name}: {file.size:,} bytes, {f'of {len(rows)} tensors' if rows else 'as it is'}"
+            f"{file.name}: {file.size:,} bytes, {f'{len(rows)} tensors' if rows else 'no tensors'}"
         )
         for row in rows:
             shape = "x".join(map(str, row.shape)) or "one"

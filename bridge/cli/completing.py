@@ -28,7 +28,7 @@ def complete(app: Any) -> None:
 
 
 def _attach(command: Any, path: tuple[str, ...]) -> None:
-    """Give each parameter of `command`, and of the commands below it, its source of values."""
+    """Give each parameter of `command`, and of the commands below `command`, the function that completes its value."""
     for name, inner in getattr(command, "commands", {}).items():
         _attach(inner, (*path, name))
     for parameter in command.params:
@@ -60,8 +60,9 @@ def _completer(source: Source) -> Callable[[Any, Any, str], list[str]]:
 
 
 def _file() -> str | None:
-    """The first word of the line that names a file: with an option whose value lacks, the parser
-    keeps no arguments.
+    """Return the first word of the typed line that is the path of a file; None if there is none.
+
+    Where an option still lacks its value, the parser passes on no arguments, so the line is searched.
     """
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     try:
@@ -72,7 +73,10 @@ def _file() -> str | None:
 
 
 Source = Callable[[Mapping[str, Any], str, str], Iterable[str]]
-"""Values for a parameter, by the parameters before it, its name, and the text typed so far."""
+"""Function that returns the possible values of a parameter.
+
+It gets the values of the other parameters, the parameter's name, and the text typed so far.
+"""
 
 
 def _stacks(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
@@ -95,7 +99,7 @@ def _movable(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
 
 
 def _releases(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
-    """The releases of the stack that the line names or that the file is for."""
+    """Return the releases of the stack that the options name, else of the stack that the file is for."""
     stack = given.get("to") if name == "to_version" else None
     stack = stack or given.get("from_") or given.get("dialect") or _stack_of(given.get("file"))
     # The newest first: it is the one that is asked for most.
@@ -103,7 +107,7 @@ def _releases(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
 
 
 def _stack_of(file: Any) -> str | None:
-    """The stack of the file on the line, if it is sure."""
+    """Return the stack that recognises the file; None if no stack does, or if several do equally well."""
     from bridge.files import load
 
     path = file[0] if isinstance(file, (list, tuple)) and file else file
@@ -119,8 +123,8 @@ def _effects(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
 
 
 def _rules(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
-    """First the settings that have rules, each of which stands for all of its rules; after a slash
-    the rules of one setting.
+    """Return the names of all settings that have rules; once SETTING/ is typed, the rules of that
+    setting.
     """
     from bridge.cli.patterns import by_setting
 
@@ -187,4 +191,4 @@ VALUES: Mapping[tuple[str, str], Source] = {
     ("schema", "COMMAND"): _outputs,
     ("show", "FIELD"): _fields,
 }
-"""Where values come from, by command and by the word that stands for the value in its help."""
+"""Functions that return possible values, by command and by the placeholder of the value in the help, such as STACK."""

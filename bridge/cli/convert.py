@@ -118,7 +118,7 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
     BridgeError.raise_if(
-        f"{path}: two of the files would be written there; convert them one by one"
+        f"{path}: two of the files would be written to this path; convert them one by one"
         for path in sorted(twice)
     )
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
@@ -171,7 +171,7 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
 
 
 def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = None) -> int:
-    """Convert one file. Returns the exit code. Its findings go to `records`, or without these into a report on the terminal."""
+    """Convert one file. Returns the exit code. Findings are added to `records`; without `records` a report is printed."""
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
         raise BridgeError("--dry-run: needs -o OUT; without -o nothing is written")
@@ -240,8 +240,8 @@ def check(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] 
 
 
 def _named_read(job: Job) -> Config:
-    """Return the config of the job's file. Errors name the file: a hook or a loop over files shows
-    nothing else that does.
+    """Return the config of the job's file. Every error names the file, as the command may run in a
+    loop over files or in a git hook, where nothing else names the file.
     """
     try:
         with at_hand(job.file) as place:
@@ -289,7 +289,7 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         records = [record(finding, other, two.dialect.name) for finding in findings]
         if gate.write_baseline:
             write_text(gate.write_baseline, baseline(records))
-            note(f"wrote {gate.write_baseline}: {len(records)} findings known")
+            note(f"wrote {gate.write_baseline}: {len(records)} known findings")
             return Exit.CLEAN
         if gate.listed:
             print(FORMATS[gate.format](records, code))
@@ -303,7 +303,7 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
 
 
 def _sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
-    """Both configs. If only one file states its ranks, the other one is read on as many."""
+    """Return both configs. If only one file states a number of ranks, the other file is read for that number too."""
     jobs = [replace(job, file=name) for name in names]
     # Standard input can be read only once, and a side may be read twice.
     jobs = [replace(one, text=text_of(one)) if one.file == STDIN else one for one in jobs]
@@ -314,7 +314,7 @@ def _sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
     open_ = stated.index(None)
     ranks = stated[1 - open_]
     shown = ["standard input" if name == STDIN else name for name in names]
-    note(f"{shown[open_]} does not state its ranks: read on {ranks}, as {shown[1 - open_]} states")
+    note(f"{shown[open_]} does not state a number of ranks: read for {ranks} ranks, the number in {shown[1 - open_]}")
     sides[open_] = _side(replace(jobs[open_], world_size=ranks))
     return sides[0], sides[1]
 
@@ -378,7 +378,7 @@ def release_of(
     near, said = dialect.nearest(version)
     if not job.nearest:
         raise VersionError(
-            f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest takes it as {near}"
+            f"{dialect.name}: {unknown_release(version, dialect.versions)}; --nearest uses {near} instead"
         )
     return near, (said,)
 
@@ -491,7 +491,7 @@ def recognised(document: Document) -> Dialect:
 
 
 def _mistaken(document: Document) -> dict[str, str]:
-    """Sentences on what the document may really be, by the dialects that doubt it."""
+    """Return what kind of file the document may be instead of a config, by the dialect that says so."""
     said = {name: stacks.load(name).mistaken(document.data) for name in stacks.OWN}
     return {name: text for name, text in said.items() if text}
 
@@ -518,7 +518,7 @@ def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
         sized = read(replace(job, world_size=carry.world_size))
     except BridgeError:
         return config
-    note(f"note: on {carry.world_size} ranks, as the sidecar says; --world-size N changes that")
+    note(f"note: read for {carry.world_size} ranks, the number in the sidecar; --world-size N changes that")
     return sized
 
 
@@ -544,9 +544,9 @@ Before = tuple[Original, str]
 
 
 def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
-    """Return the carry-over, with the secrets that the sidecar must not contain.
+    """Return the carry-over. Its `secrets` are the values that the sidecar must not contain.
 
-    It includes the text of the job's file if the dialect can write values back into such a text.
+    The carry-over includes the text of the job's file if the dialect can write values back into such a text.
     """
     if job.file == STDIN:
         return replace(result.carry, secrets=HIDDEN)
@@ -607,7 +607,7 @@ def file_of(output: Path | None, beside: str) -> Path | None:
     if str(output) != STDOUT:
         return output
     if beside:
-        note(f"note: {beside} is not written beside standard output; -o OUT writes both")
+        note(f"note: {beside} is not written, as the output is standard output; -o OUT writes both")
     return None
 
 

@@ -1,4 +1,6 @@
-"""Pipeline schedules as pictures: lines of time as wide as a page, repeated parts drawn once, idle time hatched."""
+"""Pipeline schedules as pictures: time runs along lines as wide as a page, with repeated parts drawn once
+and idle time hatched.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ UNITS, BARE = 72, 288
 TALL = 60
 """Largest height of all lines in inches. If there are more lines, the title says how many."""
 ROW, LINE, GAP = 0.24, 5.4, 0.5
-"""Sizes in inches: the largest height of one rank and of all ranks, and the space around the ranks of one line."""
+"""Sizes in inches: the largest height of a rank's row, the largest height of all rows of a line, and the space around a line."""
 LETTERS, FITTING = 5.5, 14.0
 """Font sizes of labels in points: the largest, and the one that fits for one letter in one unit of
 time.
@@ -33,7 +35,7 @@ time.
 NAMED = 0.13
 """Smallest distance in inches between the names of two ranks."""
 TICKS = (1, 5, 10, 20)
-"""Units of time between two ticks."""
+"""Possible distances between two ticks, in units of time. The first with at most 16 ticks in a line is used."""
 IDLE = "#e6e6e6"
 Box = tuple[float, float, float]
 """Left and upper edge and width of an action, in units of time and in ranks."""
@@ -41,7 +43,10 @@ Box = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Piece:
-    """Units of time from `start` to `stop`, drawn from place `at` of a line on, and how often they are repeated."""
+    """A piece of a line: the units of time from `start` to `stop`, drawn `at` units from the left edge.
+
+    `said` is the text on how often the piece is repeated, or empty.
+    """
 
     start: int
     stop: int
@@ -50,7 +55,7 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """The place in the line after the last unit."""
+        """Distance of the right edge of the piece from the left edge of the line, in units of time."""
         return self.at + self.stop - self.start
 
 
@@ -116,13 +121,13 @@ def _figure(found: Timeline) -> Figure:
 
 
 def _explained(found: Timeline) -> str:
-    """What the axis of time and the boxes show."""
+    """Return the label of the time axis, which also explains the boxes."""
     apart = several(found)
-    label = "stage·microbatch where it fits, else microbatch" if apart else "microbatch"
+    boxes = "boxes show stage·microbatch, narrow boxes only the microbatch" if apart else "boxes show the microbatch"
     if not _numbered(found):
-        label = "too small for microbatches; --json has them"
-    paler = "; paler: later stages of a rank" if apart else ""
-    return f"time (one forward of a stage = 1); boxes: {label}{paler}"
+        boxes = "boxes are too small for the numbers of microbatches, which --json prints"
+    paler = "; paler boxes: later stages of a rank" if apart else ""
+    return f"time (one forward of a stage = 1); {boxes}{paler}"
 
 
 def _line(axes: Axes, found: Timeline, line: Sequence[Piece], units: int) -> None:
@@ -149,7 +154,10 @@ def _line(axes: Axes, found: Timeline, line: Sequence[Piece], units: int) -> Non
 
 
 def _ticks(line: Sequence[Piece], step: int) -> Iterator[tuple[int, str]]:
-    """Yield places and times: where time begins or jumps, and between these each `step`."""
+    """Yield the place and the time of each tick: the start of every piece, and every multiple of `step`.
+
+    A tick that would be too close to the tick before is left out.
+    """
     last = -step
     for piece in line:
         for time in (piece.start, *range(-(-piece.start // step) * step, piece.stop + 1, step)):
@@ -205,7 +213,7 @@ def _boxes(
     hatch: str = "",
     edge: str = "white",
 ) -> None:
-    """Draw boxes of one colour as one path: an object for each of them takes most of the time."""
+    """Draw boxes of one colour as a single path: a separate object for each box would take much longer."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 
@@ -244,7 +252,7 @@ def _label(axes: Axes, span: Span, box: Box, apart: bool) -> None:
 
 
 def _paler(colour: str, pale: float) -> tuple[float, float, float]:
-    """Return the colour mixed with white. Transparent, it would let idle time below show."""
+    """Return the colour mixed with white. A transparent colour would let the idle time below show through."""
     from matplotlib.colors import to_rgb
 
     red, green, blue = (part + (1 - part) * pale for part in to_rgb(colour))

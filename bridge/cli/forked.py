@@ -33,7 +33,7 @@ class Order:
     grace: float
 
     def text(self) -> str:
-        """The order as one argument of a command."""
+        """Return the order as JSON text, which is one argument of the command that starts the ranks."""
         return json.dumps(asdict(self))
 
 
@@ -71,7 +71,7 @@ def main(text: str) -> None:
 
 
 def _fork(order: Order, started: dict[int, int]) -> int | None:
-    """Fork the ranks. In a fork, return its rank.
+    """Fork the ranks. In a fork, return the rank that the fork runs.
 
     In the parent, return None after `started` has the rank of each process.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bridge.testing.fuzz import Covered, Failure, Task
 
 STEPS = 10
-"""Number of lines of progress in all."""
+"""Number of progress lines that are printed while the examples are tried."""
 
 
 def fuzz(
@@ -85,7 +85,7 @@ def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> 
         f"{title}: {covered.examples} configs of {releases} of {len(task.dialect.versions)} releases,"
         f" {len(covered.fields)} of {known} settings",
         *(
-            f"  {stage}: {count} held{f', {covered.refused[stage]} refused' if covered.refused[stage] else ''}"
+            f"  {stage}: {count} configs passed{f', {covered.refused[stage]} refused' if covered.refused[stage] else ''}"
             for stage, count in covered.accepted.items()
         ),
     ]
@@ -98,7 +98,7 @@ def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> 
         f"\nThe smallest config found, for {task.dialect.title} {failure.config.version} on {ranks} ranks. Save as {file}:",
         "",
         failure.text.rstrip(),
-        *([f"\nand beside it {_beside(file)}:\n\n{_code(failure)}"] if _code(failure) else []),
+        *([f"\nSave as {_beside(file)} in the same folder:\n\n{_code(failure)}"] if _code(failure) else []),
         f"\nTo see the failure:\n  {command(task, failure, file)}\nTo find it again by fuzzing:\n  {_again(task)}",
     ]
 

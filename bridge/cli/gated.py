@@ -170,7 +170,7 @@ def told(
     if gate.write_baseline:
         write_text(gate.write_baseline, baseline(records))
         say(
-            f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} findings known",
+            f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} known findings",
             sys.stderr,
         )
         # What the baseline has is known from now on: only a file that could not be read still fails.
@@ -207,7 +207,8 @@ def _text(found: Sequence[Looked], view: View) -> None:
         else:
             printed.one_of_many(one.file, one.findings, out, view)
     hidden = sum(printed.unshown(one.findings, view) for one in found)
-    say(_summed(found) + (f"; {hidden} without effect (--all shows them)" if hidden else ""))
+    more = f"; {hidden} finding{'' if hidden == 1 else 's'} without effect (--all shows them)"
+    say(_summed(found) + (more if hidden else ""))
 
 
 def _summed(found: Sequence[Looked]) -> str:

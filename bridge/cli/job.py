@@ -46,7 +46,7 @@ class Job:
 
     @property
     def said(self) -> dict[str, dict[str, Any]]:
-        """Settings from options rather than from the file, by keyword of a dialect's `read`."""
+        """Settings that the options --auto, --code and --auto-from give, by the argument of `Dialect.read` that takes them."""
         said = {
             "auto": _named(self.auto, "--auto"),
             "code": _nested(_named(self.code, "--code")),
@@ -85,11 +85,13 @@ def _pair(pair: str, option: str) -> tuple[str, str]:
 
 
 OPTIONS = {"trainer": "auto-from"}
-"""Names of options that differ from the name of the argument of `read` which the option sets."""
+"""Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
 
 
 def _arguments(said: Sequence[str]) -> dict[str, Any]:
-    """Arguments of a trainer: from files with a dump of them, and as NAME=VALUE."""
+    """Return arguments of Hugging Face's Trainer. Each text in `said` is NAME=VALUE, or the path of a
+    JSON file with such arguments.
+    """
     from pathlib import Path
 
     found: dict[str, Any] = {}
@@ -140,7 +142,7 @@ def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
     from bridge.config import nest
 
     BridgeError.raise_if(
-        f"--code {name}: found both a value and keys below it ({part}); keep one of them"
+        f"--code {name}: found a value and also keys below this name ({part}); keep either the value or the keys"
         for name in said
         for part in said
         if part.startswith(name + ".")

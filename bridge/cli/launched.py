@@ -1,5 +1,5 @@
-"""Errors of ranks that a launcher started: of the ranks with the same errors on one machine, one
-prints them.
+"""Errors of ranks that a launcher started: if several ranks on one machine have the same errors, only
+one of these ranks prints them.
 """
 
 from __future__ import annotations

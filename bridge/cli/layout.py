@@ -1,5 +1,5 @@
-"""The `layout` command: show where a plan places its model on ranks, and what each rank keeps, and
-sends in a step.
+"""The `layout` command: show where a plan places its model on ranks, and how many bytes each rank
+keeps, and sends in a step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ WORDS = ("embedding.tokens", "head.logits")
 """Weights whose size depends on the vocabulary size."""
 KINDS = ("weights", "gradients", "master", "moments")
 GROUPS = 4
-"""Largest number of groups that are shown of one axis."""
+"""Largest number of groups of ranks that are shown for one axis of the mesh."""
 
 
 @dataclass(frozen=True)
@@ -426,7 +426,7 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     most = max(ranks, key=lambda rank: (_weight(contents[rank]), -rank))
     alike = all(_weight(content) == _weight(contents[most]) for content in contents.values())
     who = (
-        f"rank {most}, which keeps and sends most"
+        f"rank {most}, which keeps and sends the most bytes"
         if not alike
         else "each rank"
         if len(ranks) > 1
@@ -513,7 +513,7 @@ def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
         sorted({part["format"] for part in parts}),
     )
     number = "all" if len(places) == len(parts) else str(len(places))
-    return f"{kind}: {number} of {len(parts)} whole at once ({', '.join(formats)})"
+    return f"{kind}: {number} of {len(parts)} stages whole in memory at once ({', '.join(formats)})"
 
 
 def _collectives(calls: Iterable[Mapping[str, Any]], title: str) -> Grid:

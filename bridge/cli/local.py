@@ -74,7 +74,7 @@ def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
 def _ended(code: int) -> str:
     """Say in words how a process ended.
 
-    A negative code is the number of the signal that ended the process, made negative.
+    The code -N means that signal N ended the process.
     """
     with suppress(ValueError):
         return f"was ended by {signal.Signals(-code).name}"

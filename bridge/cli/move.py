@@ -187,12 +187,12 @@ def _source(job: Job, options: Options) -> tuple[Source, Job]:
     config = convert.read(job)
     saved = hub.origin.world
     if config.world_size is None and saved:
-        note(f"note: on {saved} ranks, as the checkpoint says; --world-size N changes that")
+        note(f"note: read for {saved} ranks, the number in the checkpoint; --world-size N changes that")
         job = replace(job, world_size=saved)
         config = convert.read(job)
     if _spared(config, hub):
         note(
-            f"note: --code {config.dialect.spared[0]}: taken, as the optimizer's groups in the checkpoint are formed by it"
+            f"note: read with --code {config.dialect.spared[0]}, as the checkpoint excludes biases and norms from weight decay"
         )
         job = replace(job, code=(*job.code, *config.dialect.spared))
         config = convert.read(job)
@@ -263,7 +263,7 @@ def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
 def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
     """Return the optimizer groups of the checkpoint if a run of `config` would form other groups; else an empty tuple.
 
-    `scoped`: the run excludes the parameters from weight decay that the config names.
+    `scoped`: the run itself excludes from weight decay the parameters that the config names.
     """
     from bridge.state import groups
     from bridge.translation import lift
@@ -282,7 +282,8 @@ def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
 def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
     """Return the checkpoint for a run that identifies parameters by index within groups.
 
-    The groups stay in it if the run is `told` them, else they are removed.
+    `told`: the run reads the checkpoint's groups from a file. Otherwise the run makes other groups, and
+    the checkpoint's groups are removed.
     """
     if not by_place or hub.parameters is source.hub.parameters:
         return hub
@@ -445,8 +446,8 @@ def _otherwise(source: Source) -> Iterator[Finding]:
         ]
         if wanted is not None and other and wanted not in held:
             message = (
-                f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint, which a "
-                "resumed run uses"
+                f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint; a "
+                "resumed run uses the value in the checkpoint"
             )
             yield Finding(
                 f"optimizer.{name}", message, Effect.NUMBERS, before=wanted, after=other[0]
@@ -564,7 +565,7 @@ def _told_of(groups: tuple[Row, ...]) -> str:
         if name != "params" and any(row.get(name) != groups[0][name] for row in groups)
     ]
     rows = (
-        f"{len(row['params'])} {', '.join(f'with {name} {shown(row.get(name))}' for name in kinds)}".strip()
+        f"{len(row['params'])} parameters {', '.join(f'with {name} {shown(row.get(name))}' for name in kinds)}".strip()
         + f", such as {clean(row['params'][0])}"
         for row in groups
     )
@@ -755,8 +756,8 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
     found = {name: held.weight.shape for name, held in hub.parameters.items()}
     names = [name for name in dict.fromkeys((*known, *found)) if known.get(name) != found.get(name)]
     SourceError.raise_if(
-        f"--model: {name} is {known.get(name, 'missing')}, in the checkpoint "
-        f"{found.get(name, 'missing')}; name the model of the checkpoint"
+        f"--model: {name}: {known.get(name, 'missing')} in this model, {found.get(name, 'missing')} "
+        "in the checkpoint; name the model of the checkpoint"
         for name in names[:5]
     )
 
@@ -806,7 +807,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
 
 
 def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
-    """Return the checkpoint to start from for each side.
+    """Return, for each side of the proof, the checkpoint from which its run starts.
 
     The checkpoint on disk is used if the ranks of the proof can read it; else a new one is written.
     """
@@ -924,7 +925,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
         proved = prove(found["source"], found["target"], wider, workload, facts, options.prove or 1, note)
         told = {path: pair for path, pair in changed.items() if not path.startswith((*NO_NUMBERS, "parallel.data", "model."))}
         words = [f"{path} {before} -> {after}" for path, (before, after) in told.items()]
-        return {**proved, "changed": [f"in small: {', '.join(words)}"] if words else []}
+        return {**proved, "changed": [f"changed for the proof: {', '.join(words)}"] if words else []}
     except BridgeError as error:
         return {"problems": list(error.problems)}
 
@@ -933,8 +934,8 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
-    """Return the source side with fp32 computation, from the same master weights; None if it
-    computes in fp32 already, or if its stack cannot.
+    """Return the source side with computation in fp32, from the same master weights; None if the
+    source computes in fp32 already, or if the stack of the source cannot.
     """
     if "wider" not in spec["starts"]:
         return None

@@ -139,7 +139,7 @@ ModelSize = Annotated[
         metavar="N",
         min=1,
         max=COUNT,
-        help="Size of the model, used instead of that of FILE or --model.",
+        help="Size of the model, used instead of the size in FILE or --model.",
         show_default=False,
     ),
 ]
@@ -148,7 +148,7 @@ Env = Annotated[
     typer.Option(
         "--env",
         metavar="NAME=VALUE",
-        help="An environment variable for a launch script; 1=VALUE sets its first argument.",
+        help="An environment variable for a launch script; 1=VALUE sets the script's first argument.",
     ),
 ]
 Launch = Annotated[
@@ -166,8 +166,8 @@ AllowPath = Annotated[
         "--allow-path",
         metavar="PATH",
         help=(
-            "A file or folder outside FILE's own folder that FILE may name or source; no other "
-            "outside it is opened."
+            "A file or folder outside FILE's folder that FILE may name or source; nothing else "
+            "outside FILE's folder is opened."
         ),
     ),
 ]
@@ -178,7 +178,7 @@ Nearest = Annotated[
     bool,
     typer.Option(
         "--nearest",
-        help="Read an unknown release as the nearest known one before it, and say so first.",
+        help="Read an unknown release as the nearest known release before it, and report that first.",
     ),
 ]
 FailOn = Annotated[

@@ -56,7 +56,7 @@ def _instead(pattern: str) -> str:
     if any(path.startswith(f"{head}.") for path in _paths()):
         return f"; {head}.* matches all settings of the section"
     if tail and (own := _heads().get(head)):
-        return f"; {head} has {', '.join(own)}"
+        return f"; the rules of {head} are {', '.join(own)}"
     return nearest(head, (*_paths(), *_heads()))
 
 

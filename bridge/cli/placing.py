@@ -28,8 +28,8 @@ def refuse_edited(texts: Texts, output: Path) -> None:
 
 
 def edited(texts: Texts, output: Path) -> Iterator[Path]:
-    """Yield the files whose content would change although no earlier conversion wrote that content,
-    by the digests in the sidecar of `output`.
+    """Yield the files of `texts` that would change, and whose present content no earlier conversion
+    wrote: the sidecar of `output` does not have its digest.
     """
     sidecar, known = carry_over.beside(output), _known(output)
     for path, text in texts.items():
@@ -82,7 +82,7 @@ def differences(texts: Texts, output: Path) -> Iterator[str]:
         elif before == text.splitlines():
             yield f"{path}: as it is"
         else:
-            yield f"{path}: {'edited since, needs --force' if path in forced else 'changes'}"
+            yield f"{path}: {'was edited, needs --force' if path in forced else 'changes'}"
             lines = unified_diff(
                 before, text.splitlines(), f"{path} (now)", f"{path} (then)", lineterm=""
             )

@@ -13,7 +13,7 @@ from bridge.underway import listening
 FIRST = 2.0
 """Seconds before progress is first printed: most commands are done by then."""
 OFTEN, DRAWN = 5.0, 0.2
-"""Seconds between two lines in a pipe, and between two states of the one line on a terminal."""
+"""Seconds between two progress lines in a pipe, and between two updates of the progress line on a terminal."""
 CLEAR = "\r\x1b[K"
 
 
@@ -32,15 +32,15 @@ def told(what: str, quiet: bool = False) -> Iterator[None]:
 
 
 class Pace:
-    """How long the rest takes at the pace since the first part, whose own time tells nothing: it
-    loads what all parts need.
+    """Estimates the time left from the pace after the first part. The first part does not count: it
+    takes longer, as it loads what all parts need.
     """
 
     def __init__(self) -> None:
         self.first: tuple[float, float] | None = None
 
     def rest(self, done: float, total: float) -> str:
-        """Return the time left in words, such as `8 s left`; nothing after the first part."""
+        """Return the time left as text, such as `8 s left`; empty until more than the first part is done."""
         now = time.monotonic()
         since, behind = self.first = self.first or (now, done)
         if done <= behind:
@@ -86,7 +86,7 @@ class Meter:
 
 
 def left(seconds: float, done: float, total: float) -> str:
-    """The time that the rest takes at the pace so far, in words."""
+    """Return as text how long the rest takes, if `done` of `total` took `seconds`."""
     rest = round(seconds * (total - done) / done)
     if rest < 60:
         return f"{rest} s"

@@ -74,7 +74,7 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     bars = merged(bars)
     shown = _largest(bars)
     figure = blank(BAR * len(shown) + GAP)
-    left = f"\nthe {BARS} largest of {len(bars)} kinds of ranks" if len(bars) > BARS else ""
+    left = f"\nthe {BARS} largest of {len(bars)} groups of equal ranks" if len(bars) > BARS else ""
     figure.suptitle(title + left, fontsize=10)
     axes = figure.subplots()
     most = max((bar.total for bar in bars), default=0)
@@ -122,7 +122,7 @@ def _largest(bars: Sequence[Bar]) -> list[Bar]:
 
 
 def figure(number: float) -> str:
-    """Return a number with three digits, such as `3.00`, or more if it is large."""
+    """Return a number as text with three digits, such as `3.00`; from 100 on, without decimals."""
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
 
 

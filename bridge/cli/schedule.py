@@ -46,7 +46,7 @@ CELLS = 100
 
 @dataclass(frozen=True)
 class Options:
-    """The number of microbatches for a config that leaves it open, and the files for the picture and the CSV table."""
+    """The number of microbatches for a config that does not set one, and the files for the picture and the CSV table."""
 
     microbatches: int | None = None
     png: Path | None = None
@@ -119,8 +119,8 @@ def _microbatches(plan: Plan, given: int | None) -> int:
 
 
 def _stages(plan: Plan) -> int | None:
-    """Number of stages that the plan cuts the model into; None if it follows from ranks and virtual
-    stages alone.
+    """Number of stages that the plan cuts the model into; None if the number follows from
+    ranks and virtual stages alone.
     """
     if (
         plan.stages.layers_per_stage is None
@@ -165,8 +165,8 @@ def title(found: Timeline) -> str:
 
 def again(part: Part) -> str:
     """Say how often a part of the schedule is run."""
-    further = "microbatch" if part.further == 1 else f"{part.further} microbatches"
-    return f"{part.times} times, each with the next {further}"
+    microbatches = "microbatch" if part.further == 1 else f"{part.further} microbatches"
+    return f"{part.times} times, each time with the next {microbatches}"
 
 
 def number(count: int, word: str, plural: str = "s") -> str:
@@ -223,7 +223,7 @@ def _print_rows(found: Timeline, out: Console) -> None:
 class Part:
     """A part of a schedule from unit `start` to unit `stop`, which is repeated `times` times.
 
-    Each repetition has microbatch indices that are `further` higher.
+    The microbatch indices of a repetition are `further` higher than those of the repetition before.
     """
 
     start: int

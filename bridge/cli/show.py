@@ -99,7 +99,7 @@ def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "type", entry.kind
     yield "default", "\n".join(default_of(span, len(entry.spans) > 1) for span in entry.spans)
     yield "releases", releases_of(entry.spans)
-    yield "plan", ", ".join(entry.plan) or "stagebridge does not translate it"
+    yield "plan", ", ".join(entry.plan) or "stagebridge does not translate this field"
     yield "if lost", effect_of(entry)
     yield "remark", entry.note
     yield "what may be lost", entry.lossy

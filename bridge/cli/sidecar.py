@@ -1,6 +1,5 @@
-"""The sidecar of the file that is converted.
-
-It is read with the file; secrets are put back into it, and findings report its faults.
+"""Reads the sidecar of the file that is converted, puts secrets back into the carry-over, and reports
+faults as findings.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ class Sidecar:
         if self.carry is None:
             return ""
         if self.carry.dialect != dialect.name:
-            return f"is from {self.carry.dialect[: limits.NAME]}, not from {dialect.name}"
+            return f"the sidecar is from {self.carry.dialect[: limits.NAME]}, not from {dialect.name}"
         try:
             dialect.release(self.carry.version)
         except VersionError as error:
-            return f"cannot be read ({error})"
+            return f"the sidecar cannot be read ({error})"
         return ""
 
     def remarks(self, dialect: Dialect, file: Path) -> tuple[Finding, ...]:
@@ -60,7 +59,7 @@ class Sidecar:
         # What a file of another stack left out was never a part of this run.
         effect = Effect.NUMBERS if self.carry.dialect == dialect.name else Effect.NONE
         return (
-            Finding(carry_over.beside(file).name, f"{why}; it was not used", effect, given=True),
+            Finding(carry_over.beside(file).name, f"the carry-over was not used: {why}", effect, given=True),
         )
 
     def note(self, file: str, dialect: Dialect, way: str = "") -> str:
@@ -69,9 +68,9 @@ class Sidecar:
             return ""
         place = carry_over.beside(Path(file))
         if why := self.unfit(dialect):
-            return f"note: {place} {why}; it was not used"
+            return f"note: {place}: the carry-over was not used: {why}"
         edits = (
-            f"; {file} was edited since, or written by another run; its own settings win"
+            f"; {file} was edited since, or written by another conversion; the settings in {file} win"
             if self.edited
             else ""
         )
@@ -90,7 +89,7 @@ def beside(file: Path, text: str | None = None) -> Sidecar:
     edited = carry.digest != carry_over.digest_of(read_text(file) if text is None else text)
     said = (
         f"the digest in the sidecar does not match {file.name}, which was edited since, or written "
-        f"by another run; the settings in {file.name} are used"
+        f"by another conversion; the settings in {file.name} are used"
     )
     odd = (Finding(place.name, said, Effect.NONE),) if edited else ()
     if not carry_over.marks(carry):
@@ -99,20 +98,21 @@ def beside(file: Path, text: str | None = None) -> Sidecar:
     known = carry_over.revealed(carry, secrets)
     missing = (name for name in carry_over.marks(carry) if name not in secrets.marks.values())
     told = (
-        f"the sidecar stores a name in place of this secret, and {carry.source or 'its file'} "
-        f"{why}; replace the name by the secret"
+        f"the sidecar stores a name in place of this secret, and {why}; replace the name by the "
+        "secret"
     )
     lost = tuple(Finding(name, told, Effect.STOPS, given=True) for name in missing)
     return Sidecar(known, (*odd, *lost), (place, *source), edited)
 
 
 def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str]:
-    """Return the file that contains the secrets, the secrets, and the reason why others are missing."""
+    """Return the file with the secrets (none if it cannot be read), its secrets, and the reason why a secret may be missing."""
+    file = carry.source or "the file with the secret"
     try:
         # The sidecar may come from somebody else: it opens no file outside the folder that was allowed.
         path = find(carry.source, folder) if carry.source else None
         if path is None:
-            return (), Secrets(), "is missing"
+            return (), Secrets(), f"{file} is missing"
         like = carry.original
         found = Original(
             read_text(path),
@@ -122,9 +122,9 @@ def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str
         )
         # The secrets that come back from there must not reach the report either.
         keep_hidden(found.text)
-        return (path,), found.secrets, "no longer has the secret"
+        return (path,), found.secrets, f"{file} no longer has the secret"
     except OutsideError as error:
-        return (), Secrets(), f"was not opened ({error})"
+        return (), Secrets(), f"{file} was not opened ({error})"
     except BridgeError:
-        return (), Secrets(), "cannot be read any more"
+        return (), Secrets(), f"{file} cannot be read any more"
 

@@ -79,8 +79,8 @@ def _compared(found: Comparison) -> str:
 
 
 def html(first: Path, second: Path | None, out: Path) -> int:
-    """Write a page of a run, or of two that are compared; the exit code shows whether it has faults
-    or differences.
+    """Write a page of one run, or of two compared runs. Returns the exit code, which tells whether
+    faults or differences were found.
     """
 
     def work() -> int:
@@ -168,7 +168,7 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def start(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept) -> int:
-    """Run a command and watch the trainings in it. The exit code: the command's own if it failed, else that of the findings."""
+    """Run a command and watch its trainings. Returns the command's exit code if it failed, else the code for the findings."""
     import json
     import os
     import subprocess
@@ -262,7 +262,7 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
 
 
 def _exit(found: Comparison) -> Exit:
-    """Return the exit code: findings if the runs part, unproved if no tensor had values in both logs."""
+    """Return the exit code: findings if the runs differ, unproved if no tensor has values in both logs."""
     if found.divergence:
         return Exit.FINDINGS
     return Exit.CLEAN if any(line.verdict in MEASURED for line in found.lines) else Exit.UNPROVED
@@ -277,7 +277,7 @@ def _run(folder: Path) -> Run:
 def _told(run: Run) -> str:
     steps = f"steps {run.steps[0]} to {run.steps[-1]}" if run.steps else "no whole step"
     kinds = sorted({entry.name.kind for entry in run.entries(run.steps[-1])}) if run.steps else ()
-    return f"it has {steps}, layers {', '.join(run.about.get('layers', ()))}, and in the last step: {', '.join(kinds)}"
+    return f"the run has {steps}, layers {', '.join(run.about.get('layers', ()))}, and in the last step: {', '.join(kinds)}"
 
 
 # Comparing
@@ -378,12 +378,12 @@ def _tell_faults(found: Comparison, out: Console) -> None:
         )
         return
     out.print(
-        f"\nthey part at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True
+        f"\nthe runs first differ at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True
     )
     out.print(f"  {_measured(first)}", markup=False, soft_wrap=True)
     if first.ranks:
         word = "rank" if len(first.ranks) == 1 else "ranks"
-        out.print(f"  only in the log of {word} {', '.join(map(str, first.ranks))}", markup=False)
+        out.print(f"  only on {word} {', '.join(map(str, first.ranks))} of A", markup=False)
     if first.cause:
         out.print(f"  looks like: {first.cause}", markup=False, soft_wrap=True)
     why = found.diagnosis
@@ -411,7 +411,7 @@ def _tell_rest(found: Comparison, out: Console) -> None:
     }
     shown = [(key, lines) for key, lines in faults.items() if lines][:SHOWN]
     if shown:
-        out.print("\nthen, in order of execution:")
+        out.print("\nfurther differences, in order of execution:")
         rows = []
         for (step, phase, kind), lines in shown:
             first, count = lines[0], f"{len(lines)} of {len(groups[step, phase, kind])}"

@@ -350,7 +350,7 @@ def _architecture(plan: Plan, model: str | None) -> Architecture:
         return _of_folder(model, plan.model.sequence or TINY.sequence)
     missing = [name for name in ("layers", "hidden", "heads") if getattr(plan.model, name) is None]
     ConfigError.raise_if(
-        f"model.{name}: the file does not state it; use --model tiny" for name in missing
+        f"model.{name}: the file does not state this size; use --model tiny" for name in missing
     )
     embedding = plan.model.embedding
     # The text is read byte by byte, so a smaller vocabulary would lack words for it.
@@ -417,8 +417,8 @@ def _advice(plan: Plan, file: str) -> str:
     try:
         check(plan, ranks)
     except ConfigError:
-        return f"to run it here: stagebridge train {shlex.quote(file)} --fit shrinks sizes until they fit, and says which"
-    return f"to run it as it is: PYTHONSAFEPATH=1 torchrun --nproc-per-node {ranks} {command}; or add --fit to shrink it"
+        return f"to run the plan here: stagebridge train {shlex.quote(file)} --fit shrinks sizes until they fit, and says which"
+    return f"to run the plan unchanged: PYTHONSAFEPATH=1 torchrun --nproc-per-node {ranks} {command}; or shrink sizes with --fit"
 
 
 def _training(plan: Plan, architecture: Architecture, options: Options) -> Training:

@@ -321,7 +321,7 @@ def _words(found: Fields) -> Iterator[str]:
         for path, change in found["changes"].items()
     ]
     changed = f"; changed for that: {', '.join(smaller)}" if smaller else ""
-    yield f"\nIn small, on {found['ranks']} ranks{changed}."
+    yield f"\nRun at small sizes, on {found['ranks']} ranks{changed}."
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."
     if left := found["left_out"]:

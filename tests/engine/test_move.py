@@ -265,7 +265,7 @@ def test_settings_of_the_checkpoint_that_the_config_says_otherwise_are_told(begu
     (tmp_path / "other.json").write_text(json.dumps(config))
     code, said = moved(tmp_path / "other.json", begun / "run", "native", tmp_path / "out")
     assert code == 2 and "Taken away: optimizer.betas (different numbers)." in said
-    assert "[0.9, 0.98] in the config, [0.9, 0.95] in the checkpoint, which a resumed run uses" in said
+    assert "[0.9, 0.98] in the config, [0.9, 0.95] in the checkpoint; a resumed run uses the value in the checkpoint" in said
 
 
 def steady(rank: int, world: int, config: dict[str, Any], save: Path) -> None:

@@ -58,7 +58,7 @@ def test_equal_runs(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
 def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     code, out, _ = said(capsys, "diff", runs / "bad", runs / "good")
     assert code == 2
-    assert "they part at 2/forward/block1/output: fault\n" in out
+    assert "the runs first differ at 2/forward/block1/output: fault\n" in out
     assert "looks like: A is 1.00001 times B" in out
     assert "cause: block1 is the first layer whose outputs differ: because of the layer's code" in out
     assert "evidence: the layers before block1 agree to 0" in out
@@ -154,7 +154,7 @@ def test_plot(capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path) ->
     ("arguments", "message"),
     [
         (("diff", "{runs}/none", "{runs}/good"), "expected the folder of a traced run, with run.json in it"),
-        (("show", "{runs}/good", "--kind", "nothing"), "no tensor passes these filters; it has steps 0 to 3, layers"),
+        (("show", "{runs}/good", "--kind", "nothing"), "no tensor passes these filters; the run has steps 0 to 3, layers"),
         (("show", "{runs}/good", "--statistic", "nrm"), "did you mean norm?"),
     ],
 )

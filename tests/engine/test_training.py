@@ -142,7 +142,7 @@ ENGINES = " or ".join(("native", "auto", *compat.backends()))
     [
         (["--engine", "natve"], f"--engine: found natve, expected {ENGINES}; did you mean native?"),
         (["--model", "big"], "--model: found big, expected tiny or file, or a folder with a config.json"),
-        (["--model", "file"], "model.heads: the file does not state it; use --model tiny"),
+        (["--model", "file"], "model.heads: the file does not state this size; use --model tiny"),
         (["--data", "nowhere.txt"], "nowhere.txt: No such file or directory; give a file of text"),
         (["--resume", "nowhere"], "nowhere: found no file 'latest', which would name a checkpoint; give a tag, or save first"),
     ],
@@ -184,7 +184,8 @@ def test_sizes_that_do_not_fit_come_with_the_command_that_would(tmp_path: Path, 
     rest = " --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-3 --train-iters 20"
     path.write_text(MEGATRON.format(2) + rest)
     assert cli(["train", str(path), "--steps", "2"]) == 1
-    assert f"PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train {path}; or add --fit" in capsys.readouterr().err
+    command = f"PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train {path}"
+    assert f"to run the plan unchanged: {command}; or shrink sizes with --fit" in capsys.readouterr().err
     assert cli(["train", str(path), "--steps", "2", "--fit", "--model", "file"]) == 0
     streams = capsys.readouterr()
     assert "note: parallel.tensor: changed from 2 to 1, to fit 1 ranks (memory or speed)" in streams.err

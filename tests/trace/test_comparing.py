@@ -112,7 +112,7 @@ def test_settings_are_compared_before_anything_else(tmp_path: Path, capsys: pyte
     assert command(["trace", "diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[2] == "settings differ: group 0.lr: 0.1 in A, 0.2 in B"
-    assert lines.index(next(line for line in lines if line.startswith("they part at"))) > 2
+    assert lines.index(next(line for line in lines if line.startswith("the runs first differ at"))) > 2
 
 
 def verdicts(found: Comparison) -> list[str]:

@@ -31,7 +31,7 @@ CONTENTS = {
     TARGET: "the DeepSpeed config",
     "ds_config.code.json": "settings that a training script for DeepSpeed has to make, as JSON",
     "ds_config.code.py": "the same settings as Python, to paste into the script",
-    f"{TARGET}.carry.json": "settings that DeepSpeed cannot express; the way back reads it",
+    f"{TARGET}.carry.json": "settings that DeepSpeed cannot express; the conversion back reads this file",
     BACK: "the launch again, converted back",
     "report.json": "the report, for programs",
     "zero3.json": "a file of Hugging Face's Trainer, to try --auto-from on",
@@ -104,7 +104,7 @@ def _make(folder: Path) -> None:
 def _tell(folder: Path, source: Config, back: Config, out: Console) -> None:
     if back.given != source.given:
         raise TranslationError(
-            f"{folder}: the way back did not restore {LAUNCH}; this is a defect, please report it"
+            f"{folder}: the conversion back did not restore {LAUNCH}; this is a defect, please report it"
         )
     out.print(f"\nWritten to {folder}:", markup=False)
     for name, content in CONTENTS.items():

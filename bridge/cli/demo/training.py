@@ -48,14 +48,14 @@ def train(
     """
     if find_spec("torch") is None:
         out.print(
-            "\nTo train it here as well: install the extra engine, and run the demo again.",
+            "\nTo train the plan here as well: install the extra engine, and run the demo again.",
             markup=False,
         )
         return
     small, changes = _small(plan)
     parallel = f"data {small.parallel.data} x tensor {small.parallel.tensor}"
     out.print(
-        f"\nTraining it on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Changed for that:",
+        f"\nTraining the plan on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Changed for that:",
         markup=False,
     )
     for change in changes:

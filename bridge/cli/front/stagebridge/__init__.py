@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 OWN = {"bridge": "dialect.py", "compat": "megatron"}
 """For each of our packages, a file or folder in it that no other package of the same name has."""
-ADVICE = "move that away, change PYTHONPATH, or install stagebridge in an environment of its own"
+ADVICE = "move the other package away, change PYTHONPATH, or install stagebridge in an environment of its own"
 
 
 def taken() -> str:
@@ -24,9 +24,9 @@ def taken() -> str:
         folders = list(spec.submodule_search_locations or ()) if spec else []
         if not spec or not folders or not exists(join(folders[0], part)):
             found = (
-                f"{spec.origin or folders[0]} is another package of that name"
+                f"{spec.origin or folders[0]} is another package named {name}"
                 if spec
-                else "it is not on the path"
+                else f"Python finds no package {name}"
             )
             return f"stagebridge needs its own package {name}, but {found}; {ADVICE}"
     import bridge
@@ -38,7 +38,7 @@ def taken() -> str:
 
 
 def __getattr__(name: str) -> "Any":
-    """A public name of `bridge`."""
+    """Return the object of a public name of `bridge`."""
     if name.startswith("_") and name not in ("__all__", "__version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if line := taken():

@@ -5,7 +5,10 @@ import sys
 
 
 def clear_path() -> None:
-    """Take the current directory off the path, unless PYTHONPATH names it in full: `-m` and empty entries put it there."""
+    """Take the current directory off Python's path, where `-m` or an empty entry of PYTHONPATH put it.
+
+    An entry of PYTHONPATH that names the directory in full stays.
+    """
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     try:
         here = os.getcwd()
@@ -25,7 +28,10 @@ def main() -> None:
     try:
         line = taken()
     except Exception as error:  # whatever another package of that name raises
-        line = f"stagebridge needs its own package bridge, but another one of that name raised {type(error).__name__}: {error}"
+        line = (
+            "stagebridge needs its own package bridge, but another package of that name raised "
+            f"{type(error).__name__}: {error}"
+        )
     if line:
         sys.exit(f"error: {line}")
     from bridge.cli import main as command_line
