@@ -13,6 +13,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from bridge.rules import Context
 from bridge.testing.strategies import Case, Group, Part
 from compat.fast_llm.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
+from compat.fast_llm.course import TIMEOUTS
 from compat.fast_llm.effective import (
     BREADTH,
     DEPTH,
@@ -297,6 +298,8 @@ def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
 
 
 OWN: Mapping[str, SearchStrategy[Any]] = {
+    # No smaller limits: another stack counts minutes, in which the smallest floats are 0.
+    **dict.fromkeys(TIMEOUTS, st.floats(1e-3, 1e6)),
     STYLE: st.sampled_from(("constant", "linear", "cosine", "power")),
     "optimizer.learning_rate.schedule": st.just("linear,10,0.0,1e-3;constant,-1,1e-3"),
 }
