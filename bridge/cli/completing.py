@@ -123,8 +123,8 @@ def _effects(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
 
 
 def _rules(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
-    """Return the names of all settings that have rules; once SETTING/ is typed, the rules of that
-    setting.
+    """Return possible values of --select and --ignore: the settings that findings can be about or,
+    once SETTING/ is typed, the ids of the rules about that setting.
     """
     from bridge.cli.patterns import by_setting
 

@@ -87,7 +87,7 @@ def _fork(order: Order, started: dict[int, int]) -> int | None:
 
 
 def _be(rank: int, order: Order, module: ModuleType | None) -> None:
-    """Run as a rank: in this process, or, if `module` is None, in a new program."""
+    """Run as a rank: in this process, or, if `module` is None, in a new Python interpreter."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     # Stderr of its own, so that the last words of the rank that died first can be shown.
     os.dup2(order.words[rank], 2)

@@ -738,8 +738,8 @@ def _layers(hub: Hub, most: int) -> int | None:
 
 
 def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
-    """Raise `SourceError` unless the model has exactly the parameters of the checkpoint: engines
-    may identify parameters by index alone.
+    """Raise `SourceError` unless the model has exactly the parameters of the checkpoint, because
+    engines may identify parameters by index alone.
     """
     import torch
 
