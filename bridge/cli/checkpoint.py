@@ -469,9 +469,9 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
 
 
 def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the optimizer settings that differ, as pairs by `SETTING of NAME`.
+    """Yield each optimizer setting that differs, as `SETTING of NAME` with both values.
 
-    For each setting, NAME is the first parameter for which the values differ.
+    NAME is the first parameter for which the values of the setting differ.
     """
     ours, theirs = (dict(_settings(hub)) for hub in (one, other))
     found: dict[str, tuple[Any, Any]] = {}

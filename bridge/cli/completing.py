@@ -62,7 +62,7 @@ def _completer(source: Source) -> Callable[[Any, Any, str], list[str]]:
 def _file() -> str | None:
     """Return the first word of the typed line that is the path of a file; None if there is none.
 
-    Where an option still lacks its value, the parser passes on no arguments, so the line is searched.
+    The line itself is searched, because the parser passes on no arguments while an option lacks its value.
     """
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     try:

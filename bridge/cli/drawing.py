@@ -213,7 +213,7 @@ def _boxes(
     hatch: str = "",
     edge: str = "white",
 ) -> None:
-    """Draw boxes of one colour as a single path: a separate object for each box would take much longer."""
+    """Draw boxes of one colour as a single path, because a separate object for each box would take much longer."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 

@@ -100,8 +100,8 @@ def _be(rank: int, order: Order, module: ModuleType | None) -> None:
 
 
 def _silence() -> None:
-    """Redirect stdout of this process to `os.devnull`: a reader of the pipe sees its end only when
-    every process has closed it.
+    """Redirect stdout of this process to `os.devnull`, because whoever reads the pipe of rank 0 sees
+    its end only after every process has closed the pipe.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -428,7 +428,7 @@ def _tell_rest(found: Comparison, out: Console) -> None:
         out.print(_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
     if found.left:
         out.print(
-            f"steps after {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them"
+            f"steps after step {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them"
         )
 
 

@@ -42,7 +42,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Own:
-    """The second config that the user wrote, the folder of the model, the file of the batch, and the engines for both configs."""
+    """What `verify` gets with a second config: this config, the model's folder, the file of the batch, and the engines."""
 
     other: str
     model: str
