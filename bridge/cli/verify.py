@@ -42,7 +42,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Own:
-    """What `verify` gets with a second config: this config, the model's folder, the file of the batch, and the engines."""
+    """A comparison with a second config: this config, the model's folder, the file of the batch, and both engines."""
 
     other: str
     model: str
