@@ -573,7 +573,7 @@ class Diagnosed(TypedDict):
 
 
 class Parted(TypedDict):
-    """The comparison of two traced runs: where they part, and why."""
+    """The comparison of two traced runs: where the runs first differ, and why."""
 
     first: Logged
     second: Logged

@@ -80,7 +80,8 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
             complain(problems)
         if mine and error.words:
             note(
-                f"with the missing options: {shlex.join(('stagebridge', *arguments, *error.words))}"
+                "the command with the missing options: "
+                f"{shlex.join(('stagebridge', *arguments, *error.words))}"
             )
     return launched.code(mine)
 

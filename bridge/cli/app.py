@@ -284,7 +284,7 @@ Examples:
   PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train tp2.json --steps 5 --trace two
   stagebridge train one.json --steps 5 --trace one
   stagebridge trace diff two one
-  stagebridge trace diff two one --html parts.html      (a page: layers x steps x ranks)
+  stagebridge trace diff two one --html compared.html   (a page: layers x steps x ranks)
 
 """ + table(
     clean="equal up to rounding",
@@ -344,7 +344,7 @@ Examples:
     error="wrong usage: no run there, the tool is not installed, or the folder exists already",
 )
 
-LINES = """Show the tensors that a run logged, put together from all ranks: shape, type, statistics, samples.
+LINES = """Show the tensors that a run logged, put together from all ranks: shape, type, statistics, some values.
 
 The values of two layouts can be compared: gradients are always of the step's mean loss, without loss scale.
 
@@ -368,13 +368,13 @@ The page can be printed, follows the browser's light or dark theme, and never te
 \b
 Examples:
   stagebridge trace html run -o run.html
-  stagebridge trace html bad good -o parts.html
+  stagebridge trace html bad good -o compared.html
 
 """ + table(
     clean="written; one run has no fault, or two runs are equal up to rounding",
     findings="written; one run has faults, or two runs differ",
     error="wrong usage: no run there, or no step that both runs logged",
-    unproved="written: no tensor of the two runs was logged with values",
+    unproved="written, but nothing was proved: no tensor of the two runs was logged with values",
 )
 
 DEMO = """Convert a bundled Megatron launch (8 ranks) to DeepSpeed and back, print the report and write the files.
@@ -747,7 +747,7 @@ Traced = Annotated[
         metavar="DIR",
         callback=own_place,
         help=(
-            "Folder for a log of every layer: what FILE asks to log, else statistics and samples; "
+            "Folder for a log of every layer: what FILE asks to log, else statistics and some values; "
             "see trace --help."
         ),
     ),
@@ -1055,7 +1055,7 @@ def checkpoint_convert(
     ] = None,
     shard_size: Annotated[float, typer.Option("--shard-size", metavar="GB", help="Largest file of weights.")] = 5.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")] = False,
-    verify: Annotated[bool, typer.Option(help="Check the source against its own checksums first.")] = True,
+    verify: Annotated[bool, typer.Option(help="Check the checkpoint against its own checksums first.")] = True,
     processes: Processes = 1,
     as_json: Json = False,
 ) -> int:

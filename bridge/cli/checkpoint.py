@@ -310,7 +310,7 @@ class Progress:
         return time.monotonic() - self.began
 
     def moved(self, count: int, fresh: bool = True) -> None:
-        """Add `count` bytes to the progress: written now (`fresh`), or by an earlier conversion."""
+        """Add `count` bytes to the progress. This conversion wrote them if `fresh`, else an earlier one."""
         self.done += count
         self.before += 0 if fresh else count
         # What an earlier, killed conversion wrote is found at once: it is no measure of the speed.
@@ -469,9 +469,9 @@ def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
 
 
 def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the optimizer settings that differ, as pairs by `SETTING of NAME`.
+    """Yield each optimizer setting that differs, as `SETTING of NAME` with both values.
 
-    For each setting, NAME is the first parameter for which the values differ.
+    NAME is the first parameter for which the values of the setting differ.
     """
     ours, theirs = (dict(_settings(hub)) for hub in (one, other))
     found: dict[str, tuple[Any, Any]] = {}
@@ -582,4 +582,4 @@ def _tell_lines(lines: list[Line], verdicts: Mapping[str, int], runs: Mapping[st
         far = f", by {line.most:.3g} at most" if line.verdict == DIFFERENT else ""
         out.print(f"  {line.name} {line.kind}: {line.verdict}{far}", markup=False, soft_wrap=True)
     if len(odd) > SHOWN:
-        say(f"  and {len(odd) - SHOWN} more")
+        say(f"  and {len(odd) - SHOWN} more tensors")

@@ -62,7 +62,7 @@ def _completer(source: Source) -> Callable[[Any, Any, str], list[str]]:
 def _file() -> str | None:
     """Return the first word of the typed line that is the path of a file; None if there is none.
 
-    Where an option still lacks its value, the parser passes on no arguments, so the line is searched.
+    The line itself is searched, because the parser passes on no arguments while an option lacks its value.
     """
     line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS") or ""
     try:
@@ -123,8 +123,8 @@ def _effects(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
 
 
 def _rules(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
-    """Return the names of all settings that have rules; once SETTING/ is typed, the rules of that
-    setting.
+    """Return possible values of --select and --ignore: the settings that findings can be about or,
+    once SETTING/ is typed, the ids of the rules about that setting.
     """
     from bridge.cli.patterns import by_setting
 

@@ -491,7 +491,7 @@ def recognised(document: Document) -> Dialect:
 
 
 def _mistaken(document: Document) -> dict[str, str]:
-    """Return what kind of file the document may be instead of a config, by the dialect that says so."""
+    """Return the kinds of file that the document may be instead of a config, by the dialect that knows the kind."""
     said = {name: stacks.load(name).mistaken(document.data) for name in stacks.OWN}
     return {name: text for name, text in said.items() if text}
 

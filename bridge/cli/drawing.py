@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 NUMBERED = 16
 """Largest number of ranks whose boxes are high enough for the numbers of microbatches."""
 UNITS, BARE = 72, 288
-"""Number of units of time in a line, with numbers in the boxes and without."""
+"""Units of time in one line of a picture: the first if the boxes have numbers, the second if they have none."""
 TALL = 60
 """Largest height of all lines in inches. If there are more lines, the title says how many."""
 ROW, LINE, GAP = 0.24, 5.4, 0.5
 """Sizes in inches: the largest height of a rank's row, the largest height of all rows of a line, and the space around a line."""
 LETTERS, FITTING = 5.5, 14.0
-"""Font sizes of labels in points: the largest, and the one that fits for one letter in one unit of
-time.
+"""Font sizes of labels in points: the largest, and the size at which one letter is as wide as one
+unit of time.
 """
 NAMED = 0.13
 """Smallest distance in inches between the names of two ranks."""
@@ -185,7 +185,7 @@ def _framed(axes: Axes, piece: Piece, ranks: int, units: int) -> None:
 
 
 def _piece(axes: Axes, found: Timeline, piece: Piece) -> None:
-    """Draw what ranks do in a piece, over the idle time that lies below it."""
+    """Draw the whole piece as idle time, and on top the actions of the ranks."""
     ranks, long = range(found.schedule.ranks), piece.end - piece.at
     _boxes(axes, [(piece.at, rank, long) for rank in ranks], IDLE, hatch="////", edge="#bdbdbd")
     boxes: dict[tuple[str, float], list[Box]] = {}
@@ -213,7 +213,7 @@ def _boxes(
     hatch: str = "",
     edge: str = "white",
 ) -> None:
-    """Draw boxes of one colour as a single path: a separate object for each box would take much longer."""
+    """Draw boxes of one colour as a single path, because a separate object for each box would take much longer."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
 

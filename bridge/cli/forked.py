@@ -87,7 +87,7 @@ def _fork(order: Order, started: dict[int, int]) -> int | None:
 
 
 def _be(rank: int, order: Order, module: ModuleType | None) -> None:
-    """Run as a rank: in this process, or, if `module` is None, in a new program."""
+    """Run as a rank: in this process, or, if `module` is None, in a new Python interpreter."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     # Stderr of its own, so that the last words of the rank that died first can be shown.
     os.dup2(order.words[rank], 2)
@@ -100,8 +100,8 @@ def _be(rank: int, order: Order, module: ModuleType | None) -> None:
 
 
 def _silence() -> None:
-    """Redirect stdout of this process to `os.devnull`: a reader of the pipe sees its end only when
-    every process has closed it.
+    """Redirect stdout of this process to `os.devnull`, because whoever reads the pipe of rank 0 sees
+    its end only after every process has closed the pipe.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class Job:
     """The file to read, and the options for reading it.
 
-    A `loose` job is one of several: options that the stack of its file does not have are left out.
+    A `loose` job is one of several jobs with the same options, so options that the stack of its file
+    does not have are left out.
     `text` is the content of the file, or None before the file is opened.
     """
 

@@ -402,7 +402,7 @@ def _mesh(mesh: Mesh) -> Grid:
         if axis.size > 1:
             groups = mesh.groups(name)
             parts = [_short([str(rank) for rank in group], 8, " ") for group in groups[:GROUPS]]
-            more = f"; ... ({len(groups)} in all)" if len(groups) > GROUPS else ""
+            more = f"; ... ({len(groups)} groups in all)" if len(groups) > GROUPS else ""
             table.add_row(name, str(axis.size), str(axis.stride), "; ".join(parts) + more)
     return table
 

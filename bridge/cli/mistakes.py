@@ -51,7 +51,7 @@ OURS = (
     "--auto",
     "--code",
 )
-"""Options of `stagebridge` that take a value and that no launcher has."""
+"""Options of `stagebridge` that take a value, and that the corrected command takes over from a launch command."""
 INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--yaml-cfg")
 """Options with which training scripts name a config."""
 

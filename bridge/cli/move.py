@@ -472,13 +472,13 @@ def _together(target: Target, files: Files, said: str) -> Files:
 def _launch(target: Target) -> str:
     """Return a shell script that starts the run from the checkpoint.
 
-    Comments in it show the lines for the training script.
+    If the run also needs lines in the user's training script, comments show these lines.
     """
     written = target.written
     lines = ["#!/bin/sh", f"# Resumes from the checkpoint in {CHECKPOINT}/."]
     if written.snippet:
         lines += [
-            "# In the training script:",
+            "# Put these lines into your training script:",
             *(f"#   {line}" for line in written.snippet.splitlines()),
         ]
     lines += ["set -e", 'cd "$(dirname "$0")"']
@@ -738,8 +738,8 @@ def _layers(hub: Hub, most: int) -> int | None:
 
 
 def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
-    """Raise `SourceError` unless the model has exactly the parameters of the checkpoint: engines
-    may identify parameters by index alone.
+    """Raise `SourceError` unless the model has exactly the parameters of the checkpoint, because
+    engines may identify parameters by index alone.
     """
     import torch
 

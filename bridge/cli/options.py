@@ -178,7 +178,7 @@ Nearest = Annotated[
     bool,
     typer.Option(
         "--nearest",
-        help="Read an unknown release as the nearest known release before it, and report that first.",
+        help="If the release is unknown, use the nearest known release before it; the report says so first.",
     ),
 ]
 FailOn = Annotated[
@@ -245,7 +245,7 @@ Select = Annotated[
     typer.Option(
         "--select",
         metavar="RULE",
-        help="Report only findings whose rule is RULE, begins with it, or matches it (*).",
+        help="Report only findings whose rule is RULE, begins with RULE/, or matches the pattern RULE (*).",
     ),
 ]
 Ignore = Annotated[
@@ -253,7 +253,7 @@ Ignore = Annotated[
     typer.Option(
         "--ignore",
         metavar="RULE",
-        help="Leave out findings whose rule is RULE, begins with it, or matches it (*).",
+        help="Leave out findings whose rule is RULE, begins with RULE/, or matches the pattern RULE (*).",
     ),
 ]
 Baseline = Annotated[

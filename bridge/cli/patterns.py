@@ -17,7 +17,7 @@ from bridge.gate import fits
 from bridge.rules import How
 
 ENDS = (*map(str, How), "remark")
-"""Endings of ids of findings that no check made: `gradient_clipping/remark` ends with `remark`."""
+"""Endings of a finding's id if no check made the finding, such as `remark` in `gradient_clipping/remark`."""
 WHERE = "; check --json names the rule of every finding"
 
 

@@ -28,8 +28,8 @@ def refuse_edited(texts: Texts, output: Path) -> None:
 
 
 def edited(texts: Texts, output: Path) -> Iterator[Path]:
-    """Yield the files of `texts` that would change, and whose present content no earlier conversion
-    wrote: the sidecar of `output` does not have its digest.
+    """Yield the files of `texts` that would change although no earlier conversion wrote their present
+    content. The sidecar of `output` has the digests of the files that a conversion wrote.
     """
     sidecar, known = carry_over.beside(output), _known(output)
     for path, text in texts.items():

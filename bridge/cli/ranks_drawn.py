@@ -105,7 +105,7 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
 
 
 def merged(bars: Sequence[Bar]) -> list[Bar]:
-    """Return one bar for all ranks that keep the same bytes, whichever layers these belong to."""
+    """Return one bar for all ranks that keep the same bytes, even if the ranks keep different layers."""
     ranks: dict[tuple[int, ...], list[int]] = {}
     for bar in bars:
         ranks.setdefault(tuple(bar.bytes[kind] for kind in KINDS), []).extend(bar.ranks)

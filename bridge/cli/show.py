@@ -150,7 +150,7 @@ def _elsewhere(entry: Entry) -> Grid:
 
 
 def place_of(arrival: Arrival) -> str:
-    """Return the target stack's fields for a field, and the values that the target stack always uses, as text."""
+    """Return as text the fields of the other stack that receive a value, and the values that the other stack always uses."""
     always = [f"always {value}" for _, value in arrival.fixed]
     return ", ".join((*arrival.paths, *always)) or "-"
 

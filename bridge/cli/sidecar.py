@@ -31,12 +31,12 @@ class Sidecar:
     edited: bool = False
 
     def fitting(self, dialect: Dialect) -> Carry | None:
-        """Return the carry-over if it belongs to that stack and a known release; else None."""
+        """Return the carry-over if it belongs to the stack of `dialect` and to a known release; else None."""
         return self.carry if self.carry and not self.unfit(dialect) else None
 
     def unfit(self, dialect: Dialect) -> str:
-        """Return the reason why the sidecar cannot be used for a file of that stack; empty if it
-        can be used, or if there is no sidecar.
+        """Return the reason why the sidecar cannot be used for a file of the stack of `dialect`; empty
+        if the sidecar can be used, or if there is none.
         """
         if self.carry is None:
             return ""
@@ -74,7 +74,7 @@ class Sidecar:
             if self.edited
             else ""
         )
-        return f"note: {place} is read too{edits}{way and f'; {way} leaves it out'}"
+        return f"note: {place} is read too{edits}{way and f'; {way} leaves the sidecar out'}"
 
 
 def beside(file: Path, text: str | None = None) -> Sidecar:

@@ -37,7 +37,7 @@ MEASURED = ("equal", "rounding")
 STATISTICS = ("mean", "std", "low", "high", "norm", "nans", "infs")
 """Statistics of a tensor that a line shows and that can be plotted."""
 SHOWN = 8
-"""Largest number of printed differences after the first one, and of printed samples of one tensor."""
+"""Largest number of printed differences after the first one, and of printed values of one tensor."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ def _tell_settings(found: Comparison, out: Console) -> None:
     for layout, words in ((False, "settings differ"), (True, "layouts differ")):
         told = [str(setting) for setting in found.settings if setting.layout is layout]
         if told:
-            more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+            more = f"; and {len(told) - SHOWN} more settings" if len(told) > SHOWN else ""
             out.print(f"{words}: {'; '.join(told[:SHOWN])}{more}", markup=False, soft_wrap=True)
 
 
@@ -428,7 +428,7 @@ def _tell_rest(found: Comparison, out: Console) -> None:
         out.print(_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
     if found.left:
         out.print(
-            f"steps after {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them"
+            f"steps after step {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them"
         )
 
 
@@ -545,7 +545,7 @@ def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
     lines = _series(entries, statistic)
     if not lines:
         raise BridgeError(
-            "--plot: these tensors were logged below level 2, without statistics; log them at 2 or more"
+            "--plot: these tensors were logged below level 2, without statistics; log them at level 2 or more"
         )
     figure = Figure(figsize=(10, max(5.0, 0.17 * len(lines))), layout="constrained")
     FigureCanvasAgg(figure)

@@ -81,7 +81,7 @@ class Watch:
 
 
 LEVELS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
-"""Kinds of logs that are written with --trace if FILE sets none, each at level LEVEL: statistics and 64 samples."""
+"""Kinds of logs that --trace writes if FILE sets none. LEVEL is the level of each: statistics and 64 values of a tensor."""
 LEVEL = 9
 NATIVE = "native"
 STEPS = 20
@@ -93,8 +93,8 @@ class Options:
     """The options of `train`.
 
     `model` is "tiny", "file" (the shape that the config states), or the folder of a Hugging Face
-    model; with None, the model that the config names, else the tiny one. `steps` is None for the
-    number in a config that names data, else `STEPS`.
+    model; with None, the model that the config names, else the tiny one. If `steps` is None, the
+    number of steps is that of the config if the config names data, else `STEPS`.
     """
 
     steps: int | None = None

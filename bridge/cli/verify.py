@@ -42,7 +42,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Own:
-    """The second config that the user wrote, the folder of the model, the file of the batch, and the engines for both configs."""
+    """A comparison with a second config: this config, the model's folder, the file of the batch, and both engines."""
 
     other: str
     model: str
@@ -320,7 +320,7 @@ def _words(found: Fields) -> Iterator[str]:
         f"{path} {change['before']} -> {change['after']}"
         for path, change in found["changes"].items()
     ]
-    changed = f"; changed for that: {', '.join(smaller)}" if smaller else ""
+    changed = f"; values changed to fit: {', '.join(smaller)}" if smaller else ""
     yield f"\nRun at small sizes, on {found['ranks']} ranks{changed}."
     loss, update = (float(found["rounding"][name]) for name in ("loss", "update"))
     yield f"Rounding alone changes losses by {loss:.0e}, updates by {update:.0e}."

@@ -347,7 +347,7 @@ def held(first: Path, second: Path) -> Comparison:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cause: where the runs part, and what is claimed of it."""
+    """What became of a cause: where the runs first differ, and what is claimed of it."""
 
     name: str
     where: str
@@ -370,7 +370,7 @@ def tried(run: Started, name: str, folder: Path) -> Outcome:
 
 
 def clean(run: Started, folder: Path) -> dict[tuple[str, str, str], str]:
-    """By engines and settings: where two clean runs part (nowhere: empty)."""
+    """By engines and settings: where two clean runs first differ (nowhere: empty)."""
     found = {}
     for settings, engines in (*((name, DATA) for name in SETTINGS), ("as it is", GPTS)):
         runs = {}
@@ -400,7 +400,7 @@ def main() -> int:
         return pools[world].run(*given, timeout=240)
 
     found = []
-    print("cause | met in | engine with it | engine without | parts at | claim | words")
+    print("cause | met in | engine with it | engine without | first differ at | claim | words")
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -62,7 +62,7 @@ def test_where_runs_part(capsys: pytest.CaptureFixture[str], runs: Path) -> None
     assert "looks like: A is 1.00001 times B" in out
     assert "cause: block1 is the first layer whose outputs differ: because of the layer's code" in out
     assert "evidence: the layers before block1 agree to 0" in out
-    assert "2/forward/block2/output" in out and "steps after 2 were left out (1); --all" in out
+    assert "2/forward/block2/output" in out and "steps after step 2 were left out (1); --all" in out
 
 
 def test_a_test_holds_two_runs_together(runs: Path) -> None:

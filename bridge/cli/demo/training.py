@@ -55,7 +55,7 @@ def train(
     small, changes = _small(plan)
     parallel = f"data {small.parallel.data} x tensor {small.parallel.tensor}"
     out.print(
-        f"\nTraining the plan on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Changed for that:",
+        f"\nTraining the plan on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Values changed to fit:",
         markup=False,
     )
     for change in changes:

@@ -1,4 +1,4 @@
-"""The `stagebridge` command, which `python -P -m stagebridge` runs too: no file of the current directory is imported."""
+"""The `stagebridge` command, which `python -P -m stagebridge` runs too. It imports no file of the current directory."""
 
 import os  # like `sys` it is part of the interpreter and never comes from the path
 import sys
