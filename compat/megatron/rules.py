@@ -184,7 +184,7 @@ ZERO = convert(
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a choice of kernel or checkpoint format that Megatron's sharding may require",
     lossy="Megatron shards gradients and weights only with its own FSDP, which exists since 0.12; "
-    "this FSDP supports no pipeline since 0.14, and fp16 since 0.13 only on one data-parallel rank; "
+    "since 0.13, this FSDP supports fp16 only on one data-parallel rank, and since 0.14 it supports no pipeline; "
     "with sgd, this FSDP does not shard",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
@@ -464,7 +464,7 @@ WINDOW = convert(
     lambda values, context: _in_fp16(values, "loss_scale_window", "window"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="Megatron doubles the loss scale in the same step that completes the window",
+    lossy="Megatron doubles the loss scale at the end of the loss-scale window, not one step later",
     source="optimizer/grad_scaler.py: DynamicGradScaler.update",
 )
 FLOOR = convert(

@@ -116,11 +116,11 @@ class Arguments(Section):
     partition_method: (
         Literal["uniform", "uniform_floor", "parameters", "custom", "autopipe"] | None
     ) = field(
-        None, description="Rule that distributes shards of the traced graph over pipeline stages."
+        None, description="Method that distributes shards of the traced graph over pipeline stages."
     )
     split_method: (
         Literal["min_deps", "farthest_min_deps", "nearest_min_deps", "layer_split"] | None
-    ) = field(None, description="Rule that cuts the traced graph into shards.")
+    ) = field(None, description="Method that cuts the traced graph into shards.")
     custom_split_points: Words | None = field(
         None,
         description=(
