@@ -280,8 +280,8 @@ def ddp_rules() -> tuple[Rule, ...]:
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    """Return the plan's fields that say whether gradient reduction, and whether weight gathering,
-    overlaps computation in effect.
+    """Return two plan fields: whether the gradient reduction overlaps computation, and whether the
+    gathering of weights does.
 
     torch's FSDP always overlaps both. Without sharding, no weights are gathered, so the gathering
     is not overlapped.
@@ -481,10 +481,9 @@ FLOOR = convert(
 
 
 def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """Return two plan fields of the dynamic loss scale: `ours`, which has the value of the argument
-    `path`, and `otherwise`, a variant that Megatron lacks.
-
-    The variant is False, or None with a constant scale. Empty without fp16.
+    """Return two plan fields of the dynamic loss scale. The field `ours` has the value of the argument
+    `path`. The field `otherwise` is a switch that Megatron lacks: False, or None with a constant scale.
+    Without fp16, no fields are returned.
     """
     if not values.get("fp16"):
         return {}

@@ -320,7 +320,7 @@ class Arguments(Section):
     )
     return_logits: bool | None = field(None, description="Evaluation returns logits and labels.")
     wall_clock_breakdown: bool | None = field(
-        None, description="Times of each part of a step in the log."
+        None, description="Log the time of each part of a step."
     )
     logging_steps: Positive | None = field(
         None, description=("Number of steps between two lines of the log.")

@@ -70,7 +70,7 @@ READABLE: tuple[Check, ...] = (
 
 
 def multiple(place: str) -> Check:
-    """Return a check that the stages of a layout can be shared by the pipeline ranks."""
+    """Return a check that each pipeline rank gets the same number of a layout's stages."""
     return check(
         place,
         lambda a: len(of(a) or ()) % a.pipeline_model_parallel_size != 0,

@@ -8,7 +8,7 @@ from compat.megatron.releases import RELEASES
 
 CLASS = "TransformerConfig: pipeline"
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
-DEFECT = "; a defect of this release ends the run there (ZeroDivisionError)"
+DEFECT = "; because of a defect of this release, the run ends with a ZeroDivisionError"
 
 
 def _accounts(c: Namespace) -> int:

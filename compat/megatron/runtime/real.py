@@ -154,8 +154,8 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
 
 
 def raw(source: Any, config: Config) -> Group | None:
-    """Return the words and ranks of a launch from an edited mapping of flags, with the sizes that a
-    valid `config` leaves open.
+    """Return the words and ranks of a launch. The words come from `source`, an edited mapping of flags.
+    Required sizes that `source` lacks come from `config`, which is valid.
 
     None if a value cannot be written on a command line, or if our reader accepts the launch.
     """
@@ -179,7 +179,7 @@ def raw(source: Any, config: Config) -> Group | None:
 
 
 def _ranks(words: list[str], config: Config) -> int:
-    """Return the fewest ranks for the sizes in `words`; those of `config` if no number of ranks fits."""
+    """Return the fewest ranks for the sizes in `words`, or in `config` if no number fits those in `words`."""
     try:
         given = config.dialect.parse(words, config.version, True).given
         return arguments.smallest_world_size(given, config.version)
