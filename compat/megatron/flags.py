@@ -243,13 +243,13 @@ class _Reader:
         return used
 
     def problem(self, index: int, message: str) -> None:
-        """Note a problem with the flag at `index`."""
+        """Record a problem with the flag at `index`."""
         self.problems.append((index, f"{self.place(index, self.option(index))}: {message}"))
 
     def leave_foreign(self, spot: Spot, flag: Flag, message: str) -> None:
         """Leave out a value that is not among the choices of its argument.
 
-        Note a problem instead if the argument is in `fixed`, or if `fixed` is None.
+        Record a problem instead if the argument is in `fixed`, or if `fixed` is None.
         """
         if self.fixed is None or flag.dest in self.fixed:
             self.problem(spot.index, message)

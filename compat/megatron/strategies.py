@@ -68,7 +68,7 @@ HETEROGENEOUS = {
     "rope_scaling": {"factor": 8.0},
     "block_configs": [{"attention": {"n_heads_in_group": 1}}],
 }
-"""A heterogeneous model. Its sizes are multiples of every number of stages and of tensor ranks that is drawn."""
+"""A heterogeneous model. Its sizes are multiples of every number of stages and of tensor ranks that the strategies draw."""
 DESCRIBED = {
     TEXT: json.dumps(HETEROGENEOUS),
     "swiglu": True,

@@ -194,8 +194,8 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
-        "this switch is Ulysses attention over the ranks of init(sp=), for Llama models only; the"
-        " documentation's 'when TMP > 1' is about older releases",
+        "this switch is Ulysses attention over the ranks of init(sp=), for Llama models only; the words"
+        " 'when TMP > 1' in Merak's documentation are about older releases",
         Effect.NONE,
         "core/sequence_parallel/operation.py",
         since=ULYSSES,

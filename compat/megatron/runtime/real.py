@@ -268,8 +268,8 @@ NEWEST = "99.0"
 def _adam(
     master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
 ) -> None:
-    """Accept the arguments that OptimizerConfig looks for in the signature of Transformer Engine's
-    Adam.
+    """Stand in for Transformer Engine's Adam. OptimizerConfig looks for these arguments in its
+    signature.
     """
 
 
