@@ -75,8 +75,8 @@ KEPT = (
 )
 """Arguments of the model and the layout that a written checkpoint holds.
 
-Megatron-LM compares the model of its launch with these arguments, and finds the position in the
-data by them (training/checkpointing.py: check_checkpoint_args, load_checkpoint).
+Megatron-LM compares these arguments with those of its launch, and uses them to find the position in
+the data (training/checkpointing.py: check_checkpoint_args, load_checkpoint).
 """
 TOKENIZER = Finding(
     "tokenizer_type",

@@ -1,4 +1,4 @@
-"""Finds a float from which a division or another function restores exactly the wanted number."""
+"""Finds a float that a given function, such as a division, maps to exactly the wanted number."""
 
 from __future__ import annotations
 

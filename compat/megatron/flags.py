@@ -108,10 +108,11 @@ class Parsed:
 
     `repeated`: mentions that a later mention overrides. `unknown`: words that the parser does not
     accept; `extras`: the indices of these words. `misread`: destinations whose text means no, but
-    which the parser sets to true, as for any text. `opaque`: values that are known only
-    when the script runs, by destination or as spelled, with the index. `foreign`: values that are
-    not among the choices, by destination, with a message and the place. `problems`: the reasons why the
-    list is refused, in the order of the words.
+    which the parser sets to true, because it reads any text as true. `opaque`: values that are known
+    only when the script runs, each with its index; they are given by destination, or by their words
+    if the destination is unknown. `foreign`: destinations whose value is not among the choices, each
+    with a message and the place. `problems`: the reasons why the list is refused, in the order of the
+    words.
     """
 
     given: Mapping[str, Any]
@@ -139,8 +140,9 @@ def parse(
 
     `lines` has the line number of each word. `opaque` has, by index, the reason why a word is not
     known before the run. Such a word stays as it is spelled if the flag accepts free text. It is a
-    problem if the flag's argument is in `needed`. Otherwise it is left out and listed. A word whose
-    index is in `loose` may contain flags; it is a value only if the flag before it has none yet.
+    problem if the flag's argument is in `needed`. Otherwise the word is left out, and the result lists
+    it in `opaque`. A word whose index is in `loose` may contain flags; it is a value only if the flag
+    before it has none yet.
 
     Abbreviations are not allowed, the last mention of a flag wins, and no defaults are filled in.
     Wrong, missing or surplus values and unknown flags are in `problems`. If `lenient`, surplus
@@ -241,13 +243,13 @@ class _Reader:
         return used
 
     def problem(self, index: int, message: str) -> None:
-        """Note a problem with the flag at `index`."""
+        """Record a problem with the flag at `index`."""
         self.problems.append((index, f"{self.place(index, self.option(index))}: {message}"))
 
     def leave_foreign(self, spot: Spot, flag: Flag, message: str) -> None:
         """Leave out a value that is not among the choices of its argument.
 
-        Note a problem instead if the argument is in `fixed`, or if `fixed` is None.
+        Record a problem instead if the argument is in `fixed`, or if `fixed` is None.
         """
         if self.fixed is None or flag.dest in self.fixed:
             self.problem(spot.index, message)

@@ -252,8 +252,8 @@ def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
 
 @cache
 def _needed() -> frozenset[str]:
-    """Return the names of arguments that affect the numbers or the layout of a run, by the plan
-    fields that they set.
+    """Return the names of arguments that affect the numbers or the layout of a run. The plan fields
+    that an argument sets decide this.
     """
     from compat.megatron.rules import table
 
@@ -283,7 +283,7 @@ SIZES = frozenset(
         "sequence",
     )
 )
-"""Plan fields of the model that the layout over ranks depends on."""
+"""Plan fields of the model on which the layout over ranks depends."""
 
 
 @cache

@@ -76,7 +76,7 @@ def facts(tree: Tree) -> Facts:
 
 
 def ready() -> None:
-    """Add to this Python what newer source trees take from a newer one."""
+    """Add `typing.override` if this Python lacks it, because newer source trees import it."""
     if not hasattr(typing, "override"):  # new in Python 3.12, and used by releases since 0.19
         typing.override = lambda method: method  # type: ignore[attr-defined]
 

@@ -17,7 +17,7 @@ STYLES = {
 }
 FLAGS = {ours: theirs for theirs, ours in STYLES.items()}
 ROUNDED = "counts are rounded to whole optimizer steps"
-"""The reason that all counts of samples share, so that reports say it once."""
+"""The `lossy` text of all rules of counts. They have the same text, so that reports say it once."""
 TENTH = 10
 """If a Plan has no length for the decay of WSD, the decay takes the number of steps in the schedule
 divided by this. Megatron has no default length.

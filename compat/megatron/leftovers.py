@@ -232,7 +232,7 @@ SINGLE: Mapping[Why, str] = {
 PREFIXES: tuple[tuple[str, Why], ...] = (
     ("tp_comm_", Why("an overlap inside Megatron's tensor parallelism", Effect.COST)),
     ("cpu_offloading", Why("offload inside Megatron's layers", Effect.COST)),
-    ("recompute_", Why("a setting of which modules Megatron recomputes", Effect.COST)),
+    ("recompute_", Why("the choice of modules that Megatron recomputes", Effect.COST)),
     ("inference", GROUPS["inference"]),
     ("muon_", OPTIMIZER),
     ("batch_p2p_", Why("a setting of how Megatron sends pipeline messages", Effect.COST)),

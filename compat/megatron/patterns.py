@@ -59,8 +59,8 @@ def blocks(
 def spelled(
     found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False
 ) -> int | list[int]:
-    """Return the shortest value for a pattern: a frequency that divides the number of blocks if it
-    fits the pattern, else a list.
+    """Return the shortest value for a pattern: a frequency, if one fits the pattern and divides the
+    number of blocks, else a list.
     """
     # no_rope_freq has to divide the number of layers (TransformerConfig); the others may be any
     # frequency.
@@ -73,7 +73,7 @@ def spelled(
 
 
 def fits(value: Any, layers: int | None) -> bool:
-    """Whether `value` determines for each block whether it has the feature.
+    """Whether `value` determines which blocks have the feature.
 
     A list must have the right length, and a frequency needs a known number of layers.
     """

@@ -184,7 +184,7 @@ ZERO = convert(
     carries={"ckpt_format": (), "gradient_accumulation_fusion": ()},
     note="a choice of kernel or checkpoint format that Megatron's sharding may require",
     lossy="Megatron shards gradients and weights only with its own FSDP, which exists since 0.12; "
-    "this FSDP supports no pipeline since 0.14, and fp16 since 0.13 only on one data-parallel rank; "
+    "since 0.13, this FSDP supports fp16 only on one data-parallel rank, and since 0.14 it supports no pipeline; "
     "with sgd, this FSDP does not shard",
     source="reference: distributed optimizer is level 1; data_parallel_sharding_strategy takes effect only with Megatron-FSDP;"
     " optimizer/distrib_optimizer.py: DistributedOptimizer takes Adam only",
@@ -280,8 +280,8 @@ def ddp_rules() -> tuple[Rule, ...]:
 
 
 def _read_overlap(values: Group, context: Context) -> Group:
-    """Return the plan's fields that say whether gradient reduction, and whether weight gathering,
-    overlaps computation in effect.
+    """Return two plan fields: whether the gradient reduction overlaps computation, and whether the
+    gathering of weights does.
 
     torch's FSDP always overlaps both. Without sharding, no weights are gathered, so the gathering
     is not overlapped.
@@ -464,7 +464,7 @@ WINDOW = convert(
     lambda values, context: _in_fp16(values, "loss_scale_window", "window"),
     effect=lambda values: _loss_scale_effect(values),
     sees=("fp16", "loss_scale", "precision.compute"),
-    lossy="Megatron doubles the loss scale in the same step that completes the window",
+    lossy="Megatron doubles the loss scale at the end of the loss-scale window, not one step later",
     source="optimizer/grad_scaler.py: DynamicGradScaler.update",
 )
 FLOOR = convert(
@@ -481,10 +481,9 @@ FLOOR = convert(
 
 
 def _read_dynamic(values: Group, path: str, ours: str, otherwise: str) -> Group:
-    """Return two plan fields of the dynamic loss scale: `ours`, which has the value of the argument
-    `path`, and `otherwise`, a variant that Megatron lacks.
-
-    The variant is False, or None with a constant scale. Empty without fp16.
+    """Return two plan fields of the dynamic loss scale. The field `ours` has the value of the argument
+    `path`. The field `otherwise` is a switch that Megatron lacks: False, or None with a constant scale.
+    Without fp16, no fields are returned.
     """
     if not values.get("fp16"):
         return {}

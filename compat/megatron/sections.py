@@ -108,7 +108,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def section(self, name: str, values: Any) -> None:
-        """Read every key of a section; a key with null is left open."""
+        """Read every key of a section; a key with null counts as not given."""
         if values is not None and not isinstance(values, Mapping):
             self.problems.append(
                 f"{self.place(name)}{name}: found {shown(values)}; expected a mapping"

@@ -68,7 +68,7 @@ HETEROGENEOUS = {
     "rope_scaling": {"factor": 8.0},
     "block_configs": [{"attention": {"n_heads_in_group": 1}}],
 }
-"""A heterogeneous model. Its sizes are multiples of every number of stages and of tensor ranks that is drawn."""
+"""A heterogeneous model. Its sizes are multiples of every number of stages and of tensor ranks that the strategies draw."""
 DESCRIBED = {
     TEXT: json.dumps(HETEROGENEOUS),
     "swiglu": True,
@@ -83,7 +83,7 @@ DESCRIBED = {
     "num_attention_heads": 840,
     "num_query_groups": 840,
 }
-"""The text that describes it, and the settings that have to agree with it."""
+"""The heterogeneous model as a JSON text, and the settings that have to agree with this text."""
 SELDOM = st.sampled_from((False,) * 19 + (True,))
 
 
@@ -600,7 +600,7 @@ RESERVED = (
     "account_for_",
     TEXT,
 )
-"""Names of settings that spread layers over stages and have to fit the number of layers, and of the text with the layers."""
+"""Names of settings that have to fit the number of layers: they spread layers over stages, or describe each layer."""
 
 REFUSED = "a removed option, which is still parsed and then always refused"
 UNSETTABLE = {

@@ -1,4 +1,4 @@
-"""Makes modules of Merak importable that have no files in this package. The engine is loaded when a
+"""Lets scripts import modules of Merak for which this package has no files. The engine is loaded when a
 script first uses a name of such a module, so that reading configs needs no torch.
 """
 

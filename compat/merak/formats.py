@@ -424,8 +424,8 @@ def _is_value(word: str) -> bool:
 
 @cache
 def _options(version: str) -> Mapping[str, tuple[str, bool]]:
-    """Return the options of a release without dashes. Each has its path, and true if it is the
-    `--no_` form of a switch.
+    """Return each option of a release, without its dashes, with its path. The second value is true
+    for the `--no_` form of a switch.
     """
     defaults = release(version).defaults
     own = {

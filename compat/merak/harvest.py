@@ -1,6 +1,6 @@
 """Reads the facts of a Merak release from the text of its source: its own arguments, and the parameters of its functions.
 
-Arguments that `MerakArguments` inherits are facts of transformers: `releases/inherited.json`, by hand.
+Arguments that `MerakArguments` inherits from transformers are in `releases/inherited.json`, which is written by hand.
 """
 
 from __future__ import annotations

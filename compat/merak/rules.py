@@ -502,7 +502,7 @@ WINDOW = convert(
     ),
     effect=lambda values: _scaled(values),
     sees=(*SCALED, *ZERO_FIELDS),
-    lossy="Merak's loss scale doubles at the end of the window with ZeRO, and one good step later without",
+    lossy="with ZeRO, Merak's loss scale doubles at the end of the loss-scale window; without ZeRO, one step later",
     source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
 )
 FLOOR = convert(
@@ -780,7 +780,7 @@ def other_rules() -> tuple[Rule, ...]:
 
 KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     (
-        "the rule that cuts the traced graph into shards is Merak's own",
+        "Merak's own method cuts the traced graph into shards",
         Effect.COST,
         ("split_method", "custom_split_points", "shard_count"),
     ),

@@ -116,11 +116,11 @@ class Arguments(Section):
     partition_method: (
         Literal["uniform", "uniform_floor", "parameters", "custom", "autopipe"] | None
     ) = field(
-        None, description="Rule that distributes shards of the traced graph over pipeline stages."
+        None, description="Method that distributes shards of the traced graph over pipeline stages."
     )
     split_method: (
         Literal["min_deps", "farthest_min_deps", "nearest_min_deps", "layer_split"] | None
-    ) = field(None, description="Rule that cuts the traced graph into shards.")
+    ) = field(None, description="Method that cuts the traced graph into shards.")
     custom_split_points: Words | None = field(
         None,
         description=(
@@ -320,7 +320,7 @@ class Arguments(Section):
     )
     return_logits: bool | None = field(None, description="Evaluation returns logits and labels.")
     wall_clock_breakdown: bool | None = field(
-        None, description="Times of each part of a step in the log."
+        None, description="Log the time of each part of a step."
     )
     logging_steps: Positive | None = field(
         None, description=("Number of steps between two lines of the log.")

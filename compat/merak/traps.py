@@ -194,8 +194,8 @@ TRAPS = Checks(
     Check(
         "args.sequence_parallel",
         lambda seen: bool(seen["sequence_parallel"]) and seen.size("sp") > 1,
-        "this switch is Ulysses attention over the ranks of init(sp=), for Llama models only; the"
-        " documentation's 'when TMP > 1' is about older releases",
+        "this switch is Ulysses attention over the ranks of init(sp=), for Llama models only; the words"
+        " 'when TMP > 1' in Merak's documentation are about older releases",
         Effect.NONE,
         "core/sequence_parallel/operation.py",
         since=ULYSSES,
@@ -221,7 +221,7 @@ TRAPS = Checks(
     Check(
         "trainer.loss_fn",
         lambda seen: seen.wrote("trainer.loss_fn"),
-        "MerakTrainer does not take a loss_fn, though Merak's documentation says so; override"
+        "MerakTrainer has no parameter loss_fn, although Merak's documentation names one; override"
         " get_loss_fn",
         Effect.NUMBERS,
         "merak_trainer.py: __init__",
@@ -250,11 +250,12 @@ TRAPS = Checks(
     Check(
         "args.tp_overlapping_level",
         lambda seen: (seen["tp_overlapping_level"] or 0) > 1 and seen.size("tp") > 1,
-        "broken: levels 2 and 3 exist only for GPT-2, and fail with an AttributeError; for other"
-        " models Merak uses level 1; use 0 or 1",
+        "broken: tp_overlapping_level 2 and 3 exist only for GPT-2, and fail with an AttributeError; for other"
+        " models Merak uses 1; use 0 or 1",
         Effect.STOPS,
         "core/tensor_parallel/model_parallel.py, as run at the newest commit",
         since=ULYSSES,
+        name="broken-levels-2-and-3",
     ),
     Check(
         "args.trace_method",
@@ -373,9 +374,10 @@ TRAPS = Checks(
             and seen.size("tp") > 1
             and (seen["per_device_train_batch_size"] or 0) % 2 == 1
         ),
-        "level 1 cuts each microbatch in two, and per_device_train_batch_size is odd; use an even size",
+        "tp_overlapping_level 1 cuts each microbatch in two, and per_device_train_batch_size is odd; use an even size",
         Effect.NUMBERS,
         "core/tensor_parallel/mp_layers.py",
+        name="level-1-cuts-each-microbatch",
     ),
     Check(
         "tp_lists.weight_change_list",

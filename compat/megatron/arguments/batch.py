@@ -100,7 +100,7 @@ def _evaluation(ranks: Callable[[Namespace], int], since: str, until: str) -> St
         ),
         "eval_global_batch_size: found {eval_global_batch_size}; expected a multiple of"
         " eval_micro_batch_size ({eval_micro_batch_size}) x data_parallel_size ({data_parallel_size});"
-        " global_batch_size is its default; change one of them",
+        " eval_global_batch_size defaults to global_batch_size; change one of them",
         since=since,
         until=until,
         needs=("eval_global_batch_size", "eval_micro_batch_size", "data_parallel_size"),

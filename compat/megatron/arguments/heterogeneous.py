@@ -23,8 +23,9 @@ FIXED = {
 
 
 def _told(a: Namespace) -> Mapping[str, Any] | None:
-    """Return the arguments that the text stands for, and whether its activation and query heads are
-    those that Megatron requires. None if the text lacks what Megatron reads.
+    """Return the arguments that the JSON text describes. The additional key `fits` tells whether the
+    text has the activation and the query heads that Megatron requires. None if the text lacks an entry
+    that Megatron reads.
     """
     try:
         said = json.loads(a[TEXT])
@@ -72,4 +73,4 @@ HETEROGENEOUS_STEPS: tuple[Step, ...] = (
         name="found-another-model-than-the-arguments",
     ),
 )
-"""What Megatron checks of the text; a file that `heterogeneous_layers_config_path` names is not read here."""
+"""Megatron's checks of the JSON text. The file in `heterogeneous_layers_config_path` is not read here."""

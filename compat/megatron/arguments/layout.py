@@ -70,7 +70,7 @@ READABLE: tuple[Check, ...] = (
 
 
 def multiple(place: str) -> Check:
-    """Return a check that the stages of a layout can be shared by the pipeline ranks."""
+    """Return a check that a layout has the same number of stages for each pipeline rank."""
     return check(
         place,
         lambda a: len(of(a) or ()) % a.pipeline_model_parallel_size != 0,

@@ -64,7 +64,7 @@ MODEL_STEPS: tuple[Step, ...] = (
         set_("recompute_method"),
         equals("recompute_granularity", "selective"),
         RECOMPUTE,
-        "drop --recompute-method, or choose full",
+        "drop --recompute-method, or set --recompute-granularity full",
     ),
     # Upstream switches it off on one tensor rank, where it would only change numerics.
     derive(SEQUENCE, when(lambda a: a.tensor_model_parallel_size == 1, sequence_parallel=False)),

@@ -38,7 +38,7 @@ def _by_layers(a: Namespace) -> bool:
 def _interleaved(a: Namespace) -> bool:
     """Whether there are virtual stages.
 
-    Their number may still be open because the number of layers is missing.
+    How many there are may be unknown, because the number of layers is missing.
     """
     return a.virtual_pipeline_model_parallel_size is not None or (
         _by_layers(a) and _layers(a) is None

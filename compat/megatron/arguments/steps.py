@@ -138,8 +138,8 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
 
     Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
     at once. A value of `OPEN` that a row with `last` refuses counts as unknown from then on, because
-    later steps divide by it. If any other row with `last` refuses, the run ends after the rows that
-    directly follow, have `last` too, and stand for the same statement.
+    later steps divide by it. If a row with `last` refuses any other value, no further steps run. The
+    only exceptions are rows with `last` that directly follow and have the same `place`.
     """
     problems: list[str] = []
     ended = ""  # the statement at which Megatron stops

@@ -46,8 +46,8 @@ def _wide_gradients(a: Namespace) -> None:
 
 
 def _needless(name: str) -> Step:
-    """Return a step that switches `name` off if gradients are accumulated in fp32. Their sums are
-    then in fp32 without `name`.
+    """Return a step that switches `name` off if gradients are accumulated in fp32. The sums of
+    gradients are then in fp32 even without `name`.
     """
     return derive(
         PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN

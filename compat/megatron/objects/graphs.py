@@ -51,8 +51,8 @@ def _list_scopes(c: Namespace) -> None:
 
 
 def _paired(c: Namespace, modules: list[str]) -> list[str]:
-    """Return the modules; local graphs do not tell the two modules of the router apart, so that
-    either adds the other.
+    """Return `modules`. For local graphs, if only one of the two modules of the router is in
+    `modules`, the other is added.
     """
     missing = [module for module in ("moe_router", "moe_preprocess") if module not in modules]
     return [*modules, *missing] if c.cuda_graph_impl == "local" and len(missing) == 1 else modules

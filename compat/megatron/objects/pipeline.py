@@ -8,7 +8,7 @@ from compat.megatron.releases import RELEASES
 
 CLASS = "TransformerConfig: pipeline"
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
-DEFECT = "; a defect of this release ends the run there (ZeroDivisionError)"
+DEFECT = "; because of a defect of this release, the run ends with a ZeroDivisionError"
 
 
 def _accounts(c: Namespace) -> int:
@@ -245,8 +245,8 @@ PIPELINE_STEPS: tuple[Step, ...] = (
             _uneven(c) and c.num_layers is not None and bool(_middle(c)[0]) != bool(_middle(c)[1])
         ),
         f"num_layers: found {{num_layers}}, with {{{FIRST}}} on the first stage and {{{LAST}}} on the last;"
-        " pipeline_model_parallel_size {pipeline_model_parallel_size} has stages between them without layers, or"
-        " layers are left without a stage; change one of these numbers",
+        " with pipeline_model_parallel_size {pipeline_model_parallel_size}, the stages between them get no layers, or"
+        " there is no stage for the layers that remain; change one of these numbers",
         since="0.16.0",
     ),
     check(

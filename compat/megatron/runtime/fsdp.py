@@ -158,8 +158,8 @@ def _one_by_one(group: Any, device: Any = None, async_ops: bool = False) -> Iter
 
 
 def _scaled(gradient: Tensor, factor: float | None, ddp: Any) -> Any:
-    """Scale the gradient, and return sum as the operation of the reduction. NCCL has one operation
-    that scales and sums, gloo has none.
+    """Scale the gradient, and return the reduce operation `SUM`. NCCL has one operation that scales
+    and sums, gloo has none.
     """
     if factor is not None:
         gradient.mul_(factor)

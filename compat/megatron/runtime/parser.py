@@ -23,9 +23,9 @@ BUILDERS = (
     ("megatron.training.training:get_megatron_optimizer_config",),
     ("megatron.training.training:get_megatron_ddp_config",),
 )
-"""Functions that build config classes from arguments, each by the names it has in releases."""
+"""Functions that build config classes from arguments. A function that moved has a path for each of its places."""
 HOPPER = (9, 0)
-"""Compute capability of the device that the checks find."""
+"""Compute capability of the device that Megatron's checks see."""
 SHARDED = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 """Arguments with which Megatron refuses a single connection to a device; without them it often requires one."""
 
@@ -37,7 +37,7 @@ PACKAGES = {
     for path in (LOCAL, STORAGE, "torch_memory_saver")
     for name in accumulate(path.split("."), "{}.{}".format)
 }
-"""Stand-ins for the packages that the checks look for, with the packages that they lie in."""
+"""Stand-ins for the packages that Megatron's checks look for, and for their parent packages."""
 
 
 class Refused(Exception):

@@ -57,15 +57,15 @@ LATER = (f"{DDP}.bucket_size",)
 SIGNAL = "args.exit_signal"
 """An argument whose value may have two names, such as SIGIOT and SIGABRT."""
 LONGEST = 4096
-"""Number of positions of a config that leaves it open."""
+"""Number of positions for a config that does not set it."""
 
 Group = dict[str, Any]
 Parts = dict[str, Group]
 
 
 def posed(config: Config) -> tuple[Parts, Group]:
-    """Return the fields with which each class is built, and the expected values afterwards by
-    `Class.field`.
+    """Return the fields with which each class is built, and the values that its fields should have
+    afterwards, by `Class.field`.
 
     Model sizes that a config leaves open are filled in. If no sizes fit, only `ModelParallelConfig`
     is built.
@@ -77,8 +77,8 @@ def posed(config: Config) -> tuple[Parts, Group]:
 
 
 def launched(config: Config) -> tuple[Group, Group]:
-    """Return the words and ranks of a launch, and the expected arguments and fields. They are asked
-    of a source tree; a config object asks its class, as in `posed`.
+    """Return the words and ranks of a launch, and the arguments and fields that Megatron's source tree
+    should make of them. For a config object, return the same as `posed`.
     """
     if config.entry != "flags":
         return posed(config)
@@ -154,10 +154,10 @@ def _of_object(config: Config, model: str) -> tuple[Parts, Parts]:
 
 
 def raw(source: Any, config: Config) -> Group | None:
-    """Return the words and ranks of a launch from an edited mapping of flags, with the sizes that a
-    valid `config` leaves open.
+    """Return the words and ranks of a launch. The words come from `source`, an edited mapping of flags.
+    Required sizes that `source` lacks come from `config`, which is valid.
 
-    None for values that no command line can say, and if we accept the launch with those sizes.
+    None if a value cannot be written on a command line, or if our reader accepts the launch.
     """
     whole = _completed(config, REQUIRED) or config
     words: list[str] = []
@@ -179,7 +179,7 @@ def raw(source: Any, config: Config) -> Group | None:
 
 
 def _ranks(words: list[str], config: Config) -> int:
-    """Return the fewest ranks for the sizes in `words`; those of `config` if no number of ranks fits."""
+    """Return the fewest ranks for the sizes in `words`, or in `config` if no number fits those in `words`."""
     try:
         given = config.dialect.parse(words, config.version, True).given
         return arguments.smallest_world_size(given, config.version)
@@ -268,8 +268,8 @@ NEWEST = "99.0"
 def _adam(
     master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
 ) -> None:
-    """Accept the arguments that OptimizerConfig looks for in the signature of Transformer Engine's
-    Adam.
+    """Stand in for Transformer Engine's Adam. OptimizerConfig looks for these arguments in its
+    signature.
     """
 
 

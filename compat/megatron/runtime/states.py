@@ -17,7 +17,7 @@ NOTHING = slice(0, 0)
 class States:
     """Reads the state of an `optimizer` of `get_megatron_optimizer`.
 
-    Each tensor of state is flat, and has the elements of the parameter that `owned` names.
+    Each tensor of state has one dimension. It has the elements of the parameter in the range `owned`.
     """
 
     optimizer: Any

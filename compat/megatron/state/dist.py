@@ -1,6 +1,6 @@
 """Reads and writes `torch_dist` of Megatron-Core.
 
-It is torch's distributed checkpoint with stacked layers and experts, and one more file.
+It is torch's distributed checkpoint with stacked layers and experts, and with the file `common.pt`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The order of parameters on each tensor rank and stage of Megatron's GPT, and the boxes of each
-parameter on a rank.
+"""The order of parameters on each tensor rank and stage of Megatron's GPT, and the slices of each
+parameter that a rank holds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OWN_ORDER = (
     ),
     *("mlp.router", "mlp.linear_fc1", "mlp.linear_fc2"),
 )
-"""Modules of a layer in the order of Megatron's own spec: each norm comes before its linear layer, whatever its name."""
+"""Modules of a layer in the order of Megatron's own spec: each norm comes before the linear layer that it feeds."""
 ENGINE_ORDER = (
     *(
         "input_layernorm",

@@ -171,7 +171,8 @@ def groups_of(
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
     """Return the state of the loss scale, with steps counted as in the hub's checkpoints.
 
-    Megatron doubles the scale in the step that completes the window, and the hub one step later.
+    Megatron doubles the scale at the end of the loss-scale window. In the hub's count, the scale
+    doubles one step later.
     """
     held = optimizer.get("grad_scaler")
     if not isinstance(held, Mapping) or "scale" not in held:
@@ -353,8 +354,8 @@ def rows_of(hub: Hub, step: float | None) -> list[dict[str, Any]]:
 
 
 def _kinds(hub: Hub) -> dict[bool, dict[int, list[str]]]:
-    """Return the parameters of Megatron's two groups, for each number of a group in the source. The
-    key True is Megatron's group without weight decay, the key False the other group.
+    """Return the parameters of Megatron's two groups, by the number of the source's group that they
+    come from. The key True is Megatron's group without weight decay, the key False the other group.
     """
     kinds: dict[bool, dict[int, list[str]]] = {}
     for number, group in enumerate(hub.groups):

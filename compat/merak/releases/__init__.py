@@ -42,7 +42,7 @@ TRAINER = tuple(
         "loss_fn",
     )
 )
-"""What a script gives the trainer in each release: as a parameter, as an attribute or to its base class."""
+"""Settings of the trainer. A script passes each to the trainer or to its base class, or sets it as an attribute."""
 
 DOCUMENTED: Mapping[str, Mapping[str, Any]] = {
     "0.1.0": {"args.shard_count": "num_layers * 2"},

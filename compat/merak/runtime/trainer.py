@@ -112,8 +112,8 @@ RULES: Mapping[type[torch.optim.Optimizer], str] = {
 
 
 def _rule(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the update rule of a script's own optimizer, as plan values. Raises `ConfigError` if
-    the engine does not have this rule.
+    """Return the plan values of a script's own optimizer. Raises `ConfigError` if the engine does
+    not have this optimizer.
     """
     name = RULES.get(type(optimizer))
     if name is None:
@@ -466,7 +466,7 @@ class MerakTrainer:
         """Return the script's lists for splitting the model over tensor ranks. If the script has
         none, return Merak's built-in lists for the model's type. Names in the lists are replaced by
         the current names of the model's modules. Return None if there are no lists; the engine then
-        uses the rules that it has for the model.
+        splits the model in its own way.
 
         With and without lists, the engine checks that the split model gives the same logits.
         """
