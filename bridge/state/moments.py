@@ -65,8 +65,8 @@ def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> f
 
 def _beyond(held: Parameter, bound: float) -> float:
     """Return the largest m^2 / (K * v) in the checked elements, after the share that rounding
-    explains is taken off; `bound` is K. It is infinite if an element of v is 0 and that of m is
-    not.
+    explains is taken off; `bound` is K. The result is infinite if v is 0 in an element in which m
+    is not 0.
     """
     import torch
 
