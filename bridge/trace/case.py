@@ -110,8 +110,8 @@ class Case:
 
     @property
     def rank(self) -> int | None:
-        """The rank of A whose copy of the first tensor differs; None unless it is exactly one
-        rank.
+        """The only rank of A whose log differs in the first tensor that differs; None if the logs
+        of several ranks differ, or of all.
         """
         return self.first.ranks[0] if len(self.first.ranks) == 1 else None
 
