@@ -366,9 +366,10 @@ def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter
 
 
 def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """Return whether to take a tensor for a buffer: the format does not tell. It is taken for one
-    if its elements are not floating-point numbers; also if the optimizer does not know it, and it
-    is stored whole while all parameters that the optimizer knows are sharded.
+    """Return whether to take a tensor for a buffer: the format does not tell. A tensor is
+    taken for a buffer if its elements are not floating-point numbers. It is also taken for a buffer
+    if the optimizer does not know it, and it is stored whole, while all parameters that the
+    optimizer knows are sharded.
     """
     held = model[name]
     if held.dtype not in FLOATING:

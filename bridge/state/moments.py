@@ -43,7 +43,8 @@ def impossible(hub: Hub) -> Iterator[Finding]:
 
 def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
     """Return the bound K for the number of updates that a parameter's moments have seen. Return
-    None if they are not moments of Adam in fp32, or if the betas or the number are unknown.
+    None if they are not moments of Adam in fp32, or if the betas or the number of updates
+    are unknown.
     """
     kinds, betas = set(held.moments), settings.get("betas")
     if kinds - {LARGEST} != {FIRST, SECOND} or any(

@@ -135,7 +135,7 @@ class Followed:
 @dataclass
 class Updates:
     """Computes the updates of two runs whose optimizers have these settings. `drift` is the
-    distance between the runs' weights before the current step that rounding may have caused,
+    distance that rounding may have caused between the runs' weights before the current step,
     divided by the size of the weights. `drift` is None as soon as the logs lack samples that it
     depends on.
     """

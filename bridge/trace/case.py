@@ -100,8 +100,8 @@ class Case:
 
     @cached_property
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Return this step's tensors in both runs, by name. If only one rank of A differs, the
-        tensors of A are the copies of this rank.
+        """Return this step's tensors in both runs, by name. If the log of only one
+        rank of A differs, the tensors of A are this rank's copies.
         """
         step = self.first.name.step
         return _entries(self.comparison.first, step, self.rank), _entries(

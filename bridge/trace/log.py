@@ -111,7 +111,7 @@ class Log:
         unit: Unit = "own",
     ) -> None:
         """Record the present values of `tensor`, if `level` is at least 1. At the end of the step,
-        `write` gets a factor for each unit, and converts the values by the one for `unit`.
+        `write` gets a factor for each unit, and converts the values by the factor for `unit`.
         """
         if level < 1 or not self._open:
             return

@@ -140,8 +140,8 @@ class Explained(Check):
 def _adam(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
-    """Return the change that Adam makes to a weight. `state` is the state after the step: it has
-    the second moment, while the first moment is computed from the one before the step.
+    """Return the change that Adam makes to a weight. `state` is the state after the step, which
+    gives the second moment. The first moment is computed from `before` and the gradient.
     """
     rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
     beta, other = map(float, group["betas"])

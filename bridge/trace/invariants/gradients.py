@@ -176,9 +176,9 @@ class Reduced(Check):
     backward computed.
 
     This is checked on sketches, which are linear in the gradient: if the sketch of the gradient is
-    the mean of the ranks' sketches, so is the gradient. All gradients may be multiplied by one
-    number (clipping, a loss scale). Parameters that torch shards are left out, because their
-    gradients cannot be read before the reduction.
+    the mean of the ranks' sketches, the gradient is the mean of their gradients. All gradients may
+    be multiplied by one number (clipping, a loss scale). Parameters that torch shards are left out,
+    because their gradients cannot be read before the reduction.
     """
 
     def __init__(self, source: ModuleSource) -> None:
