@@ -346,7 +346,7 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
             or info.flag_bits & 0x1
         ):
             raise SourceError(
-                f"{path}: the archive lists {shown(info.filename)} twice, or compressed or encrypted; {DAMAGED}"
+                f"{path}: {shown(info.filename)} is in the archive twice, or is compressed or encrypted; {DAMAGED}"
             )
         start = begin + _start(whole, info)
         if info.file_size != info.compress_size or start + info.file_size > begin + size:

@@ -43,8 +43,8 @@ from bridge.state.pickled import Constant, Known, Record, recorded
 METADATA = ".metadata"
 DATA = "__0_0.distcp"
 COMMON = "common.pt"
-"""Name of a file by which checkpoints of Megatron-Core, which also have `.metadata`, are told
-apart. It holds all values that are no tensors.
+"""Name of a file that checkpoints of Megatron-Core have beside `.metadata`, and that this format
+does not have. The file holds all values that are no tensors.
 """
 VERSION = "1.0.0"
 DAMAGED = "the checkpoint is damaged"
@@ -75,7 +75,7 @@ NEUTRAL: Mapping[str, Any] = {
     "decoupled_weight_decay": True,
 }
 """Settings that torch's AdamW expects in its state, with values that change no numbers. They are
-written if the source does not have them.
+written if the source checkpoint does not have them.
 """
 
 
@@ -366,9 +366,10 @@ def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter
 
 
 def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """Return whether to take a tensor for a buffer: the format does not tell. It is taken for one
-    if its elements are not floating-point numbers; also if the optimizer does not know it, and it
-    is stored whole while all parameters that the optimizer knows are sharded.
+    """Return whether to take a tensor for a buffer: the format does not tell. A tensor is
+    taken for a buffer if its elements are not floating-point numbers. It is also taken for a buffer
+    if the optimizer does not know it, and it is stored whole, while all parameters that the
+    optimizer knows are sharded.
     """
     held = model[name]
     if held.dtype not in FLOATING:
@@ -580,16 +581,18 @@ def _about(boxes: Sequence[Saved]) -> Record:
 
 def _left(hub: Hub) -> Iterator[Finding]:
     """Yield a finding for each value that torch's checkpoint cannot hold, or that it should have
-    and the source lacks.
+    and that the source checkpoint lacks.
     """
     if hub.moments and not hub.groups:
         yield lost(
             "groups",
-            "the source has no settings of the optimizer; torch needs them to load moments",
+            "the source checkpoint has no settings of the optimizer; torch needs them to load moments",
             Effect.NUMBERS,
         )
     if hub.trained and not hub.moments:
-        yield lost("moments", "the source has no moments; load only the model, and no optimizer", Effect.NUMBERS)
+        yield lost(
+            "moments", "the source checkpoint has no moments; load only the model, and no optimizer", Effect.NUMBERS
+        )
     if hub.scale is not None:
         yield lost(
             "scale",
@@ -599,7 +602,7 @@ def _left(hub: Hub) -> Iterator[Finding]:
     if hub.schedule is not None:
         yield lost(
             "schedule",
-            f"the source's schedule {shown(hub.schedule)} is not the state of a scheduler of torch; set the"
+            f"the schedule {shown(hub.schedule)} of the source checkpoint is not the state of a scheduler of torch; set the"
             " state of torch's scheduler by hand",
             Effect.NUMBERS,
         )

@@ -12,8 +12,8 @@ from bridge.state.lazy import WIDTH, Lazy, Run
 
 @dataclass(frozen=True)
 class Late:
-    """A part whose bytes contain checksums of other parts, the `runs`. Its `size` is known before;
-    `make` returns its bytes when it gets the CRC-32 of each run, in order.
+    """A part whose bytes contain checksums of other parts, the `runs`. Its `size` is known in
+    advance, its bytes are not: `make` gets the CRC-32 of each run, in order, and returns the bytes.
     """
 
     size: int
@@ -47,5 +47,5 @@ def size_of(part: bytes | Run | Late) -> int:
 
 
 def all_of(source: Lazy) -> Run:
-    """Return a run with all elements of a tensor."""
+    """Return a `Run` that covers all elements of a tensor."""
     return Run(source, 0, source.count)

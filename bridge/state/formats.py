@@ -28,8 +28,8 @@ GIGABYTE = 2**30
 
 @dataclass(frozen=True)
 class Wanted:
-    """How the user wants the files: number format of the weights, number of data ranks, ZeRO
-    level, and maximum size of a file in bytes. None means: as in the source.
+    """How the user wants the files: number format of the weights, number of data ranks, ZeRO level,
+    and maximum size of a file in bytes. None means: as in the source checkpoint.
     """
 
     dtype: str | None = None
@@ -233,8 +233,8 @@ def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
     except FLAWS as error:
         why = f"{type(error).__name__}: {shown(str(error))}"
         raise SourceError(
-            f"{hub.origin.format}: {format.title} cannot hold the source's values about the run ({why}); the"
-            " checkpoint is damaged"
+            f"{hub.origin.format}: {format.title} cannot hold the values about the run in this checkpoint ({why});"
+            " the checkpoint is damaged"
         ) from error
 
 

@@ -54,8 +54,8 @@ class Group:
 @dataclass(frozen=True)
 class Scale:
     """A loss scale, and the values that decide how it changes (None: the format does not have the
-    value). The scale is multiplied by `factor` at the first good step after the count `good` has
-    reached `window`, as in DeepSpeed.
+    value). `good` counts the steps without overflow. After it has reached `window`, the next such
+    step multiplies the scale by `factor`, as in DeepSpeed.
     """
 
     value: float
@@ -119,9 +119,10 @@ class Model:
 @dataclass(frozen=True)
 class Hub:
     """The content of a checkpoint. If `ordered` is true, parameters are in the order of the model.
-    `ties` has the further names of tied parameters, each with the name in `parameters`. If the
-    source has no `groups`, `settings` are those of the optimizer for all parameters. `findings`
-    say what of the source is not kept, and what this means for a resumed run.
+    `ties` has the further names of tied parameters, each with the name in `parameters`. If there
+    are no `groups`, the `settings` of the optimizer hold for all parameters. `findings` name the
+    values in the checkpoint's files that are not kept here, and say what this means for a resumed
+    run.
     """
 
     origin: Origin
@@ -176,7 +177,7 @@ class Hub:
 
 
 BESIDE = "stagebridge"
-"""Key under which values are stored for which a format has no key. Stacks ignore it."""
+"""Key for all values that have no key of their own in a format. Stacks ignore this key."""
 
 
 def beside_of(hub: Hub) -> dict[str, Plain]:
@@ -228,7 +229,7 @@ def weights_of(source: Lazy, dtype: str | None) -> Lazy:
 
 
 def lost(path: str, message: str, effect: Effect) -> Finding:
-    """Return a finding which says that something in the source is not kept."""
+    """Return a finding which says that a value of the source checkpoint is not kept."""
     return Finding(path, message, effect, given=True)
 
 

@@ -16,8 +16,8 @@ from bridge.state.lazy import Lazy, Run, Span
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor of the source that goes into a file to write, wholly or in part: its name, kind,
-    shape, number format and source files.
+    """A tensor of the source checkpoint that goes into a file to write, wholly or in part: its
+    name, kind, shape, number format and source files.
     """
 
     name: str
@@ -28,8 +28,8 @@ class Made:
 
 
 def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made, ...]]]:
-    """Yield each file to write with the tensors of the source that go into it, in order. Bytes
-    that come from no tensor are left out.
+    """Yield each file to write with the tensors of the source checkpoint that go into it, in order.
+    Bytes that come from no tensor are left out.
     """
     # By identity: two parameters may hold equal lazy tensors, and each has its own name.
     known = {id(held): (name, kind) for name, kind, held in hub.tensors()}

@@ -43,7 +43,8 @@ def impossible(hub: Hub) -> Iterator[Finding]:
 
 def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
     """Return the bound K for the number of updates that a parameter's moments have seen. Return
-    None if they are not moments of Adam in fp32, or if the betas or the number are unknown.
+    None if they are not moments of Adam in fp32, or if the betas or the number of updates
+    are unknown.
     """
     kinds, betas = set(held.moments), settings.get("betas")
     if kinds - {LARGEST} != {FIRST, SECOND} or any(
@@ -65,8 +66,8 @@ def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> f
 
 def _beyond(held: Parameter, bound: float) -> float:
     """Return the largest m^2 / (K * v) in the checked elements, after the share that rounding
-    explains is taken off; `bound` is K. It is infinite if an element of v is 0 and that of m is
-    not.
+    explains is taken off; `bound` is K. The result is infinite if v is 0 in an element in which m
+    is not 0.
     """
     import torch
 

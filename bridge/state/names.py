@@ -613,8 +613,8 @@ def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
 
 
 def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
-    """Return one tensor that consists of these runs. If there is one run and it covers its source,
-    return the source itself.
+    """Return one tensor that consists of these runs. If there is only one run, and it covers a
+    whole tensor of this shape, return that tensor itself.
     """
     if len(runs) == 1 and len(runs[0]) == runs[0].source.count and runs[0].source.shape == shape:
         return runs[0].source

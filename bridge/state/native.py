@@ -39,7 +39,7 @@ from bridge.state.schema import FORMAT, STATE, State
 WEIGHTS, BUFFERS, GENERATORS = "weights", "buffers", "generators"
 RANDOM = "random"
 SEED = 1234
-"""The seed of the new random states that are written if the source has none."""
+"""The seed of the new random states that are written if the source checkpoint has none."""
 
 
 def file_of(rank: int) -> str:
@@ -259,7 +259,9 @@ def _carried(state: State, name: str, default: Any) -> Any:
 
 
 def _figures(state: State) -> dict[str, Any]:
-    """Return the fields of `Where` that the source of the checkpoint had, by name."""
+    """Return the known fields of `Where` by name. If the checkpoint was translated from another
+    format, fields that were not known there are left out.
+    """
     # state.json has no empty figures: nan, and the list of names in `unsaid`, stand for those that
     # the source did not have.
     found = {**state.progress.model_dump(), "seed": state.seed}
@@ -271,8 +273,8 @@ def _figures(state: State) -> dict[str, Any]:
 
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """Return the states of the random generators by rank. The result is empty if the source of the
-    checkpoint had none, so that those in the file were made when it was written.
+    """Return the states of the random generators by rank. The result is empty if the checkpoint was
+    translated from one without random states: the states in the file are new ones.
     """
     if RANDOM in _carried(state, "unsaid", []):
         return {}
@@ -394,21 +396,23 @@ def _kept(hub: Hub) -> dict[str, Any]:
 
 
 def _unsaid(hub: Hub) -> Iterator[Finding]:
-    """Yield a finding for each value that the native engine needs and that the source does not
-    have, or has with another number of steps.
+    """Yield a finding for each value that the native engine needs and that the source checkpoint
+    does not have, or has with another number of steps.
     """
     if "0" not in hub.random:
         message = (
-            "the source has no random states; new ones are written, which begin at seed "
+            "the source checkpoint has no random states; new ones are written, which begin at seed "
             f"{SEED}"
         )
         yield lost(RANDOM, message, Effect.NONE)
     if hub.trained and not hub.moments:
         yield lost(
-            "moments", "the source has no moments; load the checkpoint with load_optimizer_states=False", Effect.NUMBERS
+            "moments",
+            "the source checkpoint has no moments; load the new checkpoint with load_optimizer_states=False",
+            Effect.NUMBERS,
         )
     if hub.where.steps is None:
-        yield lost("step", "the source has no number of steps; the run begins at step 0", Effect.NUMBERS)
+        yield lost("step", "the source checkpoint has no number of steps; the run begins at step 0", Effect.NUMBERS)
     steps = {
         held.step for held in hub.parameters.values() if held.step is not None and held.moments
     }

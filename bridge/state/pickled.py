@@ -274,7 +274,7 @@ def _reduce(machine: Machine) -> None:
 def _new_with_names(machine: Machine) -> None:
     named = machine.stack.pop()
     if named:
-        raise ValueError(f"found arguments by name at byte {machine.at}, which are not read")
+        raise ValueError(f"found keyword arguments at byte {machine.at}, which are not read")
     _reduce(machine)
 
 
@@ -313,7 +313,7 @@ def _frame(machine: Machine) -> None:
 
 def _protocol(machine: Machine) -> None:
     if machine.take(1)[0] > 5:
-        raise ValueError("found a protocol above 5")
+        raise ValueError("found a pickle of a protocol above 5")
 
 
 OPERATIONS: Mapping[int, Callable[[Machine], None]] = {

@@ -28,8 +28,8 @@ write of this size into a pipe (POSIX: PIPE_BUF on Linux).
 
 
 class UnwrittenError(SourceError):
-    """Raised if a disk or a process failed, and not the source. The files that are finished can be
-    used when the command is repeated.
+    """Raised if the cause is a disk or a process, and not a damaged source checkpoint. The files
+    that are finished can be used when the command is repeated.
     """
 
 

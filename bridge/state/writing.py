@@ -51,8 +51,8 @@ def write(
     """Write the files into the new folder `target`. Raises `SourceError` if that fails.
 
     If the disk is full or the command is killed, the files written so far stay in a folder next to
-    `target`, and the same call continues after them. If the source turns out to be damaged, no file
-    stays.
+    `target`, and the same call continues after them. If the source checkpoint turns out to be
+    damaged, no file stays.
     """
     if os.path.lexists(target):
         raise SourceError(f"{target}: this path exists already; name a new folder, or remove it")
@@ -78,8 +78,8 @@ def write(
 
 
 def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: int) -> None:
-    """Write all files into the folder `staging`. If the source turns out to be damaged, the folder
-    is removed.
+    """Write all files into the folder `staging`. If the source checkpoint turns out to be damaged,
+    the folder is removed.
     """
     done = _resumed(staging, mark)
     left = [file for file in written.files if file.name not in done]

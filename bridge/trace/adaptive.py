@@ -31,8 +31,9 @@ changes an update, such as clipping.
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The names of the parameters whose samples an array (2, samples) holds, one parameter after
-    the other; each run has one row. `segments` are the ranges of the parameters in the array.
+    """The names of parameters whose sampled elements stand in one array, one parameter after the
+    other. The array has a row for each of the two runs. `segments` are the ranges of the parameters
+    in the array.
     """
 
     keys: tuple[Key, ...]
@@ -41,11 +42,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The parameters that are both in a batch and in `Followed`, with their positions in both.
-    `rows` are the indices of these parameters in the batch, and `given` the indices of their
-    samples in the batch. `numbers` are the indices of the parameters in `Followed`, and `at` the
-    indices of their samples there. `segments` are the ranges of the parameters among these
-    samples.
+    """The parameters that are both in a batch and in `Followed`. In the batch, the parameters have
+    the indices `rows`, and their sampled elements the indices `given`. In `Followed`, the
+    parameters have the indices `numbers`, and their sampled elements the indices `at`. `segments`
+    are the ranges of the parameters in `given` and in `at`.
     """
 
     rows: NDArray[np.int64]
@@ -57,8 +57,8 @@ class Known:
 
 @dataclass
 class Followed:
-    """The parameters whose updates are computed, with their samples (2, samples): one row for each
-    run, one parameter after the other.
+    """The parameters whose updates are computed, with their sampled elements, one parameter after
+    the other. Arrays (2, samples) have a row for each run.
 
     `weights` are the weights as last logged. `first` and `second` are Adam's moments, computed from
     the gradients. `explained` (samples) is the distance between the two runs' weights that rounding
@@ -135,7 +135,7 @@ class Followed:
 @dataclass
 class Updates:
     """Computes the updates of two runs whose optimizers have these settings. `drift` is the
-    distance between the runs' weights before the current step that rounding may have caused,
+    distance that rounding may have caused between the runs' weights before the current step,
     divided by the size of the weights. `drift` is None as soon as the logs lack samples that it
     depends on.
     """
@@ -182,13 +182,13 @@ class Updates:
             ) from None
 
     def begin(self, batch: Batch, weights: Floats) -> None:
-        """Record the samples (2, samples) of weights before the first update."""
+        """Record the sampled elements (2, samples) of weights before the first update."""
         self._followed.begin(batch, weights)
 
     def gradients(self, batch: Batch, gradients: Floats, noise: Floats, scale: float) -> None:
-        """Record the samples (2, samples) of a step's gradients. `noise` has, for each parameter,
-        the distance between the two runs' gradients divided by the size of the gradient; `scale`
-        is the usual size of gradients.
+        """Record the sampled elements (2, samples) of a step's gradients. `noise` has, for each
+        parameter, the distance between the two runs' gradients divided by the size of the gradient.
+        `scale` is the usual size of gradients.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -204,13 +204,13 @@ class Updates:
     def weights(
         self, batch: Batch, weights: Floats, scales: Floats
     ) -> tuple[Floats, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Record the samples (2, samples) of weights after an update; `scales` are the usual sizes
-        of such weights.
+        """Record the sampled elements (2, samples) of weights after an update. `scales` are the
+        usual sizes of such weights.
 
-        Returns three values: for each sample, the distance between the runs that rounding may have
-        caused; the parameters for which this distance is known; and the parameters whose update
-        cannot be computed, because the logs lack samples or gradients of them. If there are
-        parameters of the last kind, `drift` becomes None.
+        Returns three arrays: for each sampled element, the distance between the runs that rounding
+        may have caused; for each parameter, whether this distance is known; and for each parameter,
+        whether its update cannot be computed, because the logs lack samples or gradients of the
+        parameter. If an update cannot be computed, `drift` becomes None.
         """
         all_of = self._followed
         known = all_of.known(batch)
@@ -283,7 +283,7 @@ class Updates:
         A first update is nearly the sign of the gradient. Of elements that are spread around 0, a
         share of about `noise` is smaller than the rounding error. These elements may move in either
         direction, unless `eps` is larger still. Later updates differ less, because few elements are
-        small in all steps: for them the result is 0.
+        small in all steps. So the result is 0 after the first update.
         """
         all_of = self._followed
         noise, size = all_of.noise[numbers], all_of.size[numbers]

@@ -100,8 +100,8 @@ class Case:
 
     @cached_property
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Return this step's tensors in both runs, by name. If only one rank of A differs, the
-        tensors of A are the copies of this rank.
+        """Return this step's tensors in both runs, by name. If the log of only one
+        rank of A differs, the tensors of A are this rank's copies.
         """
         step = self.first.name.step
         return _entries(self.comparison.first, step, self.rank), _entries(
@@ -110,8 +110,8 @@ class Case:
 
     @property
     def rank(self) -> int | None:
-        """The rank of A whose copy of the first tensor differs; None unless it is exactly one
-        rank.
+        """The only rank of A whose log differs in the first tensor that differs; None if the logs
+        of several ranks differ, or of all.
         """
         return self.first.ranks[0] if len(self.first.ranks) == 1 else None
 

@@ -80,8 +80,8 @@ PROOFS: Mapping[str, Sequence[str]] = {
         "update-unexplained",
     ),
 }
-"""Ids of findings that explain a difference between two runs if only one of the runs has them, by
-the phase of the first difference, the most certain first.
+"""For each phase: the ids of findings that explain why two runs first differ in this phase, if only
+one of the runs has such a finding. The most certain ids come first.
 """
 LATE = ("moments-not-resumed", "schedule-not-resumed")
 """Ids of findings that concern the start of a run but are reported only some steps later."""
@@ -142,11 +142,8 @@ def _start(case: Case) -> Found | None:
         names = ", ".join(_whole(line.name) for line in only[:3])
         copy = _copy_of(case, only[0])
         if copy:
-            return (
-                f"{_whole(only[0].name)} is a separate weight {only[0].verdict[5:]}, but tied in "
-                "the other run",
-                [copy],
-            )
+            in_one_run = only[0].verdict.removeprefix("only ")
+            return f"{_whole(only[0].name)} is a separate weight {in_one_run}, but tied in the other run", [copy]
         more = ", ..." if len(only) > 3 else ""
         told = f"{only[0].verdict}: {names}{more}"
         return "the models do not have the same parameters", [told]
@@ -160,9 +157,9 @@ def _start(case: Case) -> Found | None:
 
 
 def _copy_of(case: Case, line: Line) -> str:
-    """Return a sentence that says which other weight has the same values as a weight that only one
-    run has, so that the weights are probably tied in the other run. Return an empty text if there
-    is no such weight.
+    """Return a sentence that names a twin of a weight that only one run has: another weight of this
+    run with the same values. The two weights are probably tied in the other run. Return an empty
+    text if there is no twin.
     """
     side = 0 if line.verdict == "only in A" else 1
     entries, other = (
@@ -252,11 +249,11 @@ def _numbers(case: Case) -> Found | None:
     odd = [rank for rank in ranks if every[0].get(rank, 0) != every[1].get(rank, 0)]
     if not odd or not all(every):
         return None
-    of_a, of_b = (_told_passes(found.get(odd[0], 0)) for found in every)
+    passes_a, passes_b = (_told_passes(found.get(odd[0], 0)) for found in every)
     alone = len(odd) < len(ranks)
     where = f" on rank {_listed(odd)}" if alone else ""
-    passes = f"step {case.first.name.step} has {of_a} in A{where}, and {of_b} in B"
-    return f"the optimizer steps after {of_a} in A{where}, and after {of_b} in B", [passes]
+    passes = f"step {case.first.name.step} has {passes_a} in A{where}, and {passes_b} in B"
+    return f"the optimizer steps after {passes_a} in A{where}, and after {passes_b} in B", [passes]
 
 
 def _told_passes(count: int) -> str:
@@ -349,9 +346,9 @@ def _layer(case: Case) -> Found | None:
     # Weights that agreed earlier may have been changed since.
     sure = step == name.step - 1 and all(line.verdict in ("equal", "rounding") for line in weights)
     if sure:
-        when = f"after step {step}" if step else "before the first step"
-        whose = f"the weights of {name.layer}" if weights[0].name.layer == name.layer else "all weights"
-        evidence.append(f"{whose} agreed {when} ({len(weights)} tensors)")
+        after_step = f"after step {step}" if step else "before the first step"
+        the_weights = f"the weights of {name.layer}" if weights[0].name.layer == name.layer else "all weights"
+        evidence.append(f"{the_weights} agreed {after_step} ({len(weights)} tensors)")
     evidence += [case.first.cause] if case.first.cause else []
     if "another order" in case.first.cause:
         return "the runs take the same samples in another order", evidence
@@ -402,7 +399,7 @@ def _loss(case: Case) -> Found | None:
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
-            return f"{loss}, but the gradients agree before the update: a loss scale", [*same, after]
+            return f"{loss}, but the gradients agree before the update, so this is a loss scale", [*same, after]
         return f"{loss}{_counted(case, found[0])}", same
     hidden = [
         layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)
@@ -437,8 +434,8 @@ def _later(case: Case, layer: str) -> bool:
 
 
 def _weighed(case: Case, line: Line) -> Found | None:
-    """Rule: the gradient of the activation where backward starts is a multiple of B's in each
-    microbatch, with factors that differ between microbatches.
+    """Rule: in each microbatch, A's gradient of the activation where backward starts is B's
+    gradient times a factor, and the factors of the microbatches differ.
     """
     pair = case.pair(line.name)
     if pair is None:
@@ -459,7 +456,7 @@ def _weighed(case: Case, line: Line) -> Found | None:
     found = ", ".join(f"{factor:.4g}" for factor in factors)
     what = "A and B weigh microbatches differently: one run may take a mean over tokens, the other run over microbatches"
     return what, [
-        f"A's gradient of the input of {line.name.layer} is B's, multiplied in successive samples by {found}"
+        f"A's gradient of the input of {line.name.layer} is B's, multiplied by another factor in each microbatch: {found}"
     ]
 
 
@@ -629,8 +626,8 @@ def _coarse(case: Case) -> Found | None:
                     "reduced or summed in this format"
                 )
                 return what, [
-                    f"all samples of {len(short)} gradients are exact in {kind}; in the other run some "
-                    "are not"
+                    f"all sampled elements of {len(short)} gradients are exact in {kind}; in the other run "
+                    "some elements are not"
                 ]
     return None
 
@@ -716,7 +713,7 @@ def _update(case: Case) -> Found | None:
                 return f"the learning rate differs: {one} in A, {other} in B", [*evidence, *same, str(setting)]
         known = case.agree("reduce", "state", "learning rates")
         ways = "clipping in the optimizer" if known else "learning rate, clipping"
-        what = f"the updates of A are {found[0]:.6g} times B's{_on(case)}: a cause may be {ways}, or more than one step"
+        what = f"the updates of A are {found[0]:.6g} times B's{_on(case)}: a cause may be {ways}, or two updates in a step"
         return what, [*evidence, *same, *filter(None, [known])]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))
@@ -727,11 +724,11 @@ def _update(case: Case) -> Found | None:
     if len(faults) < len(lines):
         changed = f"only {_some([line.name for line in faults])} change differently from B"
         shares = _shares(case, faults)
-        same = [f"the updates that differ do so by {median(shares):.3g} of the weights"] if shares else []
+        share = f"where the updates of A and B differ, they differ by {median(shares):.3g} times the weights" if shares else ""
         return f"{changed}: because of separate settings, or of something other than the optimizer", [
             *evidence,
             f"{len(lines) - len(faults)} of {len(lines)} weights agree",
-            *same,
+            *filter(None, [share]),
         ]
     return None
 
@@ -740,8 +737,9 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     """Return the weight decays of both runs as text, with the evidence, if they explain the
     different updates; otherwise None.
 
-    They explain the updates if the two runs' updates of each weight differ by the same share of the
-    weight, and if this share is a learning rate times the difference of the two decays.
+    They explain the updates if two conditions hold: the two runs' updates of each weight differ by
+    the same share of the weight, and this share is a learning rate times the difference of the two
+    decays.
     """
     shares, decays = (
         _shares(case, faults),
@@ -777,7 +775,7 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     names = (" and ".join(map(str, sorted(found, reverse=True))) or "none" for found in decays)
     words = dict(zip("AB", names, strict=True))
     return f"{words['A']} in A, {words['B']} in B", [
-        f"the runs' updates differ by {share:.3g} of the weights ({len(shares)} tensors)",
+        f"the runs' updates differ by {share:.3g} times the weights ({len(shares)} tensors)",
         f"a learning rate of {rate:g} with decays of {one:g} and {other:g} makes a difference of {-rate * (one - other):.3g}",
     ]
 
@@ -822,7 +820,8 @@ def _state(case: Case) -> Found | None:
             return f"the optimizer's {line.name.tensor} is set in {line.verdict[-1]} alone", [
                 f"{line.name}: {line.verdict}"
             ]
-        changed = f"{line.name.tensor} was changed before step {line.name.step} {line.verdict}"
+        only_in_one_run = line.verdict
+        changed = f"{line.name.tensor} was changed before step {line.name.step} {only_in_one_run}"
         return f"the optimizer's {line.name.tensor} changes in one of the runs{_on(case)}", [changed]
     values = f" is {pair[0].tolist()} in A and {pair[1].tolist()} in B" if pair else ""
     return f"the optimizers run step {line.name.step} with a different {line.name.tensor}", [

@@ -273,8 +273,8 @@ class Reader:
     def _loose(
         self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]
     ) -> Columns:
-        """Return the columns of a step whose records have another form than those that a log
-        writes. Records of this form are read one by one.
+        """Return the columns of a step in which some records do not have the form that a log
+        writes. The records of such a step are read one by one.
         """
         parts = tuple(self.run.parts(step))
         pattern = Pattern.of(self.run, step, [None] * len(files), files)

@@ -213,7 +213,7 @@ def _apart_by_microbatch(sight: Sight) -> Name:
 @dataclass
 class Desync:
     """The tensors that one rank has queued for comparison, and the comparison with other ranks.
-    Each set in `holders` are pipeline ranks that hold copies of one tensor. `found` has all
+    Each set in `holders` has the pipeline ranks that hold copies of one tensor. `found` has all
     reported mismatches.
     """
 

@@ -139,7 +139,7 @@ class _Watch:
             hook.remove()
 
     def schedule(self, schedule: Any) -> None:
-        """Attach a schedule of torch's pipelining that begins a step. This has to be before its
+        """Attach a schedule of torch's pipelining that begins a step. This has to happen before the
         ranks wait for each other's messages.
         """
         import torch

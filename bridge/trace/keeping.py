@@ -25,9 +25,9 @@ INSIDE = ("tensor", "pipeline")
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Limits of a log. It has the tensors of steps that are multiples of `every`, and of `ranks`
-    (empty: all ranks); all ranks together write about `budget` bytes. With `once`, a tensor of
-    which several ranks hold equal copies is logged by one rank only.
+    """Limits of a log. The log has only the tensors of steps that are multiples of `every`, and
+    only those of `ranks` (empty: all ranks). All ranks together write about `budget` bytes. With
+    `once`, a tensor of which several ranks hold equal copies is logged by one rank only.
     """
 
     every: int = 1

@@ -40,8 +40,8 @@ class LayerLog:
     keep: Keep = field(default_factory=Keep)
     roots: Roots = field(default_factory=Roots)
     _several: bool = False
-    """Whether the current step has had more than one microbatch so far. It is used if their number
-    is not known in advance.
+    """Whether the current step has had more than one microbatch so far. This is needed only if the
+    number of microbatches is not known in advance.
     """
     _settings: dict[str, list[float]] = field(default_factory=dict)
     """The last values of each setting of the optimizers, by name, so that changes are seen."""
@@ -122,7 +122,7 @@ class LayerLog:
             self._several = False
 
     def _forget(self) -> None:
-        """Drop the tensors that an earlier rank logs with equal bits, if `keep.once` is set and
+        """Drop the tensors of which an earlier rank logs an equal copy, if `keep.once` is set and
         ranks still step together.
         """
         if self.keep.once and getattr(self.source, "together", True):

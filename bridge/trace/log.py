@@ -110,8 +110,8 @@ class Log:
         microbatch: int | None = None,
         unit: Unit = "own",
     ) -> None:
-        """Record the present values of `tensor`, if `level` is at least 1. `unit` names the factor
-        of `write` that converts the values at the end of the step.
+        """Record the present values of `tensor`, if `level` is at least 1. At the end of the step,
+        `write` gets a factor for each unit, and converts the values by the factor for `unit`.
         """
         if level < 1 or not self._open:
             return
@@ -122,7 +122,9 @@ class Log:
         self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
 
     def forget(self, choose: Callable[[Sequence[Seen]], Collection[int]]) -> None:
-        """Drop the tensors of this step whose indices `choose` returns when it gets all of them."""
+        """Drop some tensors of this step: `choose` gets all of them, and returns the indices of
+        those to drop.
+        """
         gone = choose(self._seen)
         self._seen = [part for at, part in enumerate(self._seen) if at not in gone]
 
@@ -143,9 +145,10 @@ class Log:
     ) -> None:
         """Write the records of `step` to the disk.
 
-        `factors` are factors by unit: with them, gradients become those of the step's mean loss.
-        `alone` is true if the step had a single microbatch; then names leave out its number. `loss`
-        is the loss from which backward started, if it is known.
+        `factors` has a factor for each unit, which converts gradients into those of the step's mean
+        loss. `alone` is true if the step had a single microbatch. Then the names of tensors leave
+        out the number of the microbatch. `loss` is the loss from which backward started, if it is
+        known.
         """
         # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
@@ -194,8 +197,8 @@ class Log:
     def _left(
         self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> dict[str, Any]:
-        """Return what the line of a step says instead of records if the budget does not allow the
-        step's tensors, or an empty result if it does.
+        """If the budget does not allow the tensors of a step, return the entries that replace the
+        records in the step's line. Otherwise return an empty result.
         """
         assert self.budget is not None, "expected a budget"
         if step % self._thin:

@@ -66,8 +66,8 @@ class ModuleSource:
         self._watched: Callable[[int], None] = lambda number: None
         self._open: dict[int, tuple[int, int]] = {}
         """By the index of an optimizer: how many nested calls of its step() are running, and the
-        number of forward passes at the time. A call from before the last forward pass ended with
-        an error, and does not count.
+        number of forward passes when they began. If another forward pass has begun since, the calls
+        ended with an error and do not count.
         """
         self._entered = 0
         """Number of forward passes since the trace was attached, evaluation included."""

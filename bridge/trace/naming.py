@@ -70,8 +70,8 @@ def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
 
 def layers(root: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of a module by name, in order. They are the elements of lists of blocks at
-    any depth, and of the other modules the largest that contain no list. A module with two names
-    is one layer.
+    any depth, and outside such lists the largest modules that contain no list. A module with two
+    names is one layer.
     """
     model, found, seen = unwrapped(root), {}, set[int]()
     # A module without children is one layer, and its wrapper is what is called.

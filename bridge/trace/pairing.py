@@ -289,8 +289,8 @@ class Pairs:
 @dataclass(frozen=True, eq=False)
 class Copy:
     """A copy of a part of a tensor that a further rank of A logged. `pair` is the index of the
-    tensor's pair, `row` the index of the copy's record, and `first` that of the record with which
-    the first rank logged this part.
+    tensor's pair, `row` the index of the copy's record, and `first` the index of the record with
+    which the first rank logged this part.
     """
 
     pair: int
@@ -312,8 +312,8 @@ def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[C
 
 
 def unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
-    """Return the machine epsilon of the coarsest number format, of those of both tensors and
-    `formats`; 0 if none is a floating-point format.
+    """Return the machine epsilon of the coarsest among the number formats of both tensors and
+    `formats`; 0 if none of these is a floating-point format.
     """
     formats = {one.first.dtype, other.first.dtype, *formats}
     floating = (getattr(torch, name) for name in formats if getattr(torch, name).is_floating_point)

@@ -62,7 +62,7 @@ def causes(
             # No update is reduced over ranks: that its factor is a number of ranks is chance.
             found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
-            found.append("this update is equal in both runs: the difference is older")
+            found.append("this update is equal in both runs, so the weights differed before the update")
         elif other_order:
             found.append("A has the values of B in another order: microbatches or samples are swapped")
         else:

@@ -44,8 +44,8 @@ class Name(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Record:
     """What one rank logged of one tensor at one point of a step. `placement` is the part of the
-    tensor that the rank held, and `microbatch` the microbatch in which it was logged. Values times
-    `factor` are those of the step's mean loss, without loss scale, whatever the layout.
+    tensor that the rank held, and `microbatch` the microbatch in which it was logged. A gradient
+    times `factor` is the gradient of the step's mean loss, without loss scale, whatever the layout.
     """
 
     name: Name

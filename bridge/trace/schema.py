@@ -37,7 +37,9 @@ elements.
 
 
 class Chosen(BaseModel):
-    """A `bridge.trace.filter.Filter` in run.json. `steps` are the three arguments of its range."""
+    """A `bridge.trace.filter.Filter` in run.json. `steps` has the start, stop and step of its
+    range.
+    """
 
     model_config = ConfigDict(strict=True)
 

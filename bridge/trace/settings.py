@@ -62,8 +62,9 @@ engines.
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """Return the settings that differ between two runs, of which the contents of run.json are
-    given. If the runs are of two engines, only settings that both engines have are compared.
+    """Return the settings that differ between two runs. `first` and `second` are the contents of
+    the runs' files run.json. If the runs are of two engines, only settings that both engines have
+    are compared.
     """
     ours, theirs = (values_of(about.get("settings", {})) for about in (first, second))
     alike = set(ours) & set(theirs)

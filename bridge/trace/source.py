@@ -14,9 +14,9 @@ from bridge.trace.record import Unit
 
 Kind = Literal["weight", "gradient", "shard", "moment", "replica", "buffer", "state", "generator"]
 """Kinds of tensors that an engine holds between steps: the parts of weights, of gradients and of
-moments that a rank owns; reduced flat slices of gradients (shard); whole parameters that all data
-ranks hold (replica); buffers; counters and learning rates (state); and states of random
-generators.
+moments that a rank owns; a rank's shards of the reduced gradients with their padding (shard); whole
+parameters that all data ranks hold (replica); buffers; counters and learning rates (state); and
+states of random generators.
 """
 Moment = Literal["reduced", "updated", "ended"]
 """Points of a step that every rank reaches, even if the step is skipped. At "reduced", gradients
@@ -98,8 +98,8 @@ class Source(Protocol):
         ...
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
-        """Return the placement of `tensor`, this rank's output (or input gradient) of a layer,
-        within that of the whole microbatch.
+        """Return the placement of `tensor`, this rank's output (or input gradient) of a layer. The
+        whole tensor is the output (or input gradient) for the whole microbatch.
         """
         ...
 

@@ -68,8 +68,8 @@ class Summary:
 
     @property
     def std(self) -> float:
-        """The standard deviation of the finite elements (their mean square deviation, not divided
-        by one less); NaN if there are none.
+        """The standard deviation of the finite elements; NaN if there are none. The sum of squares
+        is divided by the number of elements, not by this number less one.
         """
         return (
             math.sqrt(max(0.0, self.squares / self.finite - self.mean**2))

@@ -101,7 +101,7 @@ def by_hand(names: tuple[str, ...], factor: float) -> Change:
 def test_weights_that_were_changed_by_hand_are_no_decay(tmp_path: Path) -> None:
     said = claimed(tmp_path, {"change": by_hand(("blocks.0.0.weight", "head.weight"), 0.999)})
     assert said.startswith("only blocks.0.0.weight, head.weight change differently from B")
-    assert "the updates that differ do so by -0.000996 of the weights" in said
+    assert "where the updates of A and B differ, they differ by -0.000996 times the weights" in said
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])
@@ -220,7 +220,7 @@ def test_a_step_done_twice_is_among_what_doubles_an_update(tmp_path: Path) -> No
     sgd = {"optimizer": torch.optim.SGD, "rate": 0.1}
     said = claimed(tmp_path, {"change": doubled, **sgd}, sgd)
     assert said.startswith(
-        "the updates of A are 2 times B's: a cause may be clipping in the optimizer, or more than one step"
+        "the updates of A are 2 times B's: a cause may be clipping in the optimizer, or two updates in a step"
     )
     assert "learning rates agree" in said
 

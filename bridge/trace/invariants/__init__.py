@@ -79,8 +79,8 @@ class Invariants:
     _handles: list[Any] = field(default_factory=list)
     _alike: bool = True
     _kept: list[Finding] = field(default_factory=list)
-    """Findings of this step that only this rank's data ranks know so far, and that `_tell` sends
-    to all other ranks.
+    """Findings of this step that only the ranks of this rank's data group know, until `_tell` sends
+    them to all other ranks.
     """
     _sizes: dict[bool, dict[Check, int]] = field(default_factory=dict)
     """For the time before the update (False) and after it (True): the length of each check's row,

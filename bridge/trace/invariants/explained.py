@@ -29,8 +29,8 @@ FORMATS = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Samples of a parameter, its gradient and its first moment before the update, and its step
-    count.
+    """Sampled elements of a parameter, of its gradient and of its first moment, all before the
+    update, and the parameter's step count.
     """
 
     weight: Tensor
@@ -41,8 +41,8 @@ class Before:
 
 
 class Explained(Check):
-    """Each update of `Adam`, `AdamW` or `SGD` is the one that the optimizer's rule gives. Samples
-    of the weights before and after the step show it.
+    """Each update of `Adam`, `AdamW` or `SGD` is the one that the optimizer's rule gives. This is
+    checked with sampled elements of the weights from before and after the step.
 
     Subclasses of these optimizers are left out, because they may have other rules.
     """
@@ -140,8 +140,8 @@ class Explained(Check):
 def _adam(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
-    """Return the change that Adam makes to a weight. `state` is the state after the step: it has
-    the second moment, while the first moment is computed from the one before the step.
+    """Return the change that Adam makes to a weight. `state` is the state after the step, which
+    gives the second moment. The first moment is computed from `before` and the gradient.
     """
     rate, decay, step = float(group["lr"]), float(group["weight_decay"]), float(state["step"])
     beta, other = map(float, group["betas"])
@@ -180,5 +180,5 @@ RULES: Mapping[Any, Any] = {
     torch.optim.SGD: _sgd,
 }
 """The optimizers whose updates are checked, each with the function that computes the change of a
-weight's samples.
+weight's sampled elements.
 """

@@ -46,8 +46,9 @@ class Cleared(Check):
         step began, and was not cleared since.
         """
         self.same: dict[str, Tensor] = {}
-        """The gradients of the parameters in `left`, if the script calls `autograd.grad`, which
-        adds to no gradient: such a parameter is stale only if the step uses this same gradient.
+        """The gradients of the parameters in `left`, by name, if backward began in a call of
+        `autograd.grad`. Such a call adds to no gradient. So a parameter in this dictionary is stale
+        only if its gradient is still this tensor when the step begins.
         """
         self.stale: list[str] = []
         self.missing: list[str] = []
@@ -175,9 +176,9 @@ class Reduced(Check):
     backward computed.
 
     This is checked on sketches, which are linear in the gradient: if the sketch of the gradient is
-    the mean of the ranks' sketches, so is the gradient. All gradients may be multiplied by one
-    number (clipping, a loss scale). Parameters that torch shards are left out, because their
-    gradients cannot be read before the reduction.
+    the mean of the ranks' sketches, the gradient is the mean of their gradients. All gradients may
+    be multiplied by one number (clipping, a loss scale). Parameters that torch shards are left out,
+    because their gradients cannot be read before the reduction.
     """
 
     def __init__(self, source: ModuleSource) -> None:
@@ -297,7 +298,7 @@ class Reduced(Check):
             worst = max(float(apart[at]) for at in found)
             alone = self._alone(found[0], own, got) if kind == "gradient-not-reduced" else ()
             told = (
-                f"{few(names)}: the gradient is {worst:.2g} of its norm away from the mean of the "
+                f"{few(names)}: the gradient differs by {worst:.2g} times its norm from the mean of the "
                 "gradients that backward computed; all other gradients agree with their means"
             )
             yield Finding(kind, step, names[0], told, alone)
@@ -317,8 +318,8 @@ class Reduced(Check):
         return "gradient-changed"
 
     def _alone(self, at: int, own: Tensor, got: Tensor) -> tuple[int, ...]:
-        """Return the ranks on which the optimizer gets the gradient that this rank computed
-        itself, possibly multiplied by a factor, although other ranks computed other gradients.
+        """Return the ranks on which the optimizer gets the gradient that the same rank computed,
+        possibly multiplied by a factor, although other ranks computed other gradients.
         """
         if len(own) == 1:
             return ()

@@ -122,11 +122,13 @@ class Updated(Check):
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.old: dict[str, tuple[Tensor, Tensor | None]] = {}
-        """Samples of each weight before the update; for 16-bit weights, also samples of the
+        """Sampled elements of each weight before the update; for 16-bit weights, also those of the
         gradient. Gradients of other weights are read only if the weight did not change.
         """
         self.now: dict[str, Tensor] = {}
-        """Samples of each weight after the last update, for the comparison with the next step."""
+        """Sampled elements of each weight after the last update, to compare them with the next
+        step.
+        """
         self.known: dict[str, int] = {}
         """Number of entries that the optimizer's state had for each parameter after the last
         update.
@@ -288,8 +290,8 @@ BOUNDED = ("Adam", "AdamW")
 
 
 class Resumed(Check):
-    """After a run is resumed, the parameters of one group have equal step counts, and moments if
-    they have steps.
+    """After a run is resumed, the parameters of one group have equal step counts. The second
+    moments fit these counts: all are zeros at 0 steps, and not all are zeros above 1.
     """
 
     def start(self) -> Iterator[Finding]:

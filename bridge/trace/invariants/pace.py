@@ -95,8 +95,8 @@ class Late(Check):
 
 
 class Schedules(Check):
-    """A learning-rate schedule that steps with the optimizer counts as many steps before this run
-    as the optimizer.
+    """If a learning-rate schedule steps with the optimizer, both have counted equally many steps
+    before this run.
     """
 
     def __init__(self, source: ModuleSource) -> None:

@@ -20,7 +20,7 @@ from bridge.trace.verdicts import Line, share
 STYLE = Path(__file__).parent / "page.css"
 SHARES = (0.1, 1.0, 10.0, 1000.0)
 """For maps of two runs, the limits between the levels of a cell. They are distances divided by the
-bound of rounding, so that runs differ from 1 on.
+bound of rounding: from 1 on, rounding does not explain the distance.
 """
 SHARE_WORDS = (
     "equal, or nearly",
