@@ -41,7 +41,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a release, by file: `rows` with windows of releases, and `gathered` names of all releases.
+    """The facts of a release, by file. Each of the `rows` holds for a window of releases. `gathered` are names that are
+    collected from all releases.
 
     `unread` are messages about facts that could not be read.
     """
