@@ -145,7 +145,7 @@ class Value:
     def at(self, key: int | str) -> Pieces | None:
         """Return the element at an index; None if there is none.
 
-        It is unknown if an earlier word may expand to any number of words.
+        The element's value is unknown if an earlier word may expand to any number of words.
         """
         if self.table and self.open:
             return next(word for word in self.words if several(word))

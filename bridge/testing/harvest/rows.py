@@ -128,7 +128,7 @@ def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
 def _same(row: Row | None) -> str:
     """Return a row as text for comparisons.
 
-    All spellings of a type are equal in it, also with `| None`.
+    Rows that differ only in the spelling of a type, or in `| None`, have equal texts.
     """
     if row is None:
         return ""
