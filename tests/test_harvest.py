@@ -266,7 +266,8 @@ class Canned:
 def test_verdicts_are_counted_by_who_refuses() -> None:
     tally = verdicts(cast(Process, Canned()), compat.load("megatron"), megatron.KNOWN[-1], 24, lambda number, count: None)
     assert tally.sides.total() == 24
-    assert tally.sides[Side.LEFT_OUT] == tally.lacking.total() == tally.lacking["this machine lacks what it needs: no …"]
+    lacking = tally.lacking["this machine lacks what the config needs: no …"]
+    assert tally.sides[Side.LEFT_OUT] == tally.lacking.total() == lacking
     assert tally.sides[Side.THEIRS] == tally.differences[f"{Side.THEIRS}: found … of …"] > 0
     assert len(tally.rows[True]) == tally.sides[Side.ACCEPTED]
     assert len(tally.rows[False]) == tally.sides[Side.REFUSED] > 1
@@ -498,7 +499,7 @@ def test_the_newest_merak_taken_out_and_read_again_gives_the_same_tables(
     assert [name for name in after if after[name] != before[name]] == ["arguments.json", "known.json"]
     assert all(after[name] == (facts / name).read_text("utf-8") for name in ("arguments.json", "known.json"))
     assert main(["merak", newest, "--from", str(root), "--into", str(into), "--record"]) == 0
-    assert "no configs are judged, because it has no runtime/real.py" in capsys.readouterr().out
+    assert "no configs are judged, because the stack has no runtime/real.py" in capsys.readouterr().out
 
 
 def function(name: str, parameters: Iterable[tuple[str, str, Any]]) -> str:

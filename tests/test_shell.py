@@ -112,7 +112,7 @@ def test_generated_scripts_are_read_as_bash_runs_them(drawn: tuple[str, tuple[st
         ("for ((;;)); do A=1; done\n", "more than 10,000 steps"),
         ("A=xxxxxxxxxxxxxxxx\nwhile true; do A=$A$A; done\n", "A grows beyond"),
         ("for i in {1..1000000}; do :; done\n", "braces become more than 10,000 words"),
-        ("select x in a b; do :; done\n", "line 1: select asks a person"),
+        ("select x in a b; do :; done\n", 'line 1: "select" asks a person'),
         ("A=$((08))\n", "line 1: $((08)): a shell stops here: 08 is no number of base 8"),
         ("A=126_953_125; B=$((A / 5))\n", "line 1: $((A / 5)): a shell stops here: 126_953_125 is no number of base 10"),
         ("B=1\nA=$((B / 0))\n", "line 2: $((B / 0)): a shell stops here: division by zero"),

@@ -72,9 +72,9 @@ def choose(plan: Group, grouped: bool) -> tuple[Family, bool]:
     plan's model exactly.
 
     The family that the plan names is chosen if it expresses the model exactly, else the first
-    family that does. If none does, the named family is chosen unless it has layers that no plan can
-    describe, else the family with the smallest difference. A plan that sets too little of the model
-    gets the family that the plan names, or else the generic family.
+    family that does. If no family does, the named family is chosen if a plan can describe all of
+    its layers. Otherwise, the family with the smallest difference is chosen. A plan that sets too
+    little of the model gets the family that the plan names, or else the generic family.
     """
     model = {
         path: value for path, value in plan.items() if path.startswith(PREFIX) and value is not None
@@ -103,8 +103,10 @@ def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
 
 def differing(plan: Group, family: Family, grouped: bool) -> tuple[str, ...]:
     """Return the paths of the model's fields for which a config of `family` has another value than
-    `plan`, or no value. If a fact of the family differs in one of the fields `HEAVY`, only fields
-    of facts are returned.
+    `plan`, or no value.
+
+    If the family has another fixed value for one of the fields `HEAVY`, only fields for which the
+    family has a fixed value are compared.
     """
     facts: tuple[str, ...] = ()
     for name, value in family.facts.items():

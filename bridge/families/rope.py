@@ -89,8 +89,8 @@ def apart(keys: Collection[str]) -> bool:
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Read base, share and scaling of rotary positions from separate keys or from the mapping
-    `rope_parameters`.
+    """Read the settings of rotary positions: the base, the share of each head that rotates, and the
+    scaling. They are stored under separate keys or in the mapping `rope_parameters`.
 
     The mapping may have an entry for each kind of block. If a config has both `rope_scaling` and
     `rope_parameters`, `rope_scaling` takes precedence. In families with one base for each kind of
@@ -230,8 +230,9 @@ def _checked(name: str, value: Any) -> Any:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """Write base, share and scaling of rotary positions: as separate keys, or as `rope_parameters`
-    for releases from transformers 5 on.
+    """Write the base of rotary positions, the share of each head that rotates, and the scaling.
+
+    They are separate keys or, for releases from transformers 5 on, the mapping `rope_parameters`.
     """
     share, written = _written_share(model, options), {}
     base, kind = model.get("rotary.base"), model.get("rotary.scaling.kind")

@@ -174,13 +174,16 @@ class ModelKeys(Section):
     sliding_window: Size | Null | None = field(
         None, description="Number of tokens that a token attends to; null: all before it."
     )
-    use_sliding_window: bool | None = field(None, description="Qwen's window is used.")
+    use_sliding_window: bool | None = field(None, description="Qwen's sliding window is used.")
     max_window_layers: Size | None = field(
-        None, description="Index of Qwen's first block with the window."
+        None, description="Index of Qwen's first block with a sliding window."
     )
     layer_types: Kinds | None = field(None, description="Kind of each block's attention.")
     sliding_window_pattern: Count | None = field(
-        None, description="Period of blocks; the last block of each period has no window."
+        None,
+        description=(
+            "Period of blocks; all blocks of a period except the last have a sliding window."
+        ),
     )
     no_rope_layers: Bits | None = field(
         None,
@@ -225,7 +228,7 @@ class ModelKeys(Section):
         None, description="Base of the rotary frequencies, in configs of GPT-NeoX."
     )
     rope_local_base_freq: Positive | None = field(
-        None, description="Base of the rotary frequencies in blocks with a window."
+        None, description="Base of the rotary frequencies in blocks with a sliding window."
     )
     rope_scaling: Free | None = field(
         None, description="Scaling of rotary positions, before transformers 5."
@@ -338,7 +341,9 @@ class ModelKeys(Section):
         None,
         description="Coefficient of the loss that balances experts, in configs of DeepSeek-V2.",
     )
-    seq_aux: bool | None = field(None, description="DeepSeek-V2 balances within each sequence.")
+    seq_aux: bool | None = field(
+        None, description="DeepSeek-V2 balances its experts within each sequence."
+    )
     decoder_sparse_step: Count | None = field(
         None, description="Distance between blocks with experts; 1: every block."
     )

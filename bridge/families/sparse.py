@@ -60,11 +60,11 @@ def _pattern(source: Source, options: Group, layers: int) -> Pattern:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """Return the keys that describe the pattern of blocks with experts by the family's rule; empty
-    if this rule cannot express the pattern.
+    """Return the family's keys that tell which blocks have experts; empty if these keys cannot
+    express the pattern of blocks.
 
-    A model without experts gets a pattern in which no block has experts, but only if the family's
-    default has experts.
+    If the model has no experts but the family's default model does, the keys tell that no block has
+    experts.
     """
     layers, experts = model.get("layers"), bool(model.get("experts"))
     if not layers or not (experts or any(key in target.defaults for key in COUNTS)):

@@ -21,16 +21,16 @@ KEYS = (WINDOW, SWITCH, LATE, KINDS, PERIOD, STILL, EVERY)
 PATHS = ("attention.window", "attention.windowed", "rotary.layers")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LISTED = ("even", "late", "early", "period", "still")
-"""Names of the rules for families that, since transformers 4.53, also read the key `layer_types`.
-For a config with this key, no rule is needed.
+"""Values of `rule` in rows of `families.json` whose families also read the key `layer_types`, since
+transformers 4.53. If a config has this key, `rule` is not used.
 """
 
 Pattern = tuple[bool, ...]
 
 
 def read(source: Source, model: Group, options: Group) -> Group:
-    """Read the window in tokens, the pattern of blocks with the window, and the pattern of blocks
-    with rotary positions.
+    """Read the size of the sliding window in tokens, the pattern of blocks with a sliding window,
+    and the pattern of blocks with rotary positions.
 
     A pattern has one boolean for each block. A pattern is left unset if all blocks are alike.
     """
@@ -101,8 +101,8 @@ def _still(source: Source, layers: int | None) -> Pattern | None:
 
 
 def write(model: Group, target: Target, options: Group) -> Group:
-    """Return the keys for the window and for the blocks that have it. If the family's rule can
-    express the pattern of blocks, these are the keys of the rule, else `layer_types`.
+    """Return the keys for the sliding window, and for the pattern of blocks with a sliding window.
+    The family's own keys hold the pattern if they can express it, else the key `layer_types`.
     """
     rule, window, layers = options["rule"], model.get("attention.window"), model.get("layers")
     pattern: Pattern | None = model.get("attention.windowed")

@@ -174,7 +174,7 @@ def check_limits(nodes: int, depth: int, name: str, line: int) -> None:
 def check_nested(data: Any, name: str, most: int = limits.VALUES) -> None:
     """Raise `SourceError` if `data` exceeds the limits that apply to files.
 
-    `data` comes from no file, and may contain itself.
+    `data` was not read from a file, so a mapping or list may contain itself.
     """
     level, nodes, depth = [data], 0, 0
     while level:

@@ -48,7 +48,8 @@ def _held(folder: Path, alone: bool) -> Iterator[None]:
 def _wait(lock: Callable[[], None]) -> None:
     """Wait for the lock, at most `PATIENCE` seconds.
 
-    Without it, digests still detect a mixed set of files.
+    If the lock is not free by then, continue without the lock: digests still detect a mixed set of
+    files.
     """
     end = time.monotonic() + PATIENCE
     with suppress(OSError):

@@ -1,6 +1,6 @@
 """Writes files whole or not at all: a temporary file is synced, then renamed.
 
-Nobody gets access to a new file who has no access to the source of its content."""
+A user who cannot read the file from which the content comes cannot read the new file either."""
 
 from __future__ import annotations
 

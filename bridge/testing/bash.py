@@ -47,7 +47,7 @@ class Said:
     runs: Runs
     refused: str = ""
     stopped: int = 0
-    """The line at which, by the reader, a shell stops with an error; 0 if there is none."""
+    """The line at which a shell stops with an error, as the reader expects; 0 if there is none."""
 
 
 class Bash:

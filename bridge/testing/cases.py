@@ -256,9 +256,9 @@ class CaseWriter(Writer):
     """Writes the scripts of this module."""
 
     def rule(self, name: str) -> str:
-        """Return a text for a part by the rule `name`.
+        """Return a text for a part, made by the grammar rule `name`.
 
-        In a deeply nested part, it is the simplest text of the rule.
+        A deeply nested part gets the simplest text of this grammar rule.
         """
         self.depth += 1
         # The first way of each rule has no part of the same rule in it, so the nesting ends.

@@ -45,7 +45,7 @@ class Task:
 
 @dataclass
 class Covered:
-    """Numbers of tried configs: by release, by stage that accepted them, and by stage that rightly refused them."""
+    """Numbers of tried configs: by release, and accepted or rightly refused in each part of the test, such as "converting"."""
 
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
@@ -59,7 +59,10 @@ class Covered:
 
 
 class Broken(AssertionError):
-    """Raised for a config that breaks a promise. The arguments are the stage and the message."""
+    """Raised for a config that breaks a promise, such as "a written config is read back with the same values".
+
+    The arguments are the part of the test, such as "converting", and the message.
+    """
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Failure:
 
     @property
     def promise(self) -> tuple[str, str]:
-        """The broken promise: the stage, and the message up to the colon before the details."""
+        """The broken promise: the part of the test, and the message up to the colon before the details."""
         return self.stage, self.message.partition(":")[0]
 
     @cached_property

@@ -23,7 +23,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.testing.strategies import Case, configs, entries, part_of, paths_of
 
 Path = tuple[str, ...]
-"""Path of a value in a source: its keys, level by level."""
+"""Path of a value in a source: the keys that lead to the value, the outermost first."""
 
 
 REST = "*"

@@ -1,7 +1,7 @@
 """A grammar of launch scripts: words, conditions, loops and functions, nested as in real scripts.
 
-In a template, a part in angle brackets stands for a text that the rule of this name makes: `⟨word⟩` for one word, `⟨word*2⟩` for
-up to two words with blanks between them. `№` stands for a number that no other template of a script gets.
+In a template, a part in angle brackets stands for a text that the grammar rule of this name makes: `⟨word⟩` for one word,
+`⟨word*2⟩` for up to two words with blanks between them. `№` stands for a number that no other template of a script gets.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ PART = re.compile(r"⟨([a-z -]+)(?:\*(\d))?⟩")
 NAMED = re.compile(r"\$([ABCD])(?=\w)", re.ASCII)
 """Matches `$NAME` directly before a letter, which a shell would read as a part of the name."""
 DEEPEST = 6
-"""Largest depth of nesting; deeper parts are the simplest ones."""
+"""Largest depth of nesting. Parts that are nested deeper get a simple text from `FLAT`."""
 MOST = 60
-"""Largest number of parts in a script; from there on, parts are the simplest ones."""
+"""Largest number of parts in a script. All further parts get a simple text from `FLAT`."""
 
 _GLOBS = (
     "x*",
@@ -996,7 +996,7 @@ FLAT: Mapping[str, str] = {
     "statement": "⟨name⟩=⟨text⟩",
     "command": "$(echo ⟨bare⟩)",
 }
-"""The text that each rule has for parts that are nested too deeply."""
+"""Simple texts by grammar rule, for parts that are nested too deeply or come too late in a script."""
 START = (
     "shopt -s extglob",
     "A=⟨text⟩ B=⟨text⟩ C=⟨text⟩ D=⟨text⟩",
@@ -1041,7 +1041,7 @@ class Writer:
         return " ".join(self.rule(found[1]) for _ in range(int(self.choose(counts))))
 
     def rule(self, name: str) -> str:
-        """Return a text for a part by the rule `name`."""
+        """Return a text for a part, made by the grammar rule `name`."""
         if name in RULES:
             return self.filled(self.choose(RULES[name]))
         self.parts += 1

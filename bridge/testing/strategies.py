@@ -31,7 +31,7 @@ LARGE = 10**6
 EXTRAS = 64
 """Largest number of fields that are tried in addition to the core of a config."""
 NEEDY = 10
-"""Number of fields with required other settings that are tried before all other fields."""
+"""Number of fields that are tried before all others, because they need other settings."""
 # Hypothesis shrinks towards the first element, so shrinking drops fields.
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 40
@@ -72,10 +72,11 @@ class Part:
 
     For mutations:
 
-    - `source`: a config as a mapping that `read` accepts. - `spelled`: the place of a field in that
-    mapping, level by level. - `required`: fields without which a config is refused. - `stranger`: a
-    key that the dialect does not know. - `coerced`: fields whose stack accepts other types for the
-    same value. - `rounds`: true if a batch that does not divide is read, with a finding.
+    - `source`: a config as a mapping that `read` accepts. - `spelled`: the keys that lead to a field
+    in that mapping, the outermost first. - `required`: fields without which a config is refused. -
+    `stranger`: a key that the dialect does not know. - `coerced`: fields whose stack accepts other
+    types for the same value. - `rounds`: true if a global batch that is no multiple of the
+    microbatches of all data ranks is not refused, but gets a finding.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = lambda case: st.just(())

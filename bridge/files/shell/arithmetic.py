@@ -299,7 +299,7 @@ class _Expression:
             end = _closing(self.text, position)
             index, self.position = self.text[position + 1 : end], end + 1
             if "~" in index:
-                raise Unread("releases of bash read ~ in an index differently")
+                raise Unread('the meaning of "~" in an index depends on the release of bash')
         self._next()
         return name, index
 

@@ -66,7 +66,7 @@ def case(reader: Reader, node: Node) -> None:
         reader.source.tokens_of(value.start_byte, value.end_byte)[0] if value is not None else None
     )
     if token is None or token.word is None:
-        raise reader.refuse(node.start_byte, "this form of case is not supported")
+        raise reader.refuse(node.start_byte, 'this form of "case" is not supported')
     text = known(reader.expander.text(token.word, alone=True))
     reader.check_stops()
     reader.scope.status = 0  # that of a case in which nothing fits

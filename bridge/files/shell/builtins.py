@@ -38,9 +38,8 @@ TOOLS = re.compile(
 SET_OPTION = re.compile(r"[-+][abefhkmnptuvxBCEHPTo]+")
 INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 HIDDEN = 0xF0000
-"""First code point of a private range.
-
-It stands for characters after a backslash, so that `read` does not split a line there.
+"""First of the private code points that replace characters after a backslash, so that `read` does not split a line at
+these characters.
 """
 
 
@@ -108,7 +107,7 @@ def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         made = _unknown(reader, "(printf)", str(error))
         reader.scope.status = None
     if target is None and len(called) > 2 and known(called[1]) == "-v":
-        raise reader.refuse(place, "the variable of printf -v is not known")
+        raise reader.refuse(place, 'the variable that "printf -v" sets is not known')
     if target is None:
         reader.write(made)
     else:
@@ -199,7 +198,7 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         text = known(word)
         try:
             if text is None or several(word):
-                reader.expander.forget(spelled(word), "let assigns an unknown value to the variable")
+                reader.expander.forget(spelled(word), '"let" assigns an unknown value to the variable')
                 raise Unread("it is not known")
             reader.answer(bool(reader.expander.evaluated(text)))
         except Unread:
@@ -222,7 +221,7 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     options, names = _options(called[1:], "adnNpitu")
     array = options.get("a")
     if several_names := [name for name in names if name is None]:
-        raise reader.refuse(place, f"{len(several_names)} of the names after read are not known")
+        raise reader.refuse(place, f'{len(several_names)} of the names after "read" are not known')
     targets = [str(name) for name in names]
     unread = sorted(options.keys() & {"n", "N", "u", "t", "s"})
     if unread or reader.scope.input is None:
@@ -396,7 +395,7 @@ def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     count, given = _number(reader, called, 1), reader.scope.given
     # A word of unknown length may be all that is shifted away, or less than that.
     if any(several(word) for word in given[:count]):
-        reader.scope.arguments = (_unknown(reader, "@", "shift removes arguments whose number is not known", loose=True),)
+        reader.scope.arguments = (_unknown(reader, "@", '"shift" removes an unknown number of arguments', loose=True),)
         reader.scope.status = None
     elif count > len(given) or count < 0:
         reader.scope.status = 1
@@ -504,7 +503,7 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
     if value.open:
         reader.scope.set(
             name,
-            Value((_unknown(reader, name, "unset removes an element that is not known", loose=True),), True),
+            Value((_unknown(reader, name, '"unset" removes an element that is not known', loose=True),), True),
         )
         return
     key: int | str = index.strip("'\"") if value.table else arithmetic.value(index, reader.expander)
@@ -543,7 +542,7 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     given = known(path) in INPUT
     text = reader.scope.input if given else opened.content(reader, path)
     if given and text is None:
-        raise reader.refuse(place, "source reads the input of the script, which is not known")
+        raise reader.refuse(place, '"source" reads the input of the script, which is not known')
     if text is not None and is_gone(text):
         reader.scope.status = 1
     elif text is None or any(isinstance(piece, Unknown) for piece in text):
@@ -553,7 +552,7 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
-    """Note a sourced file that is not read.
+    """Record a sourced file that is not read.
 
     It may set every variable, unless it is a file that sets up tools.
     """
@@ -677,8 +676,8 @@ def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.write(_unknown(reader, "(alias)"))
     if reader.scope.may("expand_aliases"):
         raise SourceError(
-            f"{reader.name}: line {reader.source.line(place)}: alias changes the meaning of words, "
-            "and is not supported"
+            f'{reader.name}: line {reader.source.line(place)}: the command "alias" changes the '
+            "meaning of words, and is not supported"
         )
 
 

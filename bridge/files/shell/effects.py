@@ -137,9 +137,8 @@ QUIET = frozenset(
 )
 """Programs that do not change files that a script writes and reads."""
 TRAINERS = frozenset(("python", "env", "time", "nohup", "exec"))
-"""Programs that start an arbitrary other program.
-
-All other starters are assumed to start a training run, which does not write files of the script.
+"""Starters that may start any program. Every other starter, such as `torchrun`, is assumed to start a
+training run, which does not write files of the script.
 """
 OPEN = re.compile(r"(\$\{[^}]*\}|\$\([^)]*\)|\$\w+|`[^`]*`|[*?]|\[[^]]*\])")
 """Matches the parts of a word's spelling whose expansion is not known."""
@@ -157,7 +156,7 @@ def _text(text: str) -> Pieces:
 
 
 def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
-    """Note the files that a program may have changed.
+    """Record the files that a program may have changed.
 
     With `modelled`, the effects of the program are already applied.
     """

@@ -66,10 +66,10 @@ class Runner(Protocol):
         """Return the output of the commands of `source`."""
 
     def stop(self, line: int, problem: str) -> None:
-        """Note that a shell certainly stops at an expansion on `line`."""
+        """Record that a shell certainly stops at an expansion on `line`."""
 
     def doubt(self, line: int) -> None:
-        """Note that a shell possibly stops at an expansion on `line`."""
+        """Record that a shell possibly stops at an expansion on `line`."""
 
     def setter(self, name: str) -> int:
         """Return the line on which the script sets a variable anywhere; 0 if there is none."""
@@ -90,8 +90,7 @@ class Expander:
     def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
         """Set up an expander for the words of `source`.
 
-        `solid` is true while quotes around an empty expansion still make a word, as they do after
-        an operator.
+        `solid` is true once an expansion in the current double quotes makes a word even without text.
         """
         self.source, self.scope, self.runner = source, scope, runner
         self.solid = False
@@ -677,7 +676,7 @@ class Expander:
 
 
 def emptied(pieces: Iterable[Piece | Break]) -> Expanded:
-    """Return the pieces of a script that is started without a given environment: variables that nothing sets are empty."""
+    """Return `pieces` with an empty text for each variable that nothing sets, neither the script nor the user."""
     return [
         Text("", piece.span, piece.quoted, plain=False)
         if isinstance(piece, Unknown) and piece.absent

@@ -17,12 +17,13 @@ AWAY = "?"
 
 @dataclass
 class Files:
-    """The known content of files by key; files in `unsure` may not exist.
+    """The files of a script. `held` is the known content of each file by key; files in `unsure` may
+    not exist.
 
     `folders` are the folders that the script has made. `writer` names a program that may have
-    written any file, with its line; after that, only files in `since` are known, which the script
-    wrote later. `awaited` is the content that background programs leave in files;
-    None if that depends on the order of these programs.
+    written any file, and its line. After that program, only the content of files in `since` is
+    known, which the script wrote later. `awaited` is the content that background programs leave in
+    each file; None if the order of these programs decides the content.
     """
 
     held: dict[str, Pieces] = field(default_factory=dict)
@@ -58,16 +59,16 @@ class Files:
         self.put(key, (Unknown("", NOWHERE, 0, GONE),))
 
     def doubt(self, key: str, content: Unknown) -> None:
-        """Note that a program may have changed or removed a file."""
+        """Record that a program may have changed or removed a file."""
         self.put(key, (content,))
         self.unsure.add(key)
 
     def written(self, program: str) -> None:
-        """Note a program whose output files are not known."""
+        """Record a program whose output files are not known."""
         self.writer, self.since = program, set()
 
     def behind(self, before: Files, line: int) -> None:
-        """Note that files written since the state `before` were written in the background, at an unknown time."""
+        """Record that files written since the state `before` were written in the background, at an unknown time."""
         written = {
             key: content
             for key, content in self.held.items()
@@ -78,7 +79,7 @@ class Files:
             self.awaited[key] = written[key]
 
     def settled(self) -> None:
-        """Note that all background programs have ended."""
+        """Record that all background programs have ended."""
         written, self.awaited = self.awaited, {}
         for key, content in written.items():
             if content is not None:

@@ -33,7 +33,7 @@ MOST_STEPS = 10_000
 def for_(reader: Reader, node: Node) -> None:
     """Read `for NAME in words` or `for ((...))`."""
     if node.children[0].type == "select":
-        raise reader.refuse(node.start_byte, "select asks a person, so the value of the variable after select is not known")
+        raise reader.refuse(node.start_byte, '"select" asks a person, so the value of the variable after "select" is not known')
     tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
     if tokens[1].kind == "counted":
         _counted(reader, node, tokens[1])

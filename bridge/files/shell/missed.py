@@ -1,6 +1,6 @@
 """Lines of a script that look like a training run but were not read as one.
 
-Each has a reason, and the variables that would change this.
+Each line has the reason, and the variables with which the line would be read as a training run.
 """
 
 from __future__ import annotations

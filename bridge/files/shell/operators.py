@@ -93,7 +93,7 @@ def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str
     if after and expander.source.text.startswith("~", after[0].start):
         raise Unread("the home folder is not known")
     if any(char in (("&", True), ("\\", True)) for char in put):
-        raise Unread("releases of bash read & in a replacement differently")
+        raise Unread('the meaning of "&" in a replacement depends on the release of bash')
     pattern = expander.chars(expander.joined(expander.parts(expander.tilde(before, False), False)))
     return pattern, "".join(char for char, _ in put)
 

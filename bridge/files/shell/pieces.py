@@ -57,10 +57,11 @@ class Unknown:
     """A part of a word whose value is known only in a real run: its spelling at `span`, the line,
     and the reason why it is not known.
 
-    With `loose` it is unquoted and may expand to any number of words. With `absent` the script
-    never sets it, so it is empty if the script is started alone; with `perhaps` it may be unset.
-    `at` is the file or folder that it names, if any, relative to the script's first working
-    directory; with `firm` this holds in any working directory.
+    With `loose`, the part is unquoted and may expand to any number of words. With `absent`, the part
+    is a variable that the script never sets, so the part is empty if the script is started alone.
+    With `perhaps`, the variable may be unset. `at` is the file or folder that the part names, if
+    any, relative to the script's first working directory. With `firm`, the part names the same file
+    or folder in any working directory.
     """
 
     spelling: str

@@ -204,11 +204,11 @@ def _places(said: str) -> list[tuple[int, int]]:
     for part in said.split(","):
         told = re.fullmatch(r"(\d{0,6})(-?)(\d{0,6})", part)
         if told is None or not (told[1] or told[3]) or (told[2] == "" and told[3]):
-            raise Unread("this list of cut is not supported")
+            raise Unread('this list of fields or characters for "cut" is not supported')
         low = int(told[1] or "1")
         found.append((low, int(told[3]) if told[3] else MOST if told[2] else low))
     if any(low < 1 or high < low for low, high in found):
-        raise Unread("this list of cut is not supported")
+        raise Unread('this list of fields or characters for "cut" is not supported')
     return found
 
 

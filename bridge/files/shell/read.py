@@ -196,15 +196,15 @@ class Reader:
         return SourceError(f"{self.name}: line {self.source.line(place)}: {problem}")
 
     def stop(self, line: int, problem: str) -> None:
-        """Note that a shell certainly stops at an expansion on `line`."""
+        """Record that a shell certainly stops at an expansion on `line`."""
         self.stops.append((line, problem))
 
     def doubt(self, line: int) -> None:
-        """Note that a shell possibly stops at an expansion on `line`."""
+        """Record that a shell possibly stops at an expansion on `line`."""
         self.scope.doubting = self.scope.doubting or line
 
     def check_stops(self) -> None:
-        """Raise `SourceError` if an expansion was noted at which a shell stops."""
+        """Raise `SourceError` if an expansion was recorded at which a shell stops."""
         if not self.stops:
             return
         Stopped.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
@@ -257,12 +257,12 @@ class Reader:
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
     def awaited(self) -> None:
-        """Note that all background commands have started, so that no command can be killed before its start."""
+        """Record that all background commands have started, so that no command can be killed before its start."""
         if not self.branch:
             self.jobs.clear()
 
     def killed(self, place: int) -> None:
-        """Note that background commands may be killed before they start."""
+        """Record that background commands may be killed before they start."""
         for first, last in self.jobs:
             self._maybe(first, last, self.source.line(place))
 
@@ -412,7 +412,7 @@ class Reader:
         return scope
 
     def failing(self, inner: Scope) -> None:
-        """Note that this shell may stop because an inner shell may have stopped, under `set -e`."""
+        """Record that this shell may stop under `set -e`, because an inner shell may have stopped."""
         doubt = inner.doubted or inner.doubting
         if doubt and not self.scope.doubted:
             self.scope.status = None
@@ -866,7 +866,7 @@ class Reader:
     ) -> None:
         """Read text as shell code, in `scope` if given.
 
-        The words `before` start the commands in it.
+        The words `before` are put before the words of each command in the text.
         """
         if self.depth >= DEEPEST:
             raise self.refuse(place, "a shell starts itself without end; is this the right file?")

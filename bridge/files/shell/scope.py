@@ -110,8 +110,8 @@ MOVING = frozenset(
 """Variables of the shell whose value is not known even after an assignment."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 COUNTER = "OPTIND"
-"""Name of the variable with the index of the next word of `getopts`, which the shell sets at its
-start.
+"""Name of the variable that holds the index of the next word for `getopts`. A shell sets the variable when the shell
+starts.
 """
 
 
@@ -145,7 +145,7 @@ class Value:
     def at(self, key: int | str) -> Pieces | None:
         """Return the element at an index; None if there is none.
 
-        It is unknown if an earlier word may expand to any number of words.
+        The element's value is unknown if an earlier word may expand to any number of words.
         """
         if self.table and self.open:
             return next(word for word in self.words if several(word))
@@ -541,7 +541,7 @@ class Scope:
             )
 
     def moved(self) -> None:
-        """Note that the script assigned OPTIND.
+        """Record that the script assigned OPTIND.
 
         With a number below 2, `getopts` starts again. With any other value, its position within a word
         becomes unknown.
@@ -658,9 +658,11 @@ class Scope:
 
 
 COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported")
-"""Names of fields, besides variables. If an iteration of a loop changes none of them, further iterations change nothing."""
+"""Names of fields that are compared after an iteration of a loop, in addition to the variables. If the iteration has
+changed nothing in them, further iterations change nothing either.
+"""
 _NOWHERE = Value(((Text("", NOWHERE),),), keys=(0,))
-"""The hidden value of a variable that was not set when it was hidden."""
+"""Stands for the value of an unset variable, in the state that a local variable of the same name hides."""
 
 
 def _both(one: Scope, other: Scope, branch: Branch) -> Scope:

@@ -92,7 +92,7 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         scope.at_exit = text or None
     if "ERR" in names:
         if scope.frames:
-            raise reader.refuse(place, "a trap for errors that a function sets is not supported")
+            raise reader.refuse(place, "a function sets a trap for errors, which is not supported")
         scope.at_error = text or None
     kept = {name: found for name, found in scope.traps.items() if name not in names}
     scope.traps = kept if text is None else {**kept, **dict.fromkeys(names & NUMBERS.keys(), text)}
@@ -178,7 +178,7 @@ def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> N
         return
     if signal not in NUMBERS or signal in STOPPING:
         problem = f"the effect of the signal {signal} on the shell is not known"
-        raise reader.refuse(place, problem if signal else "the signal that kill sends is not known")
+        raise reader.refuse(place, problem if signal else 'the signal that "kill" sends is not known')
     text = scope.traps.get(signal) if signal != "KILL" else None
     if text is None and signal not in IGNORED:
         scope.status = before

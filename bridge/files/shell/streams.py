@@ -314,7 +314,7 @@ def ordered(text: str, flags: str) -> str:
     ):
         lines.sort()
     else:
-        raise Unread("the order of sort depends on the locale of the machine")
+        raise Unread('the order of lines after "sort" depends on the locale of the machine')
     if "u" in flags:
         lines = list(dict.fromkeys(lines))
     return "".join(f"{line}\n" for line in (reversed(lines) if "r" in flags else lines))

@@ -398,7 +398,7 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     ):
         raise reader.refuse(
             word.start,
-            "braces and an expansion that a shell splits are not supported in one argument of declare",
+            'braces and an expansion that a shell splits are not supported in one argument of "declare"',
         )
     return [Word(word.start, word.end, parts) for parts in choices]
 

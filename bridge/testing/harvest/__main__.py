@@ -186,7 +186,7 @@ def _print(heading: str, lines: Iterable[str]) -> None:
 def judged(todo: Job) -> None:
     """Record the release's results for generated configs, and print how our reader differs from it."""
     if find_spec(f"compat.{todo.stack}.runtime.real") is None:
-        print(f"{todo.stack}: no configs are judged, because it has no runtime/real.py")
+        print(f"{todo.stack}: no configs are judged, because the stack has no runtime/real.py")
         return
     from bridge.testing.harvest.verdicts import Side, verdicts
 
@@ -196,7 +196,7 @@ def judged(todo: Job) -> None:
     counts = ", ".join(f"{tally.sides[side]} {side.value}" for side in Side)
     print(f"{tally.sides.total()} generated configs: {counts}")
     _print("left out", decide.disagreements(tally.lacking))
-    _print("refused only by our reader, because no run trains with it", decide.disagreements(tally.stricter))
+    _print("refused only by our reader, because no run trains with such a config", decide.disagreements(tally.stricter))
     _print("differences to decide", decide.disagreements(tally.differences))
     if todo.tests is not None:
         write_all(

@@ -111,7 +111,8 @@ def plain(value: Any) -> Any:
 def declared(path: Path, name: str) -> Iterator[Row]:
     """Yield the fields that a class declares itself, or the parameters of a function: name, type and default.
 
-    A default that is not a literal is the text of its expression. Nothing without such a class or function.
+    A default that is not a literal is the text of its expression. Yields nothing if there is no such class
+    or function.
     """
     tree = _parsed(path)
     kinds = ast.ClassDef | ast.FunctionDef

@@ -1,4 +1,4 @@
-"""Tells what this machine lacks from what a stack refuses: a missing package, device or file is no word of the stack."""
+"""Separates the refusals of a stack from errors that only say what this machine lacks: a package, a device or a file."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a release, by file: `rows` with windows of releases, and `gathered` names of all releases.
+    """The facts of a release, by file. Each of the `rows` holds for a window of releases. `gathered` are names that are
+    collected from all releases.
 
     `unread` are messages about facts that could not be read.
     """
@@ -127,7 +128,7 @@ def _key(row: Mapping[str, Any], keys: Sequence[str]) -> tuple[str, ...]:
 def _same(row: Row | None) -> str:
     """Return a row as text for comparisons.
 
-    All spellings of a type are equal in it, also with `| None`.
+    Rows that differ only in the spelling of a type, or in `| None`, have equal texts.
     """
     if row is None:
         return ""

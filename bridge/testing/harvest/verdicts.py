@@ -53,9 +53,10 @@ class Asked:
 
 @dataclass
 class Tally:
-    """Results for the configs: rows by verdict (true: accepted), the number of configs for each
-    side, and the number of times that each difference, each refusal that the release's parser leaves
-    to its run, and each reason to leave a config out occurred.
+    """Results for the configs: rows by verdict (true: accepted), and the number of configs for each
+    side. The other counters have texts, and the number of configs for each text. `differences`: how
+    our reader differs from the release. `stricter`: why only our reader refuses a config with which
+    no run trains. `lacking`: why a config was left out.
     """
 
     rows: dict[bool, list[Row]] = field(default_factory=lambda: {True: [], False: []})
@@ -118,11 +119,11 @@ def verdicts(process: Process, dialect: Dialect, version: str, count: int, tick:
     for number, one in enumerate(_questions(dialect, version, count)):
         tick(number, count)
         if one is None:
-            tally.leave_out("nothing that the release can be asked")
+            tally.leave_out("the release cannot be asked about the config")
             continue
         answer = process.ask(one.question)
         if "lacks" in answer:
-            tally.leave_out(f"this machine lacks what it needs: {kind(answer['lacks'])}")
+            tally.leave_out(f"this machine lacks what the config needs: {kind(answer['lacks'])}")
             continue
         _count(tally, one, answer, dialect, version)
     return tally
@@ -160,7 +161,10 @@ def _side(one: Asked, refused: str) -> Side:
 
 
 def _telling(dialect: Dialect, version: str, one: Asked, held: Row) -> Row:
-    """Return the values that differ from their defaults; a class may be named before the path."""
+    """Return the release's values that differ from their defaults, for paths that our reader has, too.
+
+    A path may begin with the name of a class, which the paths of the defaults do not have.
+    """
     usual = dialect.defaults(version)
     names = {path: path if path in usual else path.rpartition(".")[2] for path in held}
     return {
@@ -185,8 +189,8 @@ def _questions(dialect: Dialect, version: str, count: int) -> Iterator[Asked | N
 
 
 def _crossings(valid: Sequence[Config], count: int) -> Iterator[tuple[Config, Mapping[str, Any]]]:
-    """Yield valid configs, each with its source after some settings were dropped and some taken from
-    another config: they need not fit each other.
+    """Yield pairs of a valid config and a changed copy of its source. Some settings of the copy are
+    dropped, and some are taken from another config, so the settings need not fit each other.
     """
     files = [config for config in valid if config.entry == entries(config.dialect)[0]]
     for number in range(count if len(files) > 1 else 0):

@@ -22,11 +22,11 @@ from bridge.testing.harvest.rows import Facts
 from bridge.testing.harvest.source import locate
 
 PLACES = "places.json"
-"""Name of the file that lists the functions named by rules and checks."""
+"""Name of the file that lists the functions that rules and checks name."""
 
 
 def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
-    """Return the release's answer to a question: "facts", "installed", or a question of `real.posed`."""
+    """Return the release's answer to a question: "facts", "installed", or a config as the stack's `real.posed` gives it."""
     if question == "facts":
         return _facts(stack, *tree)
     real = import_module(f"compat.{stack}.runtime.real")

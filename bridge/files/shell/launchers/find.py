@@ -76,7 +76,7 @@ class Walk:
         return any(STARTERS[link.name].apart for link in self.links if link.name in STARTERS)
 
     def run(self) -> Walk:
-        """Walk from the first word."""
+        """Search the words from the first one on. Returns this walk, in which the result is stored."""
         at: int | None = 0
         while at is not None and at < len(self.words):
             at = self._step(at)
