@@ -51,7 +51,7 @@ LIMITS: Mapping[str, Limit] = {
     "optimizer.nesterov": Limit((False,), "the engine's sgd has no Nesterov form; leave it off", Effect.NUMBERS),
     "optimizer.update_scale": Limit((), "the engine has no Muon; leave this field unset", Effect.NUMBERS),
     "optimizer.amsgrad": Limit((False,), "the engine's Adam has no amsgrad; leave it off", Effect.NUMBERS),
-    "optimizer.bias_correction": Limit((True,), "the engine's Adam always corrects the moments' bias; leave this field on", Effect.NUMBERS),
+    "optimizer.bias_correction": Limit((True,), "the engine always corrects the moments' bias; leave this on", Effect.NUMBERS),
     "optimizer.embedding_lr": Limit((1.0,), "the engine has one learning rate; leave this field unset", Effect.NUMBERS),
     "optimizer.output_lr": Limit((1.0,), "the engine has one learning rate; leave this field unset", Effect.NUMBERS),
     "adapters.rank": Limit((), "the engine has no adapters; leave this field unset", Effect.NUMBERS),

@@ -193,7 +193,7 @@ class Gradients:
         return partial(_take if first else _add, wait, shard, part)
 
     def _zero_untouched(self, flat: Flat, whole: Tensor) -> None:
-        """Set the elements of `whole` to zero to which no gradient was written in this step: the
+        """Set to zero the elements of `whole` to which no gradient was written in this step: the
         padding, and the places of parameters without a gradient. These elements still have values
         of another stage or step.
         """

@@ -157,9 +157,9 @@ class Distance:
     far the run went in the direction of the other run's changes; 1 means just as far. `tensor` names
     the tensor with the largest relative difference, and `worst` is this difference. `scale` is a
     text on the first step with another loss scale, or empty. In a distance that measures rounding,
-    `floor` is a factor for `LOSS` and `UPDATE`, the differences that are always allowed. `noise` names tensors that
-    change only by rounding: their exact gradients are zero, as for biases of keys, and Adam turns
-    rounding errors into full steps.
+    `floor` is a factor for `LOSS` and `UPDATE`, the differences that are always allowed. `noise`
+    names tensors that change only by rounding: their exact gradients are zero, as for biases of
+    keys, and Adam turns rounding errors into full steps.
     """
 
     loss: float

@@ -251,9 +251,9 @@ class _Pass:
     """A forward pass of the model that ends with the row of blocks after the segment at `place`, or
     with the model if there is no such row.
 
-    `values` has the tensors of earlier layers, by number; the segment adds its own. `real` is false if
-    substitutes replace the modules of the segment too. `calls` are the calls of the blocks in the
-    row.
+    `values` has the tensors of earlier layers, by number; the segment adds its own. `real` is false
+    if substitutes replace the modules of the segment too. `calls` are the calls of the blocks in
+    the row.
     """
 
     place: int
