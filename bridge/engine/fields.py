@@ -29,10 +29,10 @@ class Limit:
 
 
 LIMITS: Mapping[str, Limit] = {
-    "parallel.context": Limit((1,), "the engine does not split attention by tokens; use 1", Effect.NUMBERS),
-    "parallel.expert": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
-    "parallel.expert_tensor": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
-    "model.experts": Limit((1,), "the engine has no experts; use 1", Effect.NUMBERS),
+    "parallel.context": Limit((1,), "the engine does not split attention by tokens; set this field to 1", Effect.NUMBERS),
+    "parallel.expert": Limit((1,), "the engine has no experts; set this field to 1", Effect.NUMBERS),
+    "parallel.expert_tensor": Limit((1,), "the engine has no experts; set this field to 1", Effect.NUMBERS),
+    "model.experts": Limit((1,), "the engine has no experts; set this field to 1", Effect.NUMBERS),
     "optimizer.name": Limit(("adam", "adamw", "sgd", "lion"), "use adam, adamw, sgd or lion", Effect.NUMBERS),
     "precision.fp8": Limit((), "the engine has no matrix products in 8 bits; leave this field unset", Effect.NUMBERS),
     "zero.replicas": Limit((1,), "shards are spread over all data ranks"),

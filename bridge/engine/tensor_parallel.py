@@ -206,8 +206,8 @@ class _Product(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """The output of a split layer: the sum of all ranks' outputs. Without sequence parallelism, the
-    sum overwrites `outputs`.
+    """The output of a split layer: the sum of all ranks' outputs. With sequence parallelism, each
+    rank gets its token slice of the sum. Without, the sum overwrites `outputs`.
     """
 
     @staticmethod

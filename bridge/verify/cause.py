@@ -157,8 +157,8 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
     """Return the names of settings that are not carried into the plan, if they cause the
-    difference. To find out, the plan is written as a config again: the lost settings are the cause
-    if the stack runs this config with the numbers `wanted`.
+    difference. To find out, the plan is written as a config again. The lost settings are the cause
+    if the stack trains with the numbers `wanted` on this config.
     """
     config, backend = suspect.config, suspect.backend
     try:

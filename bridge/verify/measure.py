@@ -76,9 +76,9 @@ class StrandedError(RuntimeError):
 def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
     """Train `steps` steps, and return the same numbers on all ranks.
 
-    With `padded`, the second half of every third sample has no targets. If a rank fails, every rank
-    raises `BridgeError`. If a rank fails while other ranks wait for it in a collective, the failed
-    rank raises `StrandedError`.
+    With `padded`, the second half of every third sample has no targets. If a rank fails while other
+    ranks wait for it in a collective, the failed rank raises `StrandedError`. If a rank fails
+    otherwise, every rank raises `BridgeError`.
     """
     found, problem = _attempt(run, workload, steps, padded)
     # A rank that failed waits for the others to fail as well. If they do not, they are in a

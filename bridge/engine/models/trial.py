@@ -114,12 +114,12 @@ class Trial:
 
 
 def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
-    """Return the names of the module lists that contain the blocks. In such a list, each module
-    takes the output of the module before it.
+    """Return the names of the module lists that contain the blocks. In such a list, a module takes
+    the output of the module before it.
 
-    If the model's own plan for pipelines names some of these lists, only those are returned. If
-    there is no such list, the largest list that is called is returned. Raises `Uncut` if there is
-    no list at all.
+    If the model's own plan for pipelines names some of these lists, only those are returned. If no
+    list has such modules, the result is the lists that this plan names, or else the largest list.
+    Raises `Uncut` if there is no list at all.
     """
     outer = _outer(model)
     children = {
