@@ -60,8 +60,7 @@ def owners(engine: Engine) -> dict[str, int]:
 
 
 def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
-    """Yield the buffers of which this rank is the first pipeline rank that updates them, by name.
-    """
+    """Yield, by name, each buffer whose pipeline rank in `owners` is the rank of this process."""
     found = owners(engine)
     yield from (
         (name, tensor)

@@ -302,14 +302,14 @@ def _complete(name: str, tensor: Tensor) -> Part:
 
 
 def _copy(engine: Engine) -> int:
-    """Return the number of this rank's copy of the buffers. Each pair of a data rank and a tensor
+    """Return the index of this rank's copy of the buffers. Each pair of a data rank and a tensor
     rank has one copy.
     """
     return engine.data.index * engine.tensor.size + engine.tensor.index
 
 
 def _copies(engine: Engine) -> list[int]:
-    """Return the numbers of the copies of buffers that are written: the first copy, and all copies
+    """Return the indices of the copies of buffers that are written: the first copy, and all copies
     that differ from the first. Copies differ with BatchNorm, for example, because each data rank
     averages its own microbatches.
     """
@@ -321,8 +321,9 @@ def _copies(engine: Engine) -> list[int]:
 
 
 def _saved_copy(engine: Engine, state: State, name: str) -> str:
-    """Return the name under which this rank reads a buffer from the checkpoint. If the layout is
-    that of the checkpoint, the rank reads its own copy, if there is one, and else the first copy.
+    """Return the name under which this rank reads a buffer from the checkpoint. The rank reads
+    its own copy if the checkpoint has this copy, and the same numbers of data and tensor ranks as
+    this run. Otherwise it reads the first copy.
     """
     own = f"{BUFFERS}/{_copy(engine)}/{name}"
     alike = state.copies == (engine.data.size, engine.tensor.size)

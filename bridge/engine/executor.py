@@ -48,7 +48,7 @@ class Feed:
     """Functions that the executor calls during a step.
 
     `inputs(microbatch)` returns the input of the first stage. `output(microbatch, value)` receives
-    the output of the last stage, a second time if it is recomputed. `root(microbatch)` returns the
+    the output of the last stage, twice if the stage is recomputed. `root(microbatch)` returns the
     tensor from which backward starts. `draw(microbatch)` returns the seeds for random numbers.
     `received(microbatch, tensors)` returns the input of a stage that is made of tensors from
     another rank. `turn` is the number of the current forward pass, and `reached(turn)` returns
@@ -287,7 +287,7 @@ class Executor:
 
     def _starts(self, action: Action, feed: Feed) -> tuple[list[Any], list[Tensor | None]]:
         """Return the roots from which the backward of a microbatch on a stage starts, and a
-        gradient for each root. Roots that get no gradient are left out.
+        gradient for each root (None for the loss). Roots that get no gradient are left out.
         """
         stage, _, microbatch = action
         self._visit()
@@ -347,8 +347,8 @@ class Executor:
             self.open[action.stage, action.microbatch] = left
 
     def _reduce_due(self, stage: int) -> None:
-        """Start the reductions that have to follow, now that gradients of `stage` have been
-        written. The last reduction of a stage is left to the action that reduces.
+        """Reduce the flats that `residency.reductions` lists for this writing of gradients of
+        `stage`. After the last writing in a step, the action that reduces the stage does this.
         """
         writer, self._written = self._written, self._written + 1
         if self._final[self.local[stage]] != writer:

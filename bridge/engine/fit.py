@@ -17,7 +17,7 @@ from bridge.plan import Plan
 from bridge.rules import Effect
 
 ONE = ("parallel.context", "parallel.expert", "parallel.expert_tensor", "model.experts")
-"""Plan fields with sizes of which the engine runs only the value 1."""
+"""Plan fields for which the engine supports only the value 1."""
 
 STAGES = ("stages.rule", "stages.boundaries", "stages.layers_per_stage")
 ORDER = ("schedule.name", "schedule.virtual", "schedule.group", "schedule.csv")
@@ -54,8 +54,8 @@ def fit(plan: Plan, world: int, shape: Architecture) -> tuple[Plan, tuple[Findin
 
 def _changes(values: Mapping[str, Any], world: int, shape: Architecture) -> dict[str, Any]:
     """Return the plan fields to change, with their new values. The number of tensor ranks is chosen
-    first. Then the pipeline gets as many ranks as ranks, layers and microbatches allow, up to the
-    number in the plan.
+    first. The number of pipeline ranks is then the largest one, up to the number in the plan, that
+    divides the remaining ranks and for which a pipeline can be built.
     """
     # Tensor ranks have to divide both the ranks and the heads, and should divide the number that
     # was asked for.

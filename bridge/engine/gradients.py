@@ -27,9 +27,9 @@ class Gradients:
     If data ranks exchange gradients in another format than they accumulate in, a rounded copy is
     sent; a single rank rounds too. In fp16, each rank adds only `share` of its gradients to the
     sum, so that the sum overflows only if the mean does. `holders` are the groups of pipeline ranks
-    that hold the same parameters and sum their gradients. Shared buffers, and slices apart from
-    them, have memory only from backward to the end of the step, because activations take the most
-    memory when backward begins.
+    that hold the same parameters and sum their gradients. Shared buffers, and the slices of flats
+    that use them, have memory only from backward to the end of the step, because activations take
+    the most memory when backward begins.
     """
 
     def __init__(
@@ -193,8 +193,9 @@ class Gradients:
         return partial(_take if first else _add, wait, shard, part)
 
     def _zero_untouched(self, flat: Flat, whole: Tensor) -> None:
-        """Set to zero what no gradient was written to in this step: the padding, and the places of
-        parameters without a gradient. They hold old values of another stage or step.
+        """Set to zero the elements of `whole` to which no gradient was written in this step: the
+        padding, and the places of parameters without a gradient. These elements still have values
+        of another stage or step.
         """
         whole[flat.size :].zero_()
         for slot in flat.slots:

@@ -24,8 +24,8 @@ class LossScaler:
 
     If `window` is None, the scale is constant. `good` is the number of good steps since the last
     change, and `tolerated` the number of overflows that may still happen without a change. The
-    first doubling in a run, and the first after an overflow, come `lead` good steps later than the
-    window says. With `refill`, a good step resets `tolerated`. With `final`, an overflow at the
+    first doubling in a run, and the first after an overflow, come `lead` good steps later than
+    `window` says. With `refill`, a good step resets `tolerated`. With `final`, an overflow at the
     minimum ends the run.
     """
 

@@ -25,8 +25,7 @@ OTHERS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "optimizer.amsgrad": ((None, False), "a plain loop does not have amsgrad"),
     "adapters.rank": ((None,), "a plain loop trains the model without adapters"),
 }
-"""For plan fields, the values with which these loops can run, and the reason why they run no other
-value.
+"""For plan fields, the values that a plain loop supports, and the reason why it supports no others.
 """
 
 
@@ -87,9 +86,9 @@ def _refused(plan: Plan) -> Iterator[str]:
     values = plan.values()
     name, compute = plan.optimizer.name, plan.precision.compute
     if name not in OPTIMIZERS:
-        yield f"optimizer.name: found {name}; a plain loop here takes {', '.join(filter(None, OPTIMIZERS))}"
+        yield f"optimizer.name: found {name}; a plain loop supports only {', '.join(filter(None, OPTIMIZERS))}"
     if compute not in FORMATS:
-        yield f"precision.compute: found {compute}; a plain loop here runs fp32, or bf16 under autocast"
+        yield f"precision.compute: found {compute}; a plain loop supports only fp32, or bf16 under autocast"
     yield from (
         f"{path}: found {values[path]}; {why}"
         for path, (runs, why) in OTHERS.items()

@@ -44,7 +44,7 @@ class Prepared:
         sample: Any = None,
         targets: bool = False,
     ) -> Prepared:
-        """Build these parts for `world` ranks.
+        """Build these parts of an engine for `world` ranks.
 
         `names` are the names of the layers in each stage. `sample` is a batch that the model
         accepts; if `targets` is true, the last element of the batch are the targets. Raises

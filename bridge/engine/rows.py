@@ -28,7 +28,7 @@ OTHERS = (MASK, POSITIONS, "token_type_ids")
 LABELS, TARGETS, SECOND = "labels", "targets", "1"
 """Names that labels and targets may have in a batch. A label is at the position of its own token,
 as models of Hugging Face expect. A target is at the position of the token before. "1" is the second
-element of a tuple, which may have either.
+element of a tuple, which may be labels or targets.
 """
 
 
@@ -69,7 +69,7 @@ class Rows:
             name: _plane(where, name, tensors[name], tokens) for name in OTHERS if name in tensors
         }
         SourceError.raise_if(
-            f"{problem}; expected tokens, labels, {', '.join(OTHERS)}; leave it out" for problem in odd
+            f"{problem}; expected tokens, labels, {', '.join(OTHERS)}; leave this tensor out" for problem in odd
         )
         targets = _targets(where, tensors, tokens, others.get(MASK))
         planes = torch.stack([tokens.long(), *others.values()], 1)

@@ -347,7 +347,7 @@ class Engine:
         if any(flat.sharded or not flat.master_is_weight for flat in self.gradients.flats.values()):
             raise BridgeError(
                 "gradients_of: found weights that are sharded or cast from masters;"
-                " use zero.stage 0 and one format for all, or train_batch"
+                " use zero.stage 0 and the same number format for weights and masters, or call train_batch"
             )
         self._pass(batches)
         squares, loss, weight = self._reduced()
@@ -527,8 +527,8 @@ class Engine:
                 )
 
     def _refuse_parts(self) -> None:
-        """Raise an error unless microbatches run one after the other, which is so depth first on
-        one pipeline rank.
+        """Raise an error unless the schedule is depth first. In other schedules, microbatches do
+        not run one after the other.
         """
         if self.pipeline.schedule.name != "depth_first":
             raise BridgeError(

@@ -206,8 +206,8 @@ class _Product(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """The output of a split layer: the sum of all ranks' outputs. Without sequence parallelism, the
-    sum overwrites `outputs`.
+    """The output of a split layer: the sum of all ranks' outputs. With sequence parallelism, each
+    rank gets its token slice of the sum. Without, the sum overwrites `outputs`.
     """
 
     @staticmethod
@@ -354,8 +354,8 @@ class Entrance:
 
 
 class Inside(Entrance):
-    """The common input of split layers within a region. Here sequences are whole already, and the
-    gradient is summed at the beginning of the region.
+    """The common input of split layers within a region (`Tokens.regions`). Tokens are gathered at
+    the beginning of the region, and there the gradient is summed too.
     """
 
     def __call__(self, inputs: Tensor, user: ColumnLinear | VocabularyLinear) -> Tensor:
@@ -562,8 +562,8 @@ class Conversion:
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
         self.alone = split if plan.tokens is None else replace(split, sequence=False)
-        """How layers outside of regions exchange activations. If hooks split the model's stream by
-        tokens, these layers get whole sequences all the same.
+        """How layers outside of `Tokens.regions` exchange activations. If hooks split the model's
+        stream by tokens, these layers get whole sequences all the same.
         """
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []
@@ -689,7 +689,7 @@ class Conversion:
 
     def _split_at(self, name: str) -> Split:
         """Return how the activations of a layer are split. If hooks split the model's stream by
-        tokens, layers get whole sequences, except in regions.
+        tokens, layers get whole sequences, except in `Tokens.regions`.
         """
         tokens = self.plan.tokens
         return (

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSource:
-    """Tells traces about an engine."""
+    """The source through which traces read the tensors of an engine."""
 
     engine: Engine
 

@@ -111,13 +111,11 @@ class Weights:
         return [list(flat.pieces(self.group.index)) for flat in self.layout.flats if flat.trainable]
 
     def masters_apart(self) -> Iterable[Tensor]:
-        """Return the masters that are copies, apart from the weights that are cast from them."""
+        """Return the masters that are stored outside the weight buffers."""
         return self._beside("master")
 
     def stored(self) -> Iterable[Tensor]:
-        """Yield all whole buffers, and the slices of frozen flats that are stored apart from a
-        buffer.
-        """
+        """Yield all whole buffers, and the slices of frozen flats that are stored outside them."""
         yield from self.buffers.values()
         yield from self._beside("weights")
 

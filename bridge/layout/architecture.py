@@ -79,7 +79,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Widths of multi-head latent attention. `query` and `kv` are the ranks of the low-rank
+    """Widths of multi-head latent attention. `query` and `kv` are the inner widths of the low-rank
     projections; if `query` is 0, queries have no low-rank projection. `plain`, `rotary` and `value`
     are the widths of the parts of a head.
     """

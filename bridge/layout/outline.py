@@ -124,7 +124,7 @@ class Outline:
 
     def kind(self, rank: int) -> tuple[int, int, int]:
         """The pipeline, tensor and shard coordinates of `rank`, as a tuple. Ranks with the same
-        tuple store as many bytes and have the same traffic.
+        tuple store the same number of bytes and have the same traffic.
         """
         sizes, place = self.mesh.sizes, self.mesh.coordinates(rank)
         return *self._at(rank), place["data"] * sizes["context"] + place["context"]

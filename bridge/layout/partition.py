@@ -24,8 +24,8 @@ leading layer always gets its own stage.
 class Layers:
     """Numbers of layers and of parameters, by which a partition rule cuts a model into stages.
     `count` includes `leading` layers (embeddings) and `trailing` layers (final norm, output head).
-    `parameters` has the number of elements of each layer; only the rule `parameters` needs it, and
-    `together`.
+    `parameters` has the number of elements of each layer; only the rule `parameters` and the
+    function `together` need these numbers.
     """
 
     count: int
@@ -102,7 +102,8 @@ def carry(count: int, size: Fraction) -> Boundaries:
 
 def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
     """Return the boundaries of stages, each of which ends with the layer at which the stage's cost
-    reaches `size`, as in Fast-LLM. A cost above `size` is not taken into account in the next stage.
+    reaches `size`, as in Fast-LLM. The cost of each stage counts from 0, even if the stage
+    before it costs more than `size`.
     """
     boundaries, cost = [0], 0.0
     for index, layer in enumerate(costs, 1):

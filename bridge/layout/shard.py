@@ -404,7 +404,7 @@ class Layout:
 
     @property
     def level(self) -> int:
-        """The ZeRO level at which a run has such flats and buffers."""
+        """The ZeRO level that leads to the flats and buffers of this layout."""
         if not any(flat.sharded for flat in self.flats):
             return 0
         if any(flat.weight_shared for flat in self.flats):

@@ -75,8 +75,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Cure:
-    """A changed config that its stack runs with the numbers that the config's plan gives on the
-    reference engine. `words` names the changes by the stack's own settings.
+    """A changed config for which two runs agree: the config on its own stack, and the config's plan
+    on the reference engine. `words` names the changes by the stack's own settings.
     """
 
     words: str
@@ -157,8 +157,8 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
     """Return the names of settings that are not carried into the plan, if they cause the
-    difference. To find out, the plan is written as a config again: the lost settings are the cause
-    if the stack runs this config with the numbers `wanted`.
+    difference. To find out, the plan is written as a config again. The lost settings are the cause
+    if the stack trains with the numbers `wanted` on this config.
     """
     config, backend = suspect.config, suspect.backend
     try:
@@ -173,8 +173,8 @@ def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measur
 
 
 def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
-    """Yield findings of `config` about numbers that at least one of the cures does not have. Such a
-    finding is a known defect of the stack.
+    """Yield the findings of `config` that concern numbers and are missing from at least one of the
+    changed configs in `cures`. Such a finding is a known defect of the stack.
     """
     healed = [{finding.id for finding in cure.config.findings} for cure in cures]
     for finding in config.findings:
@@ -185,8 +185,8 @@ def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
 
 
 def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) -> bool:
-    """Return whether the stack runs the changed config with the numbers of the config's plan.
-    Return False if the config or its plan does not run.
+    """Return whether two runs agree: the changed config on its own stack, and the plan of this
+    config on the reference engine. Return False if one of them does not run.
     """
     try:
         plan = suspect.meaning(changed)

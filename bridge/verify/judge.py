@@ -318,9 +318,8 @@ class Court:
         config, if there is one. Otherwise, or if that script fails, a script of stagebridge runs
         it.
         """
-        title = f"{backend.title} {backend.release or ''}".strip() + (
-            ", with the written script and model" if script else ""
-        )
+        stack = f"{backend.title} {backend.release or ''}".strip()
+        title = f"{stack}, with the written script and model" if script else stack
         run = partial(
             self.bench.measure,
             Run(backend, self.pair.config(side), script=script),

@@ -76,9 +76,9 @@ class StrandedError(RuntimeError):
 def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
     """Train `steps` steps, and return the same numbers on all ranks.
 
-    With `padded`, the second half of every third sample has no targets. If a rank fails, every rank
-    raises `BridgeError`. If a rank fails while other ranks wait for it in a collective, the failed
-    rank raises `StrandedError`.
+    With `padded`, the second half of every third sample has no targets. If a rank fails while other
+    ranks wait for it in a collective, the failed rank raises `StrandedError`. If a rank fails
+    otherwise, every rank raises `BridgeError`.
     """
     found, problem = _attempt(run, workload, steps, padded)
     # A rank that failed waits for the others to fail as well. If they do not, they are in a
@@ -157,9 +157,9 @@ class Distance:
     far the run went in the direction of the other run's changes; 1 means just as far. `tensor` names
     the tensor with the largest relative difference, and `worst` is this difference. `scale` is a
     text on the first step with another loss scale, or empty. In a distance that measures rounding,
-    `floor` is the part of `LOSS` and `UPDATE` that is always allowed. `noise` names tensors that
-    change only by rounding: their exact gradients are zero, as for biases of keys, and Adam turns
-    rounding errors into full steps.
+    `floor` is a factor for `LOSS` and `UPDATE`, the differences that are always allowed. `noise`
+    names tensors that change only by rounding: their exact gradients are zero, as for biases of
+    keys, and Adam turns rounding errors into full steps.
     """
 
     loss: float

@@ -108,13 +108,10 @@ class Given:
             )
             blind = self._blind()
             if blind:
-                advice = (
-                    "torch's attention gives zeros for these tokens, Megatron's does not; "
-                    "set the labels of these tokens to -100"
-                )
                 yield (
                     f"{engine.name}: attention_mask: row {blind[0]} has losses at tokens that "
-                    f"cannot attend to any token; {advice}"
+                    "cannot attend to any token; torch's attention gives zeros for these tokens, "
+                    "Megatron's does not; set the labels of these tokens to -100"
                 )
             positions = self.rows.named(self.rows.planes).get("position_ids")
             rotary = lift(self.model).model.embedding.positions == "rotary"

@@ -27,8 +27,8 @@ Side = Literal["source", "target"]
 class Pair:
     """A config (the source) and its translation (the target), both made small, with their plans.
     `told` are the findings of `convert` about numbers, each with a field. With `modelled`, the
-    written script builds the source's model. `nearest` says in what the script's model is only
-    similar to the source's, if so.
+    written script builds the source's model. If the script's model is only similar to the
+    source's model, `nearest` says how the two models differ.
     """
 
     source: Config

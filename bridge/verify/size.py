@@ -117,7 +117,9 @@ USUAL: Mapping[str, Any] = {
     "model.attention.output_bias": False,
     "model.embedding.positions": "rotary",
 }
-"""Plan fields of the model, for a plan that leaves the model to the training script."""
+"""Values for plan fields of the model that a plan leaves open, because the user's own script builds
+the model.
+"""
 
 
 def small_model(plan: Plan) -> Model:

@@ -5,8 +5,8 @@ Nothing is traced or rewritten. A layer before, between or after the blocks runs
 forward pass, in which substitutes replace the modules of all other layers. A substitute for a
 module of an earlier layer returns the tensors that came from that layer. A substitute for a block
 of a later layer records its arguments. Arguments that follow from the batch alone, such as masks,
-are computed on every rank. Everything else is sent from rank to rank: the stream, and other tensors
-that are computed from weights.
+are computed on every rank. Everything else is sent from rank to rank: the residual stream, and
+other tensors that are computed from weights.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Step(NamedTuple):
 @dataclass(frozen=True)
 class Output:
     """The structure of a call's output. `form` is the nesting, and `leaves` the values in it, with
-    None in place of each tensor. `values` has the numbers of the tensors that later layers use.
-    `alike` has, for a tensor in the output, the position of an argument with the same shape. Keys
-    are positions among the leaves of the output.
+    None in place of each tensor. The keys of `values` and `alike` are positions of tensors in
+    `leaves`. `values` has the number of each tensor that a later layer uses. `alike` has the
+    position of an argument with the same shape as the tensor.
     """
 
     form: Any
@@ -251,9 +251,9 @@ class _Pass:
     """A forward pass of the model that ends with the row of blocks after the segment at `place`, or
     with the model if there is no such row.
 
-    `values` has the tensors that came in, by number; the segment adds its own. `real` is false if
-    substitutes replace the modules of the segment too. `calls` are the calls of the blocks in the
-    row.
+    `values` has the tensors of earlier layers, by number; the segment adds its own. `real` is false
+    if substitutes replace the modules of the segment too. `calls` are the calls of the blocks in
+    the row.
     """
 
     place: int

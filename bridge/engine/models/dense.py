@@ -373,9 +373,10 @@ def _llama3(rates: Tensor, scaling: RotaryScaling, factor: float) -> Tensor:
 
 
 def _yarn(rates: Tensor, scaling: RotaryScaling, factor: float, base: float) -> Tensor:
-    """Return frequencies scaled as in YaRN. The scaling fades in over the pairs of elements,
-    between the pair that rotates `fast` times and the pair that rotates `slow` times over the
-    original length (_compute_yarn_parameters of transformers).
+    """Return frequencies scaled as in YaRN (_compute_yarn_parameters of transformers). A pair of
+    elements that rotates at least `fast` times over the original length keeps its frequency. A pair
+    that rotates at most `slow` times has its frequency divided by `factor`. Frequencies between
+    these are interpolated.
     """
     width, original = 2 * len(rates), scaling.original or 4096
     fast, slow = scaling.fast or 32.0, scaling.slow or 1.0

@@ -238,8 +238,9 @@ class Head(nn.Module):
 
 
 def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
-    """Return `heads` (batch, heads, sequence, width) with rotary positions: each element and the
-    one half a width behind it are rotated by an angle that depends on the position.
+    """Return `heads` (batch, heads, sequence, width) with rotary positions: each element of
+    the first half of a head, and the element at the same place in the second half, are rotated by
+    an angle that depends on the position.
     """
     half = heads.shape[-1] // 2
     # Angles in fp32 at least: bf16 has 8 binary digits, and cannot tell position 257 from 256.

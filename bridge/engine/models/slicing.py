@@ -1,6 +1,8 @@
 """Slicing: finds the modules in the blocks of a Hugging Face model that need whole sequences, so
-that the others can run on slices of tokens. Each block is run on half of its tokens, while its
-modules return the output that they gave for all tokens, cut to this half.
+that the others can run on slices of tokens. Each block runs on all tokens, and then again on the
+first half of them. In the second run, its modules return the first half of their earlier outputs.
+If the block then returns the first half of its earlier output, only its modules can need whole
+sequences. Otherwise the block itself needs them.
 """
 
 from __future__ import annotations
@@ -145,8 +147,8 @@ def _ran(
 
 
 def _units(model: nn.Module, block: str) -> Iterator[str]:
-    """Yield the names of the modules in a block that may need whole sequences. Norms cannot, nor
-    can modules without weights and without children.
+    """Yield the names of the modules in a block that may need whole sequences. Norms do not need
+    them, and neither do modules that have no weights and no children.
     """
     for name, module in model.get_submodule(block).named_children():
         inner = any(True for _ in module.children())

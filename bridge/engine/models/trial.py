@@ -114,12 +114,12 @@ class Trial:
 
 
 def lists(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> list[str]:
-    """Return the names of the module lists that contain the blocks. In such a list, each module
-    takes the output of the module before it.
+    """Return the names of the module lists that contain the blocks. In such a list, a module takes
+    the output of the module before it.
 
-    If the model's own plan for pipelines names some of these lists, only those are returned. If
-    there is no such list, the largest list that is called is returned. Raises `Uncut` if there is
-    no list at all.
+    If the model's own plan for pipelines names some of these lists, only those are returned. If no
+    list has such modules, the result is the lists that this plan names, or else the largest list.
+    Raises `Uncut` if there is no list at all.
     """
     outer = _outer(model)
     children = {
@@ -223,7 +223,8 @@ class _Place:
 class _Cutting:
     """Turns a trial into a division of the model. Tensors that pass from layer to layer get
     numbers: `made` has the layer that computes each of them, and `needed` the numbers that each
-    layer uses. For each block, `taken` has the numbers of such arguments, by position.
+    layer uses. For each block, `taken` has the numbers of those arguments that other layers
+    compute, by position.
     """
 
     trial: Trial
@@ -281,8 +282,9 @@ class _Cutting:
         self.places.append(_Place(calls, row))
 
     def _goes_on(self, number: int, row: int) -> bool:
-        """Return whether the call belongs to the same row as the call before. The block must take
-        the output of the block before it, and outputs of other blocks of the row only unchanged.
+        """Return whether the call belongs to the same row of blocks as the call before. One
+        argument must be an output of the call before. An argument that was computed from outputs of
+        the row must be one of these outputs itself.
         """
         direct = False
         for leaf in self.trial.calls[number].given:
@@ -441,8 +443,8 @@ class Zeros:
 
     @classmethod
     def of(cls, call: Called) -> Zeros | None:
-        """Return such a substitute for the output of `call`, or None if the output has another
-        form.
+        """Return a `Zeros` for the output of `call`. Return None if the output is not a single
+        tensor, or if its sizes before the last differ from those of the first tensor argument.
         """
         taken = next((leaf for leaf in call.given if isinstance(leaf, Tensor)), None)
         (first, *more) = call.output

@@ -185,8 +185,9 @@ def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Ac
 
 
 def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Return the actions on the rank of `stage` after which a dependency is met: `options`, if they
-    run on this rank too, and else the action that receives the message from the other rank.
+    """Return actions on the rank of `stage`, one of which must have run for a dependency to be met.
+    These are `options` if they run on this rank. Otherwise the result is the action that receives
+    the message from their rank.
     """
     other = options[0].stage
     if schedule.homes[other] == schedule.homes[stage]:

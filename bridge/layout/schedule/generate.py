@@ -316,8 +316,8 @@ def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Ac
 def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Return a rank's actions for 1F1B in which stages are recomputed before the gradient arrives.
 
-    The last rank recomputes nothing, because it keeps all activations. The last rank but one
-    recomputes only microbatch 0 before the gradient arrives.
+    The last rank recomputes nothing, because it keeps all activations. The second-to-last
+    rank recomputes only microbatch 0 before the gradient arrives.
     """
     if rank == shape.ranks - 2:
         return _ahead(_interleaved(shape, rank, local), (0,))
@@ -325,9 +325,9 @@ def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterato
 
 
 def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
-    """Return a rank's actions as in `_last_no_recompute`, with two changes. The last rank but one
-    runs its third forward before its first backward, so that the last rank never waits. That rank,
-    and the rank before it, recompute one microbatch more before the gradient arrives.
+    """Return a rank's actions as in `_last_no_recompute`, with two changes. The second-to-last
+    rank runs its third forward before its first backward, so that the last rank never waits. This
+    rank, and the rank before it, recompute one microbatch more before the gradient arrives.
     """
     if rank == shape.ranks - 2:
         row = list(_interleaved(shape, rank, local))
@@ -423,7 +423,7 @@ SCHEDULES: Mapping[str, Recipe] = {
         most=1,
         kept=_last_stage,
         microbatches=4,
-        about="last_no_recompute_1f1b, but the last rank but one runs a forward pass earlier",
+        about="last_no_recompute_1f1b, except that the second-to-last rank runs a forward pass earlier",
     ),
 }
 """Every schedule by name."""
