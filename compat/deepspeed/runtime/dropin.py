@@ -364,9 +364,9 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
 
 
 def _scale(engine: Engine, config: Config) -> None:
-    """Set two rules of DeepSpeed's loss scaler that no plan field stands for: a step without
-    overflow may reset the count of overflows, and without ZeRO the first overflow halves the scale
-    (runtime/fp16/unfused_optimizer.py).
+    """Set up the engine's loss scaler to behave like DeepSpeed's in two ways that no plan field
+    expresses: a step without overflow may reset the count of overflows, and without ZeRO the first
+    overflow halves the scale (runtime/fp16/unfused_optimizer.py).
     """
     scaler = engine.scaler
     if scaler.window is None:

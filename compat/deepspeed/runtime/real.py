@@ -103,8 +103,9 @@ DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "b
 
 
 LOOSER = ""
-"""Pattern of our reasons to refuse a config that DeepSpeedConfig accepts. Every reason matches: the
-engine refuses configs later, and the class ignores unknown keys.
+"""Pattern for our messages about configs that we refuse although DeepSpeedConfig accepts them. The
+empty pattern matches every message, because DeepSpeedConfig ignores unknown keys, and DeepSpeed's
+engine refuses other configs only later.
 """
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
 """Settings that the engine overrides when it builds the optimizer. The config object still has the

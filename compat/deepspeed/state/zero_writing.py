@@ -227,8 +227,8 @@ def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
 
 
 def _fragment(layout: Layout, name: str, rank: int) -> Lazy:
-    """Return a rank's part of a frozen parameter: the whole parameter below ZeRO stage 3, and a
-    slice at stage 3.
+    """Return a rank's part of a frozen parameter: the whole parameter below ZeRO stage 3, and an
+    equal share of the parameter's elements at stage 3.
     """
     weight = layout.weight(name)
     return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
@@ -314,8 +314,8 @@ def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
 
 
 def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
-    """Return the elements from `begin` up to, but not including, `end` of the tensors in `held`
-    placed one after the other.
+    """Place the tensors in `held` one after the other, and return the elements from `begin` up to,
+    but not including, `end`.
     """
     runs, at = [], 0
     for tensor in held.values():
@@ -497,8 +497,8 @@ def unsaid(layout: Layout) -> Iterator[Any]:
         )
     if hub.schedule is None:
         message = (
-            "the source has no scheduler state; DeepSpeed's own schedulers continue at the step,"
-            " and other schedulers start from the beginning"
+            "the source has no scheduler state; DeepSpeed's own schedulers continue from the"
+            " checkpoint's step, and other schedulers start from the beginning"
         )
         yield lost("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
