@@ -200,7 +200,7 @@ class ZeroOptimization(Section):
         None, description="Gradient reduction overlaps the backward pass. Default: only at stage 3."
     )
     compute_grad_norm: bool | None = field(
-        None, description="The optimizer step at stages 1 and 2 computes the global gradient norm."
+        None, description="The optimizer step at ZeRO stages 1 and 2 computes the global gradient norm."
     )
     load_from_fp32_weights: bool | None = field(
         None, description="Master weights are loaded from the fp32 copies in the checkpoint."

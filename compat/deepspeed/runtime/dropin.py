@@ -332,8 +332,8 @@ def _native(
 
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
-"""Plan fields of formats, with their values for a model whose weights are in fp64 if the config
-sets no format.
+"""Plan fields of formats, each with the value that the field gets if the model's weights are in fp64
+and the config sets no format.
 """
 
 

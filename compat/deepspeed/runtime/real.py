@@ -197,8 +197,9 @@ class _Nothing:
 
 
 def _scaling(config: Any) -> dict[str, Any]:
-    """Return the settings of loss scaling that the config object of a release before 0.17.1 stores:
-    none without fp16, and the settings of a dynamic scale only if the config has one of them.
+    """Return the settings of loss scaling that the config object of a release before 0.17.1 stores.
+    The result is empty without fp16. It has the settings of a dynamic scale only if the config sets
+    at least one of these settings.
     """
     if not getattr(config, "fp16_enabled", False):
         return {}

@@ -44,8 +44,8 @@ class Zero(Format):
     fixed = True
     takes = frozenset({"ranks", "level"})
     unseen = (
-        "if the file of one rank is from another run at the same step, this is detected only if"
-        " its values do not fit the other files"
+        "if the file of one rank is from another run at the same step, stagebridge detects the"
+        " file only if the values in the file do not fit the other files"
     )
 
     def find(self, folder: Path) -> Path | None:
@@ -662,10 +662,10 @@ def _numbered(
     held: Mapping[str, Any],
 ) -> dict[str, int]:
     """Return the number that each parameter has in the optimizer, by parameter name. The file has
-    numbers without names, so they are matched. With a single group, the numbers are in the model's
-    order. If fewer numbers than parameters exist, some parameters are frozen, but the file does not
-    say which; then shapes and rounded masters must leave only one choice. With several groups,
-    shapes must leave only one match. Raises `SourceError` if the match is not unique.
+    numbers without names. With a single group, the numbers are in the model's order. If fewer
+    numbers than parameters exist, some parameters are frozen, but the file does not say which; then
+    shapes and rounded masters must leave only one choice. With several groups, shapes must leave
+    only one match. Raises `SourceError` if the match is not unique.
     """
     own = list(module)
     state = base.get("state", {})

@@ -93,7 +93,7 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     """
     if not hub.groups:
         raise SourceError(
-            "deepspeed: the source does not say its optimizer groups, but DeepSpeed reads groups"
+            "deepspeed: the source checkpoint does not say its optimizer groups, but DeepSpeed reads groups"
             " and settings from these files by their position; write the checkpoint with --to"
             " universal, which uses names"
         )
@@ -102,7 +102,7 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     if odd or len(named) != len(set(named)):
         raise SourceError(
             f"deepspeed: the parameter {(odd or named)[0]} is in no optimizer group, or in"
-            " several; the source is damaged"
+            " several; the source checkpoint is damaged"
         )
     return hub.groups
 
@@ -486,27 +486,27 @@ def unsaid(layout: Layout) -> Iterator[Any]:
     if layout.dtype == "F16" and hub.scale is None:
         start = "stays at 1" if layout.level == 3 else "starts with the value in the config"
         yield lost(
-            "scale", f"the source has no loss scale; the loss scale {start}", Effect.NUMBERS
+            "scale", f"the source checkpoint has no loss scale; the loss scale {start}", Effect.NUMBERS
         )
     if hub.trained and not hub.moments:
         yield lost(
             "moments",
-            "the source has no optimizer state; load the checkpoint with"
+            "the source checkpoint has no optimizer state; load the checkpoint with"
             " load_optimizer_states=False",
             Effect.NUMBERS,
         )
     if hub.schedule is None:
         message = (
-            "the source has no scheduler state; DeepSpeed's own schedulers continue from the"
+            "the source checkpoint has no scheduler state; DeepSpeed's own schedulers continue from the"
             " checkpoint's step, and other schedulers start from the beginning"
         )
         yield lost("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
-        yield lost("step", "the source does not contain the step; 0 is assumed", Effect.NUMBERS)
+        yield lost("step", "the source checkpoint does not contain the step; 0 is assumed", Effect.NUMBERS)
     if hub.where.samples is None:
         yield lost(
             "samples",
-            "the source does not contain the number of samples; 0 is assumed",
+            "the source checkpoint does not contain the number of samples; 0 is assumed",
             Effect.NONE,
         )
     if hub.random:
