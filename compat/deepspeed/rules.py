@@ -46,8 +46,8 @@ def layout_rules() -> tuple[Rule, ...]:
             lambda values, context: {"parallel.tensor": _tensor(values)},
             lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
             effect=Effect.ROUNDING,
-            lossy=("the written config does not use AutoTP; the model's own code has to contain"
-                   " tensor-parallel layers"),
+            lossy=("a plan does not express AutoTP; a DeepSpeed config that is made from a plan needs"
+                   " tensor-parallel layers in the model's own code"),
         ),
         convert(
             "code.pipeline_stages",
@@ -66,8 +66,8 @@ def layout_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.ROUNDING,
             sees=HEADS,
-            lossy="the written config does not set sequence_parallel_size; the training script builds"
-                  f" the groups of ranks instead; {UNSERVED}",
+            lossy="a DeepSpeed config that is made from a plan does not set sequence_parallel_size;"
+                  f" the training script builds the groups of ranks instead; {UNSERVED}",
             note="Ulysses attention: all-to-all over heads, not a ring",
             source="runtime/sequence_parallel/ulysses_sp.py: UlyssesSPAttentionHF; runtime/pipe/topology.py",
         ),
@@ -81,8 +81,8 @@ def layout_rules() -> tuple[Rule, ...]:
             },
             lambda values, context: _above_one("code.expert_parallel", values.get("parallel.expert")),
             effect=Effect.ROUNDING,
-            lossy=("the written config does not use AutoEP; the model's own code has to contain"
-                   " MoE layers"),
+            lossy=("a plan does not express AutoEP; a DeepSpeed config that is made from a plan needs"
+                   " MoE layers in the model's own code"),
         ),
         only_ours("parallel.expert_tensor", note=("DeepSpeed has no separate tensor-parallel size"
                                                  " for experts"), effect=Effect.ROUNDING),
