@@ -77,8 +77,8 @@ evidence.
 """
 
 Tree = dict[str, Any]
-"""Keys at one level of a recipe. The value of a key is the setting's path, or another `Tree` if the
-key is a section.
+"""Keys in a recipe or in one of its sections. The value of a key is the setting's path, or another
+`Tree` if the key is a section.
 """
 
 
@@ -180,7 +180,7 @@ STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD
 
 
 class _Reader(Reader):
-    """Reads a recipe level by level, and checks each key against the known settings."""
+    """Reads a recipe section by section, and checks each key against the known settings."""
 
     release: Release
 

@@ -26,7 +26,7 @@ NEEDS = (
     ),
     Need(
         ("model.config.pretrained_model_name_or_path",),
-        "the function from_pretrained of model.config stops without this setting",
+        "model.config names the function from_pretrained, which stops without this setting",
         "transformers: models/auto/configuration_auto.py: AutoConfig.from_pretrained",
         unless=lambda given: (
             not str(given.get("model.config._target_", "")).endswith(".from_pretrained")

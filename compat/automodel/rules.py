@@ -78,7 +78,7 @@ def mesh_rules() -> tuple[Rule, ...]:
             sees=(D + "tp_size", D + "strategy", *STRATEGY_SEES),
             blurs=lambda values: not _can_split_norms(values),
             lossy="only FSDP2's tensor-parallel plan has sequence parallelism in AutoModel",
-            source="components/distributed/parallelizer.py: SequenceParallel in the tensor plan, as Megatron means it;"
+            source="components/distributed/parallelizer.py: SequenceParallel in the tensor plan, as in Megatron;"
             " megatron_fsdp.py: parallelize passes False",
         ),
         only_ours(
@@ -220,7 +220,7 @@ ZERO = convert(
     ),
     lossy="with a pipeline or experts AutoModel uses FSDP2, which shards weights and gradients (ZeRO stages 2 and 3)",
     note="the manager class of the older layout",
-    source="components/distributed/config.py: reshard_after_forward; reference: level 3 breaks schedules with a split backward",
+    source="components/distributed/config.py: reshard_after_forward; ZeRO level 3 breaks schedules with a split backward pass",
 )
 
 

@@ -142,8 +142,8 @@ class Pipeline(Section):
     layers_per_stage: Count | None = field(
         None,
         description=(
-            "Wanted number of decoder layers in a virtual stage. It sets the number of stages,"
-            " which share layers evenly."
+            "Wanted number of decoder layers in a virtual stage. AutoModel computes the number of"
+            " stages from this number, and then spreads the layers evenly."
         ),
     )
     round_virtual_stages_to_pp_multiple: Rounding | None = field(
@@ -241,10 +241,10 @@ class FrameSharding(Section):
         None, description="Axes that share them."
     )
     min_tokens: Size | None = field(
-        None, description="Smallest number of visual tokens from which frames are shared."
+        None, description="Ranks share the frames only if there are at least this many visual tokens."
     )
     min_frames: Size | None = field(
-        None, description="Smallest number of frames from which frames are always shared."
+        None, description="Ranks always share the frames if there are at least this many frames."
     )
     min_local_patch_rows: Size | None = field(
         None, description="Number of rows of patches on each rank after padding with zeros."
@@ -287,7 +287,11 @@ class Distributed(Section):
         ),
     )
     dp_replicate_size: Count | None = field(
-        None, description="Number of groups of data ranks that each hold all shards."
+        None,
+        description=(
+            "Number of groups of data ranks. Each group holds the whole model, sharded over the"
+            " ranks of the group."
+        ),
     )
     tp_size: Count | None = field(None, description="Tensor-parallel ranks.")
     pp_size: Count | None = field(None, description="Pipeline ranks.")
@@ -339,7 +343,7 @@ class Distributed(Section):
     )
     enable_compile: bool | None = field(None, description="Compile each layer.")
     enable_fsdp2_prefetch: bool | None = field(
-        None, description="Gather weights ahead in explicitly defined order."
+        None, description="Gather weights ahead of their use, in an explicitly defined order."
     )
     fsdp2_backward_prefetch_depth: Size | None = field(
         None, description="Number of units that are gathered ahead in the backward pass."
@@ -678,7 +682,9 @@ class AutoModel(Section):
     autocast: Free | None = field(None, description="torch.autocast of some recipes.")
     benchmark: Free | None = field(None, description="Settings of the benchmark recipe.")
     wandb: Wandb = field(Wandb(), description="Log to Weights & Biases.")
-    ci: Free | None = field(None, description="Settings of AutoModel's own tests for the file.")
+    ci: Free | None = field(
+        None, description="Settings with which AutoModel's own tests run the recipe."
+    )
     freeze_config: Free | None = field(None, description="Parts of the model that are not trained.")
     processor: Free | None = field(None, description="Image and audio processing.")
     teacher_model: Free | None = field(None, description="Teacher for distillation.")

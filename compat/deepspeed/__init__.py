@@ -115,12 +115,12 @@ class DeepSpeedDialect(PackagedDialect):
         """Read JSON, HJSON, a mapping, a base64 string or a live config, and check it as DeepSpeed
         `version` does.
 
-        `auto` resolves the value "auto". It maps keys to values, or names of facts to values for
-        the rules of Hugging Face (`compat.deepspeed.auto.FACTS`). Without `auto`, every "auto" is
-        an error. `trainer` is for runs that Hugging Face's Trainer starts: its TrainingArguments by
-        name, or a dump of them. The arguments replace every "auto", and explicit values must agree
-        with the arguments. `code` holds settings of the training script, such as
-        `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
+        `auto` has the values that replace "auto", by key. It may also have facts, by the names in
+        `compat.deepspeed.auto.FACTS`, from which Hugging Face's rules compute values. Without
+        `auto`, every "auto" is an error. `trainer` is for runs that Hugging Face's Trainer starts:
+        its TrainingArguments by name, or a dump of them. The arguments replace every "auto", and
+        explicit values must agree with the arguments. `code` holds settings of the training script,
+        such as `{"pipeline_stages": 2}`. Raises `BridgeError` with every problem.
         """
         release = self.release(version)
         arguments = self._arguments(trainer)

@@ -1,5 +1,5 @@
 """Reads configs in JSON, HJSON or base64, or as mappings, into typed values by path, and checks
-every level strictly. Writes configs as JSON.
+the keys of every section strictly. Writes configs as JSON.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ ABSENT = ("scheduler.type", "optimizer.type")
 """
 
 Tree = dict[str, Any]
-"""The key names at one level of a config. The name of a single value maps to the path of the key,
-and the name of a section maps to another `Tree`.
+"""The key names in a config or in one of its sections. The name of a single value maps to the path
+of the key, and the name of a section maps to another `Tree`.
 """
 
 

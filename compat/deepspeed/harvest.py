@@ -1,5 +1,5 @@
 """Reads the facts of a DeepSpeed release from its own code: keys, sections, optimizers, schedulers.
-Sections that DeepSpeed reads with a config model list their fields in this model. All other
+Where DeepSpeed reads a section with a config model, the model lists the section's fields. All other
 sections are dictionaries; a dictionary that records each look-up shows the names and defaults of
 the keys that DeepSpeed reads. Values that a release refuses are found by trying them.
 """

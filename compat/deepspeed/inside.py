@@ -22,7 +22,7 @@ GROUPS = (".different_groups.", ".shared_parameters.")
 (compression/config.py, until 0.19.6).
 """
 Names = Mapping[str, Any]
-"""Names that DeepSpeed reads at one level of a section. A name maps to None for a single value, and
+"""Names that DeepSpeed reads directly in one section. A name maps to None for a single value, and
 to a mapping of further names for a section.
 """
 

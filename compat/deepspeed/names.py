@@ -146,8 +146,8 @@ class Absent(BridgeError, ImportError):
 
 
 class Names(ModuleType):
-    """A module that stands for one of DeepSpeed's. `MODULES` lists the modules that its names come
-    from.
+    """A module that stands for one of DeepSpeed's modules. `MODULES` lists the modules that its
+    names come from.
     """
 
     def __init__(self, path: str) -> None:

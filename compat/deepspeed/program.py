@@ -417,20 +417,20 @@ def _lacking(values: Flat, plan: Flat, described: str, model: Config | None) -> 
     if model is None:
         yield Finding(
             described,
-            "add the model's config.json, because no source describes the model",
+            "add the model's config.json, because no given file describes the model",
             Effect.STOPS,
             how=How.MISSING,
         )
     if plan.get("model.sequence") is None:
         yield Finding(
             "--sequence",
-            "add the length of a sample in tokens, because no source gives this length",
+            "add the length of a sample in tokens, because no given file has this length",
             Effect.STOPS,
             how=How.MISSING,
         )
     if values.get("code.steps") is None:
         yield Finding(
-            "--steps", "add the number of steps, because no source gives this number", Effect.STOPS, how=How.MISSING
+            "--steps", "add the number of steps, because no given file has this number", Effect.STOPS, how=How.MISSING
         )
     for path, (holds, what, effect) in UNTAKEN.items():
         if holds(values):

@@ -46,7 +46,8 @@ def layout_rules() -> tuple[Rule, ...]:
             lambda values, context: {"parallel.tensor": _tensor(values)},
             lambda values, context: _above_one("code.tensor_parallel", values.get("parallel.tensor")),
             effect=Effect.ROUNDING,
-            lossy="the script gets tensor-parallel layers in the model's code in place of AutoTP",
+            lossy=("a plan does not express AutoTP; a DeepSpeed config that is made from a plan needs"
+                   " tensor-parallel layers in the model's own code"),
         ),
         convert(
             "code.pipeline_stages",
@@ -65,8 +66,8 @@ def layout_rules() -> tuple[Rule, ...]:
             ),
             effect=Effect.ROUNDING,
             sees=HEADS,
-            lossy="in place of sequence_parallel_size, the script builds groups of ranks;"
-                  f" {UNSERVED}",
+            lossy="a DeepSpeed config that is made from a plan does not set sequence_parallel_size;"
+                  f" the training script builds the groups of ranks instead; {UNSERVED}",
             note="Ulysses attention: all-to-all over heads, not a ring",
             source="runtime/sequence_parallel/ulysses_sp.py: UlyssesSPAttentionHF; runtime/pipe/topology.py",
         ),
@@ -80,7 +81,8 @@ def layout_rules() -> tuple[Rule, ...]:
             },
             lambda values, context: _above_one("code.expert_parallel", values.get("parallel.expert")),
             effect=Effect.ROUNDING,
-            lossy="the script gets MoE layers in the model's code in place of AutoEP",
+            lossy=("a plan does not express AutoEP; a DeepSpeed config that is made from a plan needs"
+                   " MoE layers in the model's own code"),
         ),
         only_ours("parallel.expert_tensor", note=("DeepSpeed has no separate tensor-parallel size"
                                                  " for experts"), effect=Effect.ROUNDING),
@@ -91,9 +93,8 @@ def layout_rules() -> tuple[Rule, ...]:
 
 HEADS = ("parallel.pipeline", "parallel.tensor", "model.heads")
 UNSERVED = (
-    "Ulysses needs as many heads as context ranks or a multiple, and DeepSpeed's pipeline engine"
-    " does not support Ulysses; where Ulysses cannot be used, context ranks become data-parallel"
-    " ranks"
+    "Ulysses works only without DeepSpeed's pipeline engine, and only if the number of heads is a"
+    " multiple of context ranks x tensor ranks; otherwise context ranks become data-parallel ranks"
 )
 """The reason why a plan's context parallelism may be lost."""
 
@@ -130,8 +131,8 @@ def _read_context(values: Group, context: Context) -> Group:
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
 METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
-"""Maps the plan's names for rules of partition to PipelineModule's names. `PARTITIONS` is the
-reverse.
+"""For each way to split layers into stages: maps the plan's name to PipelineModule's name.
+`PARTITIONS` maps PipelineModule's name to the plan's name.
 """
 
 
@@ -678,7 +679,7 @@ WINDOW = convert(
     ),
     effect=lambda values: _scaled(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
-    lossy="DeepSpeed doubles the loss scale one good step after the end of the window, and"
+    lossy="DeepSpeed doubles the loss scale one good step later than loss_scale_window says, and"
           " divides that step's gradients by the new scale",
     source="runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale; runtime/zero/stage_1_and_2.py: step",
 )

@@ -200,7 +200,7 @@ class ZeroOptimization(Section):
         None, description="Gradient reduction overlaps the backward pass. Default: only at stage 3."
     )
     compute_grad_norm: bool | None = field(
-        None, description="The global gradient norm is computed in the step of stages 1 and 2."
+        None, description="The optimizer step at ZeRO stages 1 and 2 computes the global gradient norm."
     )
     load_from_fp32_weights: bool | None = field(
         None, description="Master weights are loaded from the fp32 copies in the checkpoint."
@@ -360,8 +360,8 @@ class TensorParallelGroup(Section):
         None, description=("Number of ranks over which the model is split.")
     )
     tp_grain_size: Whole | None = field(
-        None, description="Number of which the sizes of the split parts are multiples; not used"
-                          " in training."
+        None, description="The size of each split part is a multiple of this number; not used in"
+                          " training."
     )
 
 
@@ -454,7 +454,7 @@ class Compile(Section):
     )
     free_activation: bool | None = field(None, description="Large activations are freed early.")
     free_activation_threshold: Whole | None = field(
-        None, description="Size in bytes from which an activation is large."
+        None, description="An activation of at least this many bytes counts as large."
     )
     offload_activation: bool | None = field(
         None, description="Saved activations move to host memory."
@@ -550,7 +550,7 @@ class OptimizerParams(Section):
         None, description="Term added to the square root of the second moment."
     )
     weight_decay: NonNegative | None = field(
-        None, description="Weight decay, by the rule of the optimizer's type."
+        None, description="Weight decay; the optimizer's type decides how the decay is applied."
     )
     momentum: NonNegative | None = field(None, description="Momentum (SGD, Muon).")
     dampening: Real | None = field(None, description="Dampening of the momentum (SGD).")
@@ -820,7 +820,7 @@ class DataTypes(Section):
         None, description=("Format of the buffers. Default: the format in which they are loaded.")
     )
     keep_in_fp32_modules: Auto | Annotated[tuple[str, ...], BeforeValidator(_tuple)] | None = field(
-        None, description="Buffers kept in fp32; auto leaves the choice to the model."
+        None, description='Buffers kept in fp32; "auto" leaves the choice to the model.'
     )
 
 
@@ -848,7 +848,7 @@ class FlopsProfiler(Section):
     module_depth: Whole | None = field(
         None, description=("Depth of modules in the report; -1 lists modules at every depth.")
     )
-    top_modules: Whole | None = field(None, description="Modules listed at each depth.")
+    top_modules: Whole | None = field(None, description="Number of modules listed at each depth.")
     detailed: bool | None = field(None, description="Print the whole tree.")
     output_file: str | None = field(None, description="File for the report.")
 
@@ -1040,7 +1040,8 @@ class CodeScheduler(Section):
     name: Literal["constant", "linear", "cosine", "inverse_sqrt", "wsd", "other"] | None = field(
         None,
         description=(
-            "Shape of the schedule after warmup; other is a shape that stagebridge cannot translate."
+            'Shape of the schedule after warmup; "other" stands for a shape that stagebridge cannot'
+            " translate."
         ),
     )
     warmup_steps: Size | None = field(None, description="Steps of linear warmup.")
@@ -1071,7 +1072,8 @@ class Code(Section):
         description=("PipelineModule(num_stages=): number of ranks over which layers are split."),
     )
     partition_method: str | None = field(
-        None, description="PipelineModule(partition_method=): rule that divides layers into stages."
+        None,
+        description="PipelineModule(partition_method=): way in which layers are divided into stages.",
     )
     tensor_parallel: Count | None = field(
         None,

@@ -103,8 +103,8 @@ TRIANGLES = (
     lambda micro, steps, data: {STEPS: steps, TOTAL: micro * steps * data},
     lambda micro, steps, data: {TOTAL: micro * data},
 )
-"""Functions from micro batch, accumulation steps and data ranks to batch keys that agree with each
-other. Each function sets other keys.
+"""Functions that return batch keys for a micro batch, accumulation steps and data ranks. The keys of
+one function agree with each other, and each function sets a different choice of keys.
 """
 
 

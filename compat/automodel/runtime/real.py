@@ -18,8 +18,9 @@ from compat.automodel.schema import DTYPES
 
 Group = dict[str, Any]
 LOOSER = ""
-"""Pattern of our reasons to refuse what AutoModel's parser accepts. Any: the run checks the numbers of layers, heads and
-ranks later.
+"""Pattern for our messages about recipes that we refuse although AutoModel's parser accepts them.
+The empty pattern matches every message, because AutoModel checks the numbers of layers, heads and
+ranks only later in the run.
 """
 S = "step_scheduler."
 PARSER = tuple(

@@ -53,8 +53,7 @@ def target(section: Section, path: str, known: Collection[str]) -> str:
 
 
 def only(section: Section, path: str, known: Collection[str]) -> None:
-    """Raise `ConfigError` if a section has settings besides its class and the settings in `known`.
-    """
+    """Raise `ConfigError` if a section has a setting that is neither its class nor in `known`."""
     ConfigError.raise_if(
         f"{path}.{name}: found {value!r}; the native engine does not know this"
         f" setting{nearest(name, known)}; leave it out"

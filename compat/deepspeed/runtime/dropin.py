@@ -332,8 +332,8 @@ def _native(
 
 
 WIDE = {f"precision.{use}": "fp64" for use in ("compute", "master", "reduce", "communicate")}
-"""Plan fields of formats, with their values for a model whose weights are in fp64 if the config
-sets no format.
+"""Plan fields of formats, each with the value that the field gets if the model's weights are in fp64
+and the config sets no format.
 """
 
 
@@ -364,9 +364,9 @@ def _narrow(formats: set[torch.dtype]) -> Iterator[Finding]:
 
 
 def _scale(engine: Engine, config: Config) -> None:
-    """Set two rules of DeepSpeed's loss scaler that no plan field stands for: a step without
-    overflow may reset the count of overflows, and without ZeRO the first overflow halves the scale
-    (runtime/fp16/unfused_optimizer.py).
+    """Set up the engine's loss scaler to behave like DeepSpeed's in two ways that no plan field
+    expresses: a step without overflow may reset the count of overflows, and without ZeRO the first
+    overflow halves the scale (runtime/fp16/unfused_optimizer.py).
     """
     scaler = engine.scaler
     if scaler.window is None:

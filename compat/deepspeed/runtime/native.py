@@ -1,5 +1,5 @@
-"""Trains with the native engine behind DeepSpeed's interface. The steps are those of the script in
-`trainers`, with another import.
+"""Trains with the native engine behind DeepSpeed's interface. The engine gets the same model, groups
+and settings as DeepSpeed itself gets in the module `trainers`.
 """
 
 from __future__ import annotations

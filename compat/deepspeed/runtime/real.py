@@ -103,8 +103,9 @@ DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "b
 
 
 LOOSER = ""
-"""Pattern of our reasons to refuse a config that DeepSpeedConfig accepts. Every reason matches: the
-engine refuses configs later, and the class ignores unknown keys.
+"""Pattern for our messages about configs that we refuse although DeepSpeedConfig accepts them. The
+empty pattern matches every message, because DeepSpeedConfig ignores unknown keys, and DeepSpeed's
+engine refuses other configs only later.
 """
 ENGINE = ("optimizer.params.adam_w_mode", "optimizer.params.weight_decay")
 """Settings that the engine overrides when it builds the optimizer. The config object still has the
@@ -196,8 +197,9 @@ class _Nothing:
 
 
 def _scaling(config: Any) -> dict[str, Any]:
-    """Return the settings of loss scaling that the config object of a release before 0.17.1 stores:
-    none without fp16, and the settings of a dynamic scale only if the config has one of them.
+    """Return the settings of loss scaling that the config object of a release before 0.17.1 stores.
+    The result is empty without fp16. It has the settings of a dynamic scale only if the config sets
+    at least one of these settings.
     """
     if not getattr(config, "fp16_enabled", False):
         return {}

@@ -479,9 +479,9 @@ class PipelineTrainer(DeepSpeedTrainer):
 
 
 def _line(model: Dense | GPT) -> tuple[dict[str, str], list[Any]]:
-    """Return the layers for a PipelineModule, and before them a mapping from a layer's number to
-    its name in the whole model. If embedding and head share their weights, both become the same
-    tied layer.
+    """Return two things: a mapping from a layer's number to the layer's name in the whole model,
+    and the layers for a PipelineModule. If embedding and head share their weights, both become the
+    same tied layer.
     """
     names, layers = [name for name, _ in model.named_children()], list(model)
     if not model.architecture.tied:
@@ -536,7 +536,7 @@ def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
 
 def stored(engine: Any) -> Iterator[Tensor]:
     """Yield the weights that this rank stores between uses: whole weights, or this rank's parts at
-    stage 3.
+    ZeRO stage 3.
     """
     for weight in engine.module.parameters():
         yield weight.ds_tensor if hasattr(weight, "ds_tensor") else weight.data

@@ -202,8 +202,8 @@ def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[int, dict[int, Pat
         ranks, rank = found.setdefault(int(match["model"]), {}), int(match["data"] or 0)
         if rank in ranks:
             raise SourceError(
-                f"{path}: {ranks[rank].name} belongs to the same rank; remove one of the two"
-                " files, which belongs to another run"
+                f"{path}: {ranks[rank].name} belongs to the same rank; remove the one of"
+                " these two files that belongs to another run"
             )
         ranks[rank] = path
     return {part: dict(sorted(ranks.items())) for part, ranks in sorted(found.items())}

@@ -48,8 +48,8 @@ class Universal(Format):
     name = "universal"
     title = "DeepSpeed universal"
     unseen = (
-        "if the files of two parameters with the same shape are swapped, this is detected only"
-        " if their values do not fit the parameters"
+        "if the files of two parameters with the same shape are swapped, stagebridge detects"
+        " the swap only if the values in a file do not fit the parameter"
     )
 
     def find(self, folder: Path) -> Path | None:
@@ -299,6 +299,6 @@ def _left(hub: Hub) -> Iterator[Finding]:
     if not hub.groups:
         yield lost(
             "groups",
-            "the source has no optimizer settings; DeepSpeed uses the settings in its config",
+            "the source checkpoint has no optimizer settings; DeepSpeed uses the settings in its config",
             Effect.NONE,
         )

@@ -44,8 +44,8 @@ class Zero(Format):
     fixed = True
     takes = frozenset({"ranks", "level"})
     unseen = (
-        "if the file of one rank is from another run at the same step, this is detected only if"
-        " its values do not fit the other files"
+        "if the file of one rank is from another run at the same step, stagebridge detects the"
+        " file only if the values in the file do not fit the other files"
     )
 
     def find(self, folder: Path) -> Path | None:
@@ -94,8 +94,8 @@ class Zero(Format):
 
 
 SAMPLE = 1024
-"""To find files of another run, this many elements at the start of each parameter's part on a rank
-are compared with the model's weights.
+"""Number of elements to compare with the model's weights, which shows files of another run. Of each
+parameter, the first elements in a rank's file are compared.
 """
 
 
@@ -197,7 +197,8 @@ def _parameters(files: Files) -> Found:
 
 def _excluded(files: Files, stage: int) -> Iterator[Finding]:
     """Yield a finding if the checkpoint was saved without frozen parameters (runtime/engine.py:
-    _save_checkpoint). At ZeRO 1 the files do not show whether it was, so there is no finding.
+    _save_checkpoint). At ZeRO 1 the files do not show whether frozen parameters were left out, so
+    there is no finding.
     """
     if stage > 1 and files.model.get("frozen_param_shapes", {}) is None:
         message = (
@@ -243,8 +244,8 @@ FP32 = "fp32"
 
 
 def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
-    """Return the optimizer state at ZeRO stages 1 and 2. Each rank has a slice of each parameter,
-    and the rank's file lists the positions of the slices (`param_slice_mappings`).
+    """Return the optimizer state at ZeRO stages 1 and 2. Each rank's file has a part of
+    every flat group, and the positions of parameters in this part (`param_slice_mappings`).
     """
     dealt = dealt_out(files.model.get("ds_config"))
     runs: dict[str, dict[str, list[Run]]] = {}
@@ -390,8 +391,8 @@ def _in_order(files: Files, shapes: Sequence[Named]) -> None:
             for name in state["param_slice_mappings"][group]:
                 if numbers[name] < last:
                     raise SourceError(
-                        f"{files.optimizers[rank]}: {shown(name)} comes after parameters that"
-                        " follow it in the model; the file may belong to another rank"
+                        f"{files.optimizers[rank]}: found {shown(name)} after parameters that come"
+                        " later in the model; the file may belong to another rank"
                     )
                 last = numbers[name]
 
@@ -661,10 +662,10 @@ def _numbered(
     held: Mapping[str, Any],
 ) -> dict[str, int]:
     """Return the number that each parameter has in the optimizer, by parameter name. The file has
-    numbers without names, so they are matched. With a single group, the numbers are in the model's
-    order. If fewer numbers than parameters exist, some parameters are frozen, but the file does not
-    say which; then shapes and rounded masters must leave only one choice. With several groups,
-    shapes must leave only one match. Raises `SourceError` if the match is not unique.
+    numbers without names. With a single group, the numbers are in the model's order. If fewer
+    numbers than parameters exist, some parameters are frozen, but the file does not say which; then
+    shapes and rounded masters must leave only one choice. With several groups, shapes must leave
+    only one match. Raises `SourceError` if the match is not unique.
     """
     own = list(module)
     state = base.get("state", {})

@@ -93,7 +93,7 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     """
     if not hub.groups:
         raise SourceError(
-            "deepspeed: the source does not say its optimizer groups, but DeepSpeed reads groups"
+            "deepspeed: the source checkpoint does not say its optimizer groups, but DeepSpeed reads groups"
             " and settings from these files by their position; write the checkpoint with --to"
             " universal, which uses names"
         )
@@ -102,7 +102,7 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
     if odd or len(named) != len(set(named)):
         raise SourceError(
             f"deepspeed: the parameter {(odd or named)[0]} is in no optimizer group, or in"
-            " several; the source is damaged"
+            " several; the source checkpoint is damaged"
         )
     return hub.groups
 
@@ -227,8 +227,8 @@ def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
 
 
 def _fragment(layout: Layout, name: str, rank: int) -> Lazy:
-    """Return a rank's part of a frozen parameter: the whole parameter below ZeRO stage 3, and a
-    slice at stage 3.
+    """Return a rank's part of a frozen parameter: the whole parameter below ZeRO stage 3, and an
+    equal share of the parameter's elements at stage 3.
     """
     weight = layout.weight(name)
     return weight if layout.level < 3 else _third({name: weight}, rank, layout.ranks)
@@ -314,8 +314,8 @@ def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
 
 
 def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
-    """Return the elements from `begin` up to, but not including, `end` of the tensors in `held`
-    placed one after the other.
+    """Place the tensors in `held` one after the other, and return the elements from `begin` up to,
+    but not including, `end`.
     """
     runs, at = [], 0
     for tensor in held.values():
@@ -486,27 +486,27 @@ def unsaid(layout: Layout) -> Iterator[Any]:
     if layout.dtype == "F16" and hub.scale is None:
         start = "stays at 1" if layout.level == 3 else "starts with the value in the config"
         yield lost(
-            "scale", f"the source has no loss scale; the loss scale {start}", Effect.NUMBERS
+            "scale", f"the source checkpoint has no loss scale; the loss scale {start}", Effect.NUMBERS
         )
     if hub.trained and not hub.moments:
         yield lost(
             "moments",
-            "the source has no optimizer state; load the checkpoint with"
+            "the source checkpoint has no optimizer state; load the checkpoint with"
             " load_optimizer_states=False",
             Effect.NUMBERS,
         )
     if hub.schedule is None:
         message = (
-            "the source has no scheduler state; DeepSpeed's own schedulers continue at the step,"
-            " and other schedulers start from the beginning"
+            "the source checkpoint has no scheduler state; DeepSpeed's own schedulers continue from the"
+            " checkpoint's step, and other schedulers start from the beginning"
         )
         yield lost("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
-        yield lost("step", "the source does not contain the step; 0 is assumed", Effect.NUMBERS)
+        yield lost("step", "the source checkpoint does not contain the step; 0 is assumed", Effect.NUMBERS)
     if hub.where.samples is None:
         yield lost(
             "samples",
-            "the source does not contain the number of samples; 0 is assumed",
+            "the source checkpoint does not contain the number of samples; 0 is assumed",
             Effect.NONE,
         )
     if hub.random:

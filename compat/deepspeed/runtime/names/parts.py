@@ -62,7 +62,8 @@ def in_turns(native: Engine, index: int) -> bool:
 
 def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
     """Return a whole copy of the parameter `name` or of one of its optimizer states. `shard` is
-    this rank's slice of the flat with these values. All data ranks must take part.
+    this rank's shard of the parameter's flat: weights, masters, gradients or one optimizer state.
+    All data ranks must take part.
     """
     flat = native.layout.flats[index]
     # Data ranks hold equal slices of the padded flat: gathered in the order of ranks they are the
@@ -78,7 +79,7 @@ def whole(native: Engine, index: int, name: str, shard: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put(native: Engine, index: int, name: str, shard: Tensor, value: Tensor) -> None:
-    """Copy the elements of `value` that this rank holds into `shard`, this rank's slice of the
+    """Copy the elements of `value` that this rank holds into `shard`, this rank's shard of the
     parameter's flat.
     """
     flat = native.layout.flats[index]
@@ -136,7 +137,7 @@ def trained(native: Engine, index: int) -> int:
 
 
 def moment(native: Engine, index: int, key: str) -> Tensor:
-    """Return this rank's slice of the optimizer state `key` (such as `exp_avg`) for a flat."""
+    """Return this rank's shard of a flat's optimizer state `key`, such as `exp_avg`."""
     state = native.optimizer.state(trained(native, index))
     if key not in state:
         raise BridgeError(
@@ -155,8 +156,8 @@ def gradient_unit(native: Engine) -> float:
 
 
 def gradient(native: Engine, index: int) -> Tensor | None:
-    """Return this rank's slice of the reduced gradients of a flat; None if no microbatch has run or
-    if the flat is frozen. Raises `BridgeError` in the middle of a step.
+    """Return this rank's shard of a flat's reduced gradients; None if no microbatch has run or if the
+    flat is frozen. Raises `BridgeError` in the middle of a step.
     """
     if index not in native.gradients.shards or not native.microbatch:
         return None

@@ -103,9 +103,9 @@ class Init(AbstractContextManager["Init"]):
 
 
 class GatheredParameters(AbstractContextManager[None]):
-    """Context in which parameters are whole that an engine shards at ZeRO level 3. With a
-    `modifier_rank`, all ranks get the values of this rank when the context ends. All data ranks
-    must take part. Parameters that no engine holds are left unchanged.
+    """Context in which the given parameters are whole on every rank, although an engine shards them
+    at ZeRO level 3. With a `modifier_rank`, all ranks get the values of this rank when the context
+    ends. All data ranks must take part. Parameters that no engine holds are left unchanged.
     """
 
     def __init__(
