@@ -60,7 +60,7 @@ class Attention(Section):
         ),
     )
     windowed: tuple[bool, ...] | None = field(
-        None, description="Blocks whose attention has the window; open: all."
+        None, description="Blocks in which a token attends only to `window` tokens; open: all blocks."
     )
     softcap: Positive | None = field(
         None,
@@ -144,7 +144,8 @@ class Rotary(Section):
     local_base: Positive | None = field(
         None,
         description=(
-            "Base of the frequencies in blocks with a window; open: the base of the other blocks."
+            "Base of the frequencies in blocks whose attention has a window; open: the base of the "
+            "other blocks."
         ),
     )
     share: Share | None = field(
@@ -180,14 +181,15 @@ class FeedForward(Section):
     clamp: Positive | None = field(
         None,
         description=(
-            "Bound of the gate's and the other projection's results before they are multiplied; "
+            "Bound of the results of the gate and the up projection before they are multiplied; "
             "open: no bound."
         ),
     )
     offset: Real | None = field(
         None,
         description=(
-            "Number added to the other projection's result before the gate multiplies it; open: 0."
+            "Number added to the result of the up projection before the gate multiplies this result; "
+            "open: 0."
         ),
     )
 
@@ -299,13 +301,17 @@ class Moe(Section):
     )
     group_best: Count | None = field(
         None,
-        description="Groups are chosen by the sum of scores of this many best experts in a group.",
+        description=(
+            "Number of experts, the best of a group, whose scores are summed; the groups with the "
+            "largest sums are chosen."
+        ),
     )
     balance: Literal["none", "batch", "pooled", "sequence", "global", "sinkhorn"] | None = field(
         None,
         description=(
-            "Tokens over which a loss balances the experts' loads in each block; pooled: one loss "
-            "for all blocks; sinkhorn: balanced by Sinkhorn's iteration, without a loss."
+            "How the experts' loads are balanced: by a loss in each block over a microbatch (batch), "
+            "a sequence, or a step (global); by one loss for all blocks (pooled); or without a loss, "
+            "by Sinkhorn's iteration."
         ),
     )
     aux_loss: Annotated[Real, Ge(0)] | None = field(

@@ -75,10 +75,10 @@ class Stages(Section):
     """The grouping of layers into stages."""
 
     rule: Literal["carry", "ceil", "even", "floor_last", "parameters", "explicit"] | None = field(
-        None, description="Rule that cuts the layers into stages."
+        None, description="How the layers are cut into stages."
     )
     layers_per_stage: Annotated[Real, Gt(0)] | None = field(
-        None, description="Number of layers in a stage, for rules that cut by this number."
+        None, description="Number of layers in a stage, if `rule` cuts by such a number."
     )
     boundaries: tuple[Size, ...] | None = field(
         None,
@@ -244,8 +244,8 @@ class LossScale(Section):
     late: bool | None = field(
         None,
         description=(
-            "The scale doubles one step after the end of its window, if this step has no overflow; "
-            "open: at the end of the window."
+            "The scale doubles in the step after the `window` steps, if that step has no overflow; "
+            "open: in the last of the `window` steps."
         ),
     )
     final: bool | None = field(
