@@ -96,29 +96,29 @@ class RotaryScaling(Section):
     low: Positive | None = field(
         None,
         description=(
-            "llama3: frequencies with fewer rotations than this in the original length are scaled "
-            "in full (low_freq_factor)."
+            "llama3: frequencies that rotate fewer times than this number within the original "
+            "length are scaled in full (low_freq_factor)."
         ),
     )
     high: Positive | None = field(
         None,
         description=(
-            "llama3: frequencies with more rotations than this in the original length are not "
-            "scaled (high_freq_factor)."
+            "llama3: frequencies that rotate more times than this number within the original "
+            "length are not scaled (high_freq_factor)."
         ),
     )
     fast: Positive | None = field(
         None,
         description=(
-            "yarn: frequencies with more rotations than this in the original length are not scaled "
-            "(beta_fast)."
+            "yarn: frequencies that rotate more times than this number within the original length "
+            "are not scaled (beta_fast)."
         ),
     )
     slow: Positive | None = field(
         None,
         description=(
-            "yarn: frequencies with fewer rotations than this in the original length are scaled in "
-            "full (beta_slow)."
+            "yarn: frequencies that rotate fewer times than this number within the original length "
+            "are scaled in full (beta_slow)."
         ),
     )
     attention: Positive | None = field(
@@ -159,7 +159,7 @@ class Rotary(Section):
         ),
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Blocks with rotary positions; open: all."
+        None, description="Blocks with rotary positions; open: all blocks."
     )
     scaling: RotaryScaling = field(
         RotaryScaling(), description="Scaling of rotary positions to longer sequences."
@@ -274,13 +274,13 @@ class Moe(Section):
         None, description="Width of an expert; open: the width of the feed-forward layer."
     )
     shared_ffn: Size | None = field(
-        None, description="Width of all shared experts together; 0: none."
+        None, description="Width of all shared experts together; 0: no shared experts."
     )
     shared_gate: bool | None = field(
         None, description="The shared experts' output has a learned gate."
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Blocks that have experts; open: all."
+        None, description="Blocks that have experts; open: all blocks."
     )
     score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = field(
         None, description="Function that turns a router's logits into weights."

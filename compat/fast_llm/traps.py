@@ -196,7 +196,7 @@ def _rate(config: Config) -> Iterator[Remark]:
     elif style != "constant" and end is None:
         yield (
             RATE + "decay_iterations",
-            f"missing; decay_style {style} needs it: training fails at its start; set it",
+            f"missing: with decay_style {style}, training fails at its start; set decay_iterations",
             Effect.STOPS,
         )
     elif end is not None and end <= warmup:
