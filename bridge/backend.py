@@ -48,8 +48,8 @@ class Workload:
 
     If `folder` is set, the model is the Hugging Face model of the config.json in this folder.
     `architecture` then only gives the size of the vocabulary and the length of the samples. A stack
-    that builds its own model builds this model from `model`; `first` holds the weights of the
-    Hugging Face model under the native names.
+    with model code of its own builds the Hugging Face model anew from `model`; `first` holds the
+    weights of the Hugging Face model under the native names.
 
     `micro` is the number of sequences in a microbatch if the config leaves it open. `rows` are the
     samples; if they are given, dropout is off. `groups` are the parameter groups of the script's
@@ -189,9 +189,10 @@ class Backend(ABC):
         else the one that the launcher's environment describes.
 
         A config of the engine's own stack runs as it is written, even where the stack ignores a
-        setting or gets it wrong. The training script is like those of the stack's users. For a
-        plan, the dialect first writes a config. The native engine takes configs of all stacks, and
-        lifts each to a plan. Raises `BridgeError` if the engine cannot run the config or plan.
+        setting or gets it wrong. The engine runs the config with a training script such as users
+        of the stack write. For a plan, the dialect first writes a config. The native engine takes
+        configs of all stacks, and lifts each to a plan. Raises `BridgeError` if the engine cannot
+        run the config or plan.
         """
 
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:

@@ -257,8 +257,9 @@ def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
 
 
 def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
-    """Return the paths of the source whose old values, if restored, could overrule an edit. These
-    paths stand for an edited field, although another rule than the field's rule claims them.
+    """Return the settings of the source that could overrule an edit if their old values were
+    restored. Such a setting stands for an edited plan field, although the rule that writes the
+    field does not claim the setting.
     """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))

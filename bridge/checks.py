@@ -47,7 +47,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """One rule by which a stack refuses, ignores or misuses a setting, in the releases [since,
+    """One case in which a stack refuses, ignores or misuses a setting, in the releases [since,
     until).
 
     `path` is the setting, and `when` decides from the values whether the check holds. `message`, a
@@ -70,8 +70,8 @@ class Check:
 
     @property
     def rule(self) -> str:
-        """The id of the rule, which never changes. If the message of a check changes, `name` holds
-        the old id.
+        """The id of the check, which never changes. If the message of a check changes, `name` holds
+        the last part of the old id.
         """
         # Values in braces are no part of the id: they are names of fields, and releases rename
         # those.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 KEPT = {"line": " ", "block": " \n\t"}
-"""Characters that are allowed besides printable ones: in a single line, and in a text of several
+"""Characters that are allowed in addition to printable ones, in a single line and in a text of several
 lines.
 """
 

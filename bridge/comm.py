@@ -437,7 +437,8 @@ def told(name: str) -> Iterator[None]:
 @dataclass(frozen=True)
 class Board:
     """Text messages that ranks leave for each other in the store of the process group, without
-    collectives. `turn` is the key prefix of one meeting of all ranks.
+    collectives. In the store, the name of each message begins with `turn`, which no other board
+    has.
     """
 
     store: dist.distributed_c10d.Store
@@ -486,8 +487,8 @@ _TURNS = count()
 
 
 def board() -> Board | None:
-    """Return a board for one meeting of all ranks, or None if there is a single rank. All ranks
-    must create their boards in the same order.
+    """Return a new board for messages between all ranks, or None if there is a single rank. All
+    ranks must create their boards in the same order.
     """
     here = joined()
     if here is None or here[1] == 1:

@@ -182,8 +182,7 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def below(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values whose paths begin with `prefix`. The result has them under the rest of the path.
-    """
+    """The values whose paths begin with `prefix`, each by its path without `prefix`."""
     return {
         path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)
     }
@@ -221,7 +220,7 @@ def _problem(detail: Any, schema: type[Section]) -> str:
 
 
 def unknown_key(path: str, schema: type[Section]) -> str:
-    """The line for a key that `schema` does not have, with the nearest name at the same level."""
+    """The line for a key that `schema` does not have, with the nearest name in its section."""
     parent, _, leaf = path.rpartition(".")
     prefix = f"{parent}." if parent else ""
     level = {

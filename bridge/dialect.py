@@ -557,17 +557,17 @@ class Dialect(ABC):
         return error
 
     def _located(self, problem: str, part: Reading) -> str:
-        """Return `problem` with the number of the line in front that sets the setting at the
-        beginning of the problem, if this line is known. The name of the file is added if it is not
-        the file that was read.
+        """Return `problem`, which begins with a setting, with the setting's line number in front. The
+        name of the file is added if the line is not in the file that was read. If the line is not
+        known, return `problem` unchanged.
 
-        If the value of this setting is known only when the script runs, the text says so instead.
+        If the setting's value is known only when the script runs, return a text that says so.
         """
         path = problem.partition(":")[0]
         for finding in part.findings:
             if finding.path == path and finding.origin and finding.message.endswith(LEFT_OUT):
                 reason = f"{finding.origin}: {finding.message.removesuffix(LEFT_OUT)}"
-                return f"{reason}; {self.title} needs a value there, so write it out"
+                return f"{reason}; {self.title} needs this value, so write it out in the script"
         origin = part.origins.get(path)
         if not (origin and origin.line):
             return problem

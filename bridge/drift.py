@@ -202,9 +202,9 @@ def _renamed(before: Config, version: str) -> Iterator[Change]:
 
 
 def _path_of(problem: str, config: Config) -> str:
-    """Return the setting that a problem is about. If the problem begins with a given setting, by
-    path or as spelled in the file, return this setting; otherwise a setting of the schema, or the
-    first word.
+    """Return the setting that a problem is about. This is the given setting that the problem begins
+    with, by path or as spelled in the file. If there is none, return the setting of the schema that
+    the problem begins with, or else the text before the first colon.
     """
     # A file, a line and an option may stand before the name, each with a colon.
     heads = problem.split(": ")[:4]

@@ -15,8 +15,9 @@ from bridge.errors import BridgeError
 
 @dataclass(frozen=True)
 class Entries:
-    """The classes and functions that a stack's users import: `title` of the stack, `runtime` with
-    the package that implements them, and `before`, a prefix for names in messages.
+    """The classes and functions that a stack's users import. `title` is the title of the stack,
+    `runtime` is the package that implements the classes and functions, and `before` is a prefix for
+    names in messages.
     """
 
     title: str

@@ -15,7 +15,7 @@ the meaning of these values.
 VALUES = 20_000
 """Most values in a config, with YAML aliases expanded; also most words of a command line."""
 DEPTH = 100
-"""Most levels of nesting in a config."""
+"""Largest depth of nested mappings and lists in a config."""
 SETTINGS = 300
 """Most settings of a section that are checked one by one."""
 NAME = 200

@@ -96,7 +96,7 @@ def _beside(path: str, value: Any) -> Callable[[Values], Any]:
 
 SMOOTH = frozenset({"adam", "adamw", "lion", "lamb", "adagrad", "adafactor", "soap"})
 """Optimizers without Nesterov momentum. For them, the open field `nesterov` means off. For sgd and
-muon, which exist with and without it, the field stays open.
+muon, which exist with and without Nesterov momentum, the field stays open.
 """
 
 
@@ -163,8 +163,8 @@ def _constant(values: Values) -> bool:
 
 
 def _late(values: Values) -> bool:
-    """Return whether the loss scale never doubles: the scale is constant, or the run ends before
-    the first window ends.
+    """Return whether the loss scale never doubles: the scale is constant, or the run has at most as
+    many steps as have to pass before the scale first doubles.
     """
     steps, window = values.get("run.steps"), values.get(LOSS_SCALE + "window")
     return _constant(values) or bool(steps and window and steps <= window)

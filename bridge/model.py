@@ -60,7 +60,7 @@ class Attention(Section):
         ),
     )
     windowed: tuple[bool, ...] | None = field(
-        None, description="Blocks whose attention has the window; open: all."
+        None, description="Blocks in which a token attends only to `window` tokens; open: all blocks."
     )
     softcap: Positive | None = field(
         None,
@@ -96,29 +96,29 @@ class RotaryScaling(Section):
     low: Positive | None = field(
         None,
         description=(
-            "llama3: frequencies with fewer rotations than this in the original length are scaled "
-            "in full (low_freq_factor)."
+            "llama3: frequencies that rotate fewer times than this number within the original "
+            "length are scaled in full (low_freq_factor)."
         ),
     )
     high: Positive | None = field(
         None,
         description=(
-            "llama3: frequencies with more rotations than this in the original length are not "
-            "scaled (high_freq_factor)."
+            "llama3: frequencies that rotate more times than this number within the original "
+            "length are not scaled (high_freq_factor)."
         ),
     )
     fast: Positive | None = field(
         None,
         description=(
-            "yarn: frequencies with more rotations than this in the original length are not scaled "
-            "(beta_fast)."
+            "yarn: frequencies that rotate more times than this number within the original length "
+            "are not scaled (beta_fast)."
         ),
     )
     slow: Positive | None = field(
         None,
         description=(
-            "yarn: frequencies with fewer rotations than this in the original length are scaled in "
-            "full (beta_slow)."
+            "yarn: frequencies that rotate fewer times than this number within the original length "
+            "are scaled in full (beta_slow)."
         ),
     )
     attention: Positive | None = field(
@@ -144,7 +144,8 @@ class Rotary(Section):
     local_base: Positive | None = field(
         None,
         description=(
-            "Base of the frequencies in blocks with a window; open: the base of the other blocks."
+            "Base of the frequencies in blocks whose attention has a window; open: the base of the "
+            "other blocks."
         ),
     )
     share: Share | None = field(
@@ -158,7 +159,7 @@ class Rotary(Section):
         ),
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Blocks with rotary positions; open: all."
+        None, description="Blocks with rotary positions; open: all blocks."
     )
     scaling: RotaryScaling = field(
         RotaryScaling(), description="Scaling of rotary positions to longer sequences."
@@ -180,14 +181,15 @@ class FeedForward(Section):
     clamp: Positive | None = field(
         None,
         description=(
-            "Bound of the gate's and the other projection's results before they are multiplied; "
+            "Bound of the results of the gate and the up projection before they are multiplied; "
             "open: no bound."
         ),
     )
     offset: Real | None = field(
         None,
         description=(
-            "Number added to the other projection's result before the gate multiplies it; open: 0."
+            "Number added to the result of the up projection before the gate multiplies this result; "
+            "open: 0."
         ),
     )
 
@@ -272,13 +274,13 @@ class Moe(Section):
         None, description="Width of an expert; open: the width of the feed-forward layer."
     )
     shared_ffn: Size | None = field(
-        None, description="Width of all shared experts together; 0: none."
+        None, description="Width of all shared experts together; 0: no shared experts."
     )
     shared_gate: bool | None = field(
         None, description="The shared experts' output has a learned gate."
     )
     layers: tuple[bool, ...] | None = field(
-        None, description="Blocks that have experts; open: all."
+        None, description="Blocks that have experts; open: all blocks."
     )
     score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = field(
         None, description="Function that turns a router's logits into weights."
@@ -299,13 +301,17 @@ class Moe(Section):
     )
     group_best: Count | None = field(
         None,
-        description="Groups are chosen by the sum of scores of this many best experts in a group.",
+        description=(
+            "Number of experts, the best of a group, whose scores are summed; the groups with the "
+            "largest sums are chosen."
+        ),
     )
     balance: Literal["none", "batch", "pooled", "sequence", "global", "sinkhorn"] | None = field(
         None,
         description=(
-            "Tokens over which a loss balances the experts' loads in each block; pooled: one loss "
-            "for all blocks; sinkhorn: balanced by Sinkhorn's iteration, without a loss."
+            "How the experts' loads are balanced: by a loss in each block over a microbatch (batch), "
+            "a sequence, or a step (global); by one loss for all blocks (pooled); or without a loss, "
+            "by Sinkhorn's iteration."
         ),
     )
     aux_loss: Annotated[Real, Ge(0)] | None = field(

@@ -75,10 +75,10 @@ class Stages(Section):
     """The grouping of layers into stages."""
 
     rule: Literal["carry", "ceil", "even", "floor_last", "parameters", "explicit"] | None = field(
-        None, description="Rule that cuts the layers into stages."
+        None, description="How the layers are cut into stages."
     )
     layers_per_stage: Annotated[Real, Gt(0)] | None = field(
-        None, description="Number of layers in a stage, for rules that cut by this number."
+        None, description="Number of layers in a stage, if `rule` cuts by such a number."
     )
     boundaries: tuple[Size, ...] | None = field(
         None,
@@ -244,8 +244,8 @@ class LossScale(Section):
     late: bool | None = field(
         None,
         description=(
-            "The scale doubles one step after the end of its window, if this step has no overflow; "
-            "open: at the end of the window."
+            "The scale doubles in the step after the `window` steps, if that step has no overflow; "
+            "open: in the last of the `window` steps."
         ),
     )
     final: bool | None = field(
@@ -282,7 +282,7 @@ class Precision(Section):
     )
     fp8_weights: bool | None = field(None, description="Weights are gathered in 8 bits.")
     autocast: Dtype | None = field(
-        None, description="Format that torch.autocast runs operations in; open: none."
+        None, description="Format that torch.autocast runs operations in; open: no autocast."
     )
     residual: Dtype | None = field(
         None, description="Format of the residual stream; open: the format `compute`."
@@ -463,7 +463,7 @@ class Run(Section):
         description="Number of steps after which the process exits, to be restarted; 0: never.",
     )
     keep_checkpoints: Count | None = field(
-        None, description="Number of checkpoints that are kept; open: all."
+        None, description="Number of checkpoints that are kept; open: all checkpoints."
     )
     async_save: bool | None = field(
         None, description="Checkpoints are written while training continues."
@@ -518,27 +518,27 @@ class Recompute(Section):
     ) = field(
         None,
         description=(
-            "Parts of a block that are computed again, for granularity selective; attention stands "
-            "for its core alone."
+            "Parts of a block that are computed again, for granularity selective; `attention` "
+            "is the core of attention alone."
         ),
     )
 
 
 class Debug(Section):
-    """Levels of per-layer logging; 0 is off."""
+    """Log levels of the tensors of each layer; 0: no log."""
 
-    layer_outputs: Level | None = field(None, description="Level for the output of each layer.")
+    layer_outputs: Level | None = field(None, description="Log level for the output of each layer.")
     layer_gradients: Level | None = field(
-        None, description="Level for the gradient of each layer's input."
+        None, description="Log level for the gradient of each layer's input."
     )
-    param_init: Level | None = field(None, description="Level for parameters after initialisation.")
+    param_init: Level | None = field(None, description="Log level for parameters after initialisation.")
     param_gradients: Level | None = field(
-        None, description="Level for gradient shards after reduction."
+        None, description="Log level for gradient shards after reduction."
     )
     all_param_gradients: Level | None = field(
-        None, description="Level for every parameter's gradient after reduction."
+        None, description="Log level for every parameter's gradient after reduction."
     )
-    param_update: Level | None = field(None, description="Level for parameters after the update.")
+    param_update: Level | None = field(None, description="Log level for parameters after the update.")
     global_tensors: bool | None = field(
         None, description="Logs show whole tensors, assembled from all ranks."
     )

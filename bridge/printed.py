@@ -36,8 +36,8 @@ AS_WRITTEN = {
 # A check has no second config to compare with, so its verdict is about the file as it is written.
 WRITTEN = "different numbers than written"
 FATES = {How.DERIVED: "expressed by other settings", How.APPROXIMATE: "kept in part"}
-"""Words in place of the new value, for a value that the target has, but not as the same value of
-one setting.
+"""Words that a report shows in place of a setting's new value, if no single setting of the target has
+the whole value.
 """
 MANY = 6
 """Maximum number of settings of one cause that are listed one per line. If there are more, and the

@@ -29,12 +29,12 @@ STAGES = _words("layers?|stages?", "virtual")
 PIPELINED = _words("pp|layers?|stages?", "virtual|pipeline")
 COUNTED = re.compile(r"\A(?! missing).*(?:batch|accumul|sample)", re.IGNORECASE | re.DOTALL)
 HANGING = ((SIZES, SIZES), (SIZES, COUNTED), (BATCH, BATCH), (PIPELINED, STAGES))
-"""Patterns of the names of settings, each with the pattern of the problems that such a setting may
-cause or prevent: of the split of ranks, of samples, and of layers. Whether a batch is missing does
-not hang on the ranks.
+"""Pairs of patterns: a setting whose name matches the first pattern may cause or prevent a problem
+that matches the second pattern. The pairs are about the split of ranks, of samples and of layers.
+No number of ranks causes the problem that a batch size is missing.
 """
 SPLITS_NOTHING = re.compile(r"seed|grain|iteration|stage3|\Asequence_parallel\Z")
-"""Pattern of names that only look like those of such a setting."""
+"""Pattern of names that match a pattern in `HANGING`, although the settings split nothing."""
 SELECTORS = ("_target_", "type", "model_type", "strategy")
 """Names of settings that decide what the other settings of their section mean."""
 NO_MORE = re.compile(r"\bunknown (?!.*did you mean)")
@@ -117,8 +117,8 @@ def _hidden(problem: str, given: Values) -> set[str]:
 
 
 def hangs(problem: str, name: str) -> bool:
-    """Return whether a problem may hang on the setting `name`: it speaks of the ranks, samples or
-    layers that the setting splits.
+    """Return whether the setting `name` may cause or prevent a problem, because the problem is about
+    the ranks, samples or layers that the setting splits.
     """
     leaf = name.rpartition(".")[2]
     said = PLACE.sub("", problem).partition(":")[2] if _subject(problem) else problem

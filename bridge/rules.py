@@ -383,7 +383,7 @@ def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
 def _lost(path: str) -> Effect:
     if path not in EFFECTS:
         raise KeyError(
-            f"{path}: _LOSSES has no effect for losing this field; list the field there under an effect"
+            f"{path}: _LOSSES does not state the effect of losing this field; list the field there"
         )
     return EFFECTS[path]
 

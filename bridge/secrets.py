@@ -272,8 +272,8 @@ ITEM = re.compile(
 ITEMS = 1000
 """Most values of an array that are checked."""
 HEX = re.compile(r"(?<![\w/@-])[0-9a-f]{40}(?![\w-])")
-"""Pattern of keys of Weights & Biases. Hashes of commits look the same, so `COMMIT` is searched in
-the text before them on the line.
+"""Pattern of keys of Weights & Biases. Hashes of commits look the same, so a match is no key if the
+text before it on the line matches `COMMIT`.
 """
 DIGITS = bytes(ord("0" if chr(code) in "0123456789abcdef" else "-") for code in range(256))
 """A table that turns every hexadecimal digit into 0. A search for 40 zeros is then much faster than

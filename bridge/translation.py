@@ -652,7 +652,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         cause = (
             ""
             if unheld
-            else f"{config.dialect.title} leaves this open; {target.dialect.title} uses its own default"
+            else f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
         )
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)

@@ -134,7 +134,7 @@ class TestRows:
         text, findings = said(*words)[2], json.loads(said(*words, "--json")[1])["findings"]
         opened = [one for one in findings if one["how"] == "defaulted" and " leaves " in one["message"]]
         assert len(opened) > 10
-        row = "NeMo AutoModel leaves this open; Megatron-Core uses its own default"
+        row = "NeMo AutoModel leaves the value open; Megatron-Core uses its own default"
         assert text.count(row) == 1 and all(f"{one['path']} {one['after']!r}" in " ".join(text.split()) for one in opened)
 
     def test_what_is_left_open_stands_in_the_words_of_the_target(self, said: Said, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """Rules that convert Fast-LLM's batch to the plan's batch, and back. Fast-LLM sets the microbatch
-in tokens since 0.4.0, and in samples before.
+in tokens since 0.4.0, and in sequences before.
 """
 
 from __future__ import annotations

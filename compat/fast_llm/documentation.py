@@ -29,7 +29,7 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         M + "num_grad_buffers",
-        "three of the buffer counts may be combined with ZeRO level 2 or 3",
+        "three gradient buffers may be set together with ZeRO level 2 or 3",
         "a count together with zero_stage 2 or 3 is refused, even a count of 2 or null; a"
         " count is accepted only without zero_stage or with zero_stage 1",
         GUIDE,
@@ -64,9 +64,9 @@ DISAGREEMENTS: tuple[Disagreement, ...] = (
     ),
     Disagreement(
         D + "sequence_tensor_parallel",
-        "the gradients of these weights are summed over the tensor group and the sequence group "
-        "together",
-        "the gradients are summed over the tensor group; ranks that share a sequence take"
+        "the gradients of layers that are split by tokens are summed over tensor ranks together with "
+        "the ranks that share a sequence",
+        "these gradients are summed over tensor ranks alone; the ranks that share a sequence take"
         " part in the reduce-scatter over all data ranks",
         INTERNALS,
         "fast_llm/engine/multi_stage/fsdp.py: reduce_gradients",

@@ -344,8 +344,8 @@ class _Reader:
             for path in sets:
                 del self.given[path]
                 message = (
-                    f"left out, because zero_stage {self.given[LEVEL]} sets it; "
-                    "Fast-LLM writes both into a dump, and refuses a file with both"
+                    f"left out, because zero_stage {self.given[LEVEL]} sets this number; Fast-LLM writes "
+                    "the number and zero_stage into a dump, but refuses a file with both"
                 )
                 self.findings.append(
                     Finding(path, message, Effect.NONE, origin=self.origins.pop(path, None))

@@ -29,9 +29,9 @@ TRAINER = "fast_llm.models.gpt.config:GPTTrainerConfig"
 REGISTERED = ("fast_llm.data.auto:__name__", "fast_llm.models.auto:__name__")
 """Modules that import the classes that a key `type` may name."""
 LIMITS = {"gt": ">", "geq": ">=", "lt": "<", "leq": "<=", "in_range_incl": ">="}
-"""Our signs for the first limit that an assertion of Fast-LLM makes."""
+"""For each assertion of Fast-LLM, the sign of the assertion's first bound."""
 OLD = re.compile(r'(?:_handle_renamed_field\(\s*default,\s*|del default\[)"(\w+)"')
-"""Matches a name that a class takes and replaces or drops."""
+"""Pattern of code with the old name of a setting, which a class still accepts, then replaces or drops."""
 
 
 def facts(tree: Tree) -> Facts:
@@ -71,13 +71,15 @@ def _keys(cls: Any, prefix: str, found: dict[str, Row]) -> Iterator[Row]:
 
 
 def _default(field: AnyField[Any]) -> Row:
-    """Return the default in a row; nothing for none, and for one that is made or that is a section."""
+    """Return the column with the field's default. Return no column if the default is null or is made by a
+    function, as for a section, or if there is no default.
+    """
     value = plain(None if field.default is MISSING else field.default)
     return {} if value is None else {"default": value}
 
 
 def _collect(cls: Any, found: dict[str, Row]) -> None:
-    """Add a row for the class, for its subclasses, and for each class in one of their fields."""
+    """Add a row for the class, its subclasses, and the config classes of all their fields."""
     if cls is None or cls.__name__ in found:
         return
     below = sorted(_below(cls), key=lambda one: str(one.__name__))
@@ -105,7 +107,9 @@ def _below(cls: Any) -> set[Any]:
 
 
 def _chosen(cls: Any) -> str:
-    """Return the subclass that an empty section makes; empty if it is none."""
+    """Return the subclass of `cls` that Fast-LLM uses for an empty section. Return an empty string if
+    Fast-LLM uses `cls` itself, or refuses an empty section.
+    """
     try:
         with first(["fast_llm.config:NoAutoValidate"])():
             made = type(cls._from_dict({}))
@@ -128,7 +132,7 @@ def _kind(field: AnyField[Any]) -> str:
 
 
 def _alone(annotation: Any) -> Any:
-    """Return the type in an annotation that has `None` beside it."""
+    """Return `T` for the annotation `T | None`, and any other annotation unchanged."""
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
     union = get_origin(annotation) in (Union, UnionType)
     return kinds[0] if union and len(kinds) == 1 else annotation

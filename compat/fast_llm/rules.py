@@ -360,7 +360,7 @@ WINDOW = convert(
     lambda values, context: _where_half(values, "window"),
     effect=lambda values: _scaled(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
-    lossy="Fast-LLM doubles the loss scale in the same step that completes the window",
+    lossy="Fast-LLM doubles the loss scale in the last step of the loss-scale window, not in the step after it",
     source="optimizer/optimizer.py: DynamicGradScaler.update",
 )
 FLOOR = convert(

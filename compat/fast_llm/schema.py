@@ -81,7 +81,7 @@ class TensorLogs(Section):
     max_elements: Positive | None = _has(
         8, "logging", "Number of elements of each tensor that are logged."
     )
-    full_tensors: bool = _has(False, "logging", "Keep whole tensors in addition to samples.")
+    full_tensors: bool = _has(False, "logging", "Log all elements of tensors.")
 
 
 class Run(Section):
@@ -141,16 +141,22 @@ class MultiStage(Section):
         1, "wip", "Number of consecutive stages on a pipeline rank; only 1 works."
     )
     num_weight_buffers: Positive | None = _has(
-        None, "expert", "Number of model stages whose unsharded weights may be in memory at once; none: all."
+        None,
+        "expert",
+        "Number of model stages whose unsharded weights may be in memory at once; "
+        "null: all stages.",
     )
     num_grad_buffers: Positive | None = _has(
-        None, "expert", "Number of model stages whose unsharded gradients may be in memory at once; none: all."
+        None,
+        "expert",
+        "Number of model stages whose unsharded gradients may be in memory at once; "
+        "null: all stages.",
     )
     zero_stage: Annotated[int, Ge(1), Le(3)] | None = _has(
         None,
         "performance",
         "ZeRO level: 2 sets two gradient buffers, 3 also two weight buffers; "
-        "1 is the same as none.",
+        "1 has the effect of null.",
     )
     pipeline_delay: NonNegative = _has(
         0.0, "expert", "Estimated delay of a pipeline round, in steps; not used."
@@ -194,44 +200,61 @@ class Distributed(Section):
         "float32", "expert", "Format of master weights and optimizer state."
     )
     dp_seed_shift: int = _has(
-        None, "optional", "Seed shift by data rank; none: Fast-LLM's constant."
+        None,
+        "optional",
+        "Rank n of the data axis adds n times this number to the seed. "
+        "Default: Fast-LLM's constant.",
     )
     pp_seed_shift: int = _has(
-        None, "optional", "Seed shift by pipeline rank; none: Fast-LLM's constant."
+        None,
+        "optional",
+        "Rank n of the pipeline axis adds n times this number to the seed. "
+        "Default: Fast-LLM's constant.",
     )
     pp_gen_seed_shift: int = _has(
-        None, "optional", "Seed shift of the pipeline generator; none: Fast-LLM's constant."
+        None,
+        "optional",
+        "Number added to the seed of random numbers that are the same on all tensor ranks. "
+        "Default: Fast-LLM's constant.",
     )
     pp_gen_init_seed_shift: int = _has(
         None,
         "optional",
-        "Seed shift of the pipeline generator at initialisation; none: Fast-LLM's constant.",
+        "Number added to the seed of initial weights that are the same on all tensor ranks. "
+        "Default: Fast-LLM's constant.",
     )
     tp_seed_shift: int = _has(
-        None, "optional", "Seed shift by tensor rank; none: Fast-LLM's constant."
+        None,
+        "optional",
+        "Rank n of the tensor axis adds n times this number to the seed. "
+        "Default: Fast-LLM's constant.",
     )
     tp_gen_seed_shift: int = _has(
-        None, "optional", "Seed shift of the tensor generator; none: Fast-LLM's constant."
+        None,
+        "optional",
+        "Number added to the seed of random numbers that differ between tensor ranks. "
+        "Default: Fast-LLM's constant.",
     )
     tp_gen_init_seed_shift: int = _has(
         None,
         "optional",
-        "Seed shift of the tensor generator at initialisation; none: Fast-LLM's constant.",
+        "Number added to the seed of initial weights that differ between tensor ranks. "
+        "Default: Fast-LLM's constant.",
     )
     sample_seed_shift: int = _has(
-        None, "optional", "Seed shift by sample; none: Fast-LLM's constant."
+        None, "optional", "Step n adds n times this number to the seed. Default: Fast-LLM's constant."
     )
     train_seed_shift: int = _has(
-        None, "optional", "Seed shift of training; none: Fast-LLM's constant."
+        None, "optional", "Number added to the seed in training. Default: Fast-LLM's constant."
     )
     valid_seed_shift: int = _has(
-        None, "optional", "Seed shift of validation; none: Fast-LLM's constant."
+        None, "optional", "Number added to the seed in validation. Default: Fast-LLM's constant."
     )
     test_seed_shift: int = _has(
-        None, "optional", "Seed shift of testing; none: Fast-LLM's constant."
+        None, "optional", "Number added to the seed in a test. Default: Fast-LLM's constant."
     )
     inference_seed_shift: int = _has(
-        None, "optional", "Seed shift of inference; none: Fast-LLM's constant."
+        None, "optional", "Number added to the seed in inference. Default: Fast-LLM's constant."
     )
     reproducible_init: bool = _has(
         False, "testing", "Draw the same initial weights for every layout of ranks."
@@ -314,7 +337,7 @@ class Schedule(Section):
     )
     throttle_cpu: bool = _has(True, "expert", "Keep the CPU from running far ahead of the GPU.")
     throttle_cpu_rate: Positive = _has(
-        1, "expert", "Number of schedule steps between two throttles."
+        1, "expert", "Number of schedule steps after which the CPU waits for the GPU again."
     )
     throttle_cpu_delay: Level = _has(
         1, "expert", "Number of schedule steps by which the CPU may be ahead."
@@ -343,7 +366,7 @@ class Data(Section):
     sampling: Free = _has(None, "core", "Old name of the section for sampling.")
     tokenizer: Free = _has(None, "feature", "Tokenizer of the data.")
     fim: Free = _has(None, "feature", "Fill in the middle.")
-    split: list[Real] = _has(None, "core", "Shares of training, validation and test.")
+    split: list[Real] = _has(None, "core", "Shares of the data for training, validation and test.")
     format: str = _has(None, "core", "Kind of dataset.")
     path: str | list[str] = _has(None, "core", "Paths of datasets.")
     data_sample_warn_time_ms: PositiveReal = _has(
@@ -367,7 +390,9 @@ class LearningRate(Section):
     decay_power: Real = _has(1.0, "feature", "Exponent of a decay of shape power.")
     warmup_iterations: int = _has(0, "feature", "Steps of linear warmup from 0.")
     minimum: Real = _has(0.0, "feature", "Learning rate after the decay.")
-    schedule: str | None = _has(None, "wip", "Stages as text, which replace the other fields.")
+    schedule: str | None = _has(
+        None, "wip", "The schedule as text, which replaces the other fields of this section."
+    )
 
 
 class GradientScaler(Section):

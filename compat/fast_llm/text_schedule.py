@@ -23,8 +23,8 @@ TENTH = 10
 
 
 class Stage(NamedTuple):
-    """A stage of a schedule: its kind, number of steps (negative: all remaining steps), first and
-    last learning rate, and power.
+    """A stage of a learning-rate schedule: its kind, number of steps (negative: all remaining steps),
+    first and last learning rate, and power.
     """
 
     kind: str

@@ -49,9 +49,8 @@ def _stages(config: Config) -> Iterator[Remark]:
     if layers and (stages := stages_of(layers, size)) < values[PIPELINE]:
         message = (
             f"{layers} layers make {stages} stages, fewer than {values[PIPELINE]} pipeline"
-            " ranks: Fast-LLM refuses the model;"
+            " ranks: Fast-LLM refuses the model; set fewer layers per stage, or fewer pipeline ranks"
         )
-        message += " set fewer layers per stage, or fewer pipeline ranks"
         yield path, message, Effect.STOPS
     if values[STAGES + "pipeline_delay"]:
         yield STAGES + "pipeline_delay", "has no effect in any release; drop it", Effect.NONE
@@ -77,7 +76,10 @@ def _buffers(config: Config) -> Iterator[Remark]:
     at, values = release(config.version), config.effective
     for path, count in implied(values.get(STAGES + "zero_stage")).items():
         if at.overwrites_buffers and config.given.get(path, count) != count:
-            message = f"overwritten with {count} by zero_stage {values[STAGES + 'zero_stage']} in {at.version}; keep one of them"
+            message = (
+                f"overwritten with {count} by zero_stage {values[STAGES + 'zero_stage']} in {at.version};"
+                " keep one of the two settings"
+            )
             yield path, message, Effect.COST
     steps = (
         values.get(("batch." if at.has_batch else "schedule.") + "depth_first_micro_batches") or 1
@@ -86,14 +88,10 @@ def _buffers(config: Config) -> Iterator[Remark]:
     if not at.since("0.4.0+20260720") and values.get(GRADS) is not None and steps > 1 and alone:
         message = (
             f"with shared gradient buffers on one data rank, {at.version} keeps only the last"
-            f" of {steps} microbatches' gradients"
+            f" of {steps} microbatches' gradients (issue 550); drop num_grad_buffers and zero_stage,"
+            " or use breadth-first microbatches"
         )
-        yield (
-            GRADS,
-            message
-            + " (issue 550); drop num_grad_buffers and zero_stage, or use breadth-first microbatches",
-            Effect.NUMBERS,
-        )
+        yield GRADS, message, Effect.NUMBERS
 
 
 def _formats(config: Config) -> Iterator[Remark]:
@@ -198,7 +196,7 @@ def _rate(config: Config) -> Iterator[Remark]:
     elif style != "constant" and end is None:
         yield (
             RATE + "decay_iterations",
-            f"missing; decay_style {style} needs it: training fails at its start; set it",
+            f"missing: with decay_style {style}, training fails at its start; set decay_iterations",
             Effect.STOPS,
         )
     elif end is not None and end <= warmup:

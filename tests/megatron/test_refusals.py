@@ -43,7 +43,7 @@ def test_a_value_that_only_a_run_knows_is_named_where_megatron_needs_it(tmp_path
     script.write_text(f"python pretrain_gpt.py --num-layers 2 --micro-batch-size 1 --save x --save-interval $STEPS {BOTH}\n")
     with pytest.raises(ConfigError) as error:
         compat.load("megatron").read(script)
-    assert "Megatron-Core needs a value there, so write it out" in str(error.value) and PRECISION in str(error.value)
+    assert "Megatron-Core needs this value, so write it out in the script" in str(error.value) and PRECISION in str(error.value)
 
 
 NO_FLAGS = [('["--bf16", {}]', "found {} in a list"), ('{"MODEL_ARGS": 3}', "MODEL_ARGS: found 3")]

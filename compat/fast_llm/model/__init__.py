@@ -70,7 +70,7 @@ REASONS = {
         "moe.shared_ffn": "Fast-LLM's shared experts are as wide as the routed experts",
         "moe.shared_gate": "Fast-LLM's shared experts have no gate",
         "moe.balance": "Fast-LLM balances experts by a loss in each block over each microbatch, or by sinkhorn",
-        "moe.aux_trained": "Fast-LLM trains the load-balancing loss whenever its coefficient is set",
+        "moe.aux_trained": "Fast-LLM adds the load-balancing loss to the training loss whenever its coefficient is set",
         "moe.router_bias": "Fast-LLM's router has no bias",
         "moe.balance_bias": "Fast-LLM's router has no bias",
         "init": "Fast-LLM sets the standard deviation of initial weights for each layer",

@@ -25,7 +25,9 @@ the version number 0.4.0.
 """
 _ROWS: Sequence[Mapping[str, Any]] = table(__name__, "keys.json")
 _DECIDED: Mapping[str, Mapping[str, str]] = table(__name__, "decided.json")
-"""What no class of Fast-LLM shows: the key that a key replaces, and the key that replaces it."""
+"""Facts that no class of Fast-LLM shows: for a key, the key that earlier releases have instead, and the
+key that later releases have instead.
+"""
 
 
 @dataclass(frozen=True, slots=True)

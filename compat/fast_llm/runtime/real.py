@@ -16,15 +16,15 @@ from compat.fast_llm.batch import AXES
 
 Group = dict[str, Any]
 LOOSER = ""
-"""Pattern of our reasons to refuse a config that these two classes accept. Every reason matches:
-other parts of Fast-LLM refuse further configs.
+"""Pattern of our reasons to refuse a config that the classes in `SECTIONS` accept. Every reason
+matches, because other parts of Fast-LLM refuse further configs.
 """
 DISTRIBUTED = "model.distributed"
 SECTIONS: Mapping[str, str] = {
     "model.multi_stage": "fast_llm.engine.multi_stage.config:MultiStageConfig",
     DISTRIBUTED: "fast_llm.engine.distributed.config:DistributedConfig",
 }
-"""The classes that are asked, by the path of the section that they read."""
+"""Sections of a config by path, each with the config class of Fast-LLM that checks the section."""
 INSIDE = tuple(f"{path}." for path in SECTIONS)
 
 
@@ -35,9 +35,10 @@ def posed(config: Config) -> tuple[Group, Group]:
 
 
 def raw(source: Mapping[str, Any], config: Config) -> Group:
-    """Return the sections for Fast-LLM's classes from a source that we may fail to read.
+    """Return the sections for Fast-LLM's classes from `source`, which our reader may refuse.
 
-    A launcher sets the number of ranks. Without one it is as small as the axes allow, all on one node.
+    A launcher sets the number of ranks. If the number is not known, it is as small as the axes allow,
+    with all ranks on one node.
     """
     model = source.get("model", {})
     asked = {path: model.get(path.rpartition(".")[2]) or {} for path in SECTIONS}
