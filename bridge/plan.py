@@ -40,7 +40,7 @@ class Parallel(Section):
         None, description="Data-parallel replicas: world / (tensor x pipeline x context)."
     )
     tensor: Count | None = field(None, description="Number of ranks that split each weight matrix.")
-    pipeline: Count | None = field(None, description="Number of ranks that split the layers.")
+    pipeline: Count | None = field(None, description="Number of ranks that divide the model's layers among themselves.")
     context: Count | None = field(
         None,
         description="Number of ranks that split the sequence in attention.",

@@ -411,7 +411,7 @@ OVERLAP = convert(
     sees=("zero_optimization.stage", "zero.stage", "parallel.pipeline", *STAGE_SEES),
     lossy="DeepSpeed overlaps gradient reductions with the backward pass only at ZeRO stages 1"
           " to 3 and without a pipeline",
-    source="runtime/engine.py: overlap_comm is off with pipelines; stage 0 reduces after the backward pass",
+    source="runtime/engine.py: overlap_comm is off with a pipeline; ZeRO stage 0 reduces after the backward pass",
 )
 
 

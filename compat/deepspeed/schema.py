@@ -130,7 +130,7 @@ class ZenFlow(Section):
         None, description="Event that triggers a new selection of important gradients."
     )
     select_interval: Whole | Auto | None = field(
-        None, description="Steps or epochs between two selections."
+        None, description="Number of steps or epochs between two selections of gradients."
     )
     update_interval: Whole | Auto | None = field(
         None, description="Steps between two updates with the unimportant gradients."
@@ -188,7 +188,7 @@ class ZeroOptimization(Section):
     reduce_bucket_size: Size | None = field(None, description="Number of gradient elements that one collective"
                                                               " reduces.")
     use_multi_rank_bucket_allreduce: bool | None = field(
-        None, description="The gradient buckets of several ranks share one all-reduce."
+        None, description="Reduce the gradients that belong to different owner ranks in one all-reduce."
     )
     allgather_partitions: bool | None = field(
         None, description="No effect in any release covered here."

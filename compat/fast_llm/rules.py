@@ -126,7 +126,8 @@ ZERO = convert(
         GRADS: ("zero.grad_buffers", "zero.stage"),
     },
     lossy="Fast-LLM always shards optimizer state: its lowest ZeRO level is 1",
-    source="multi_stage/config.py: level 2 sets two gradient buffers, level 3 two weight buffers; fsdp.py: shards at any level",
+    source="multi_stage/config.py: ZeRO level 2 means two gradient buffers, level 3 also two weight buffers;"
+    " fsdp.py: optimizer state is sharded at any level",
 )
 
 

@@ -169,7 +169,7 @@ class Distributed(Section):
     tensor_parallel: Positive = _has(
         1, "performance", "Number of ranks that split each weight matrix."
     )
-    pipeline_parallel: Positive = _has(1, "performance", "Number of ranks that split the layers.")
+    pipeline_parallel: Positive = _has(1, "performance", "Number of ranks that divide the model's layers among themselves.")
     sequence_tensor_parallel: bool = _has(
         False, "performance", "Split norms and dropout by tokens in a tensor group."
     )

@@ -125,7 +125,7 @@ ROWS: tuple[Removed, ...] = (
     ),
     *_gone(
         "2024-03",
-        "the flag only changes when ranks communicate",
+        "the flag changes only the time of communication",
         "--delay-param-gather",
         "--no-delay-grad-reduce",
         effect=Effect.COST,

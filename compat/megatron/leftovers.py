@@ -19,7 +19,7 @@ OVERLAP = Why("an overlap inside Megatron", Effect.COST)
 LOW = Why("a setting of fp8 or fp4 inside Megatron", Effect.NUMBERS)
 DATA = Why("the target's data settings choose and mask the samples", Effect.NUMBERS)
 LOADER = Why(
-    "a setting of where the data is and how it is read or cached; set the same data in the target",
+    "a setting of the place of the data, or of how data is read or cached; set the same data in the target",
     Effect.NONE,
 )
 BATCHES = Why("stagebridge does not translate a batch size that changes during the run", Effect.NUMBERS)

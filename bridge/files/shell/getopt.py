@@ -66,7 +66,7 @@ def _told(words: Sequence[str]) -> _Told:
         # The form of the first releases: the letters come first, and the output is not quoted.
         short, quotes = rest.pop(0), False
     if short.startswith("-"):
-        raise Unread("option letters of getopt that begin with - are not supported")
+        raise Unread("a string of option letters that begins with - is not supported in getopt")
     letters = {found[1]: found[2] for found in re.finditer(r"([^:+])(:{0,2})", short)}
     return _Told(letters, names, rest, short.startswith("+"), quotes)
 
