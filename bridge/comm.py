@@ -58,7 +58,7 @@ class Group:
 
     @property
     def handle(self) -> dist.ProcessGroup | None:
-        """Torch's own group. None for a single rank, or after this process has left."""
+        """Torch's own group. None for a single rank, or after this process has left the group."""
         return _HANDLES.get((self.ranks, self.purpose))
 
 
@@ -321,8 +321,8 @@ def connect(
     """Join the process group at `address` (host:port), unless this process has joined a process
     group already.
 
-    `timeout` is in seconds (default: `TIMEOUT`). The process leaves the group when the process
-    ends. To wait for the other ranks first, call `leave`.
+    `timeout` is in seconds (default: `TIMEOUT`). A process that ends leaves the group and does not
+    wait for the other ranks. To wait for them, call `leave` before the end.
     """
     if world == 1:
         return

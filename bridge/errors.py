@@ -86,8 +86,8 @@ def few(problems: Sequence[str], what: str) -> list[str]:
 def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
     """`"; did you mean X?"` for the known name closest to `name`, or an empty string.
 
-    `before` is the number of problems of the same file so far: beyond `limits.PROBLEMS` no name is
-    suggested.
+    `before` is the number of problems of the same file so far. If it is above `limits.PROBLEMS`, no
+    name is suggested.
     """
     # The search takes time with the length of the name and the number of names; a hostile file has
     # both.

@@ -84,7 +84,9 @@ def wrapped(text: Text, console: Console, width: int, whole: bool = False) -> li
 
 
 def _breaks(text: str, width: int) -> Iterator[int]:
-    """Yield the places of the words that begin a new line of at most `width` columns."""
+    """Yield the positions in `text` at which a new line begins, for lines of at most `width`
+    columns.
+    """
     from rich.cells import cell_len
 
     used = 0

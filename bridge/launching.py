@@ -26,7 +26,7 @@ variable holds the address of one node.
 
 def nodes(ranks: int) -> tuple[int, int]:
     """Return the number of nodes and the number of ranks on each node. All nodes have equally many
-    ranks: the largest number that is possible up to `PER_NODE`.
+    ranks: the largest divisor of `ranks` that is at most `PER_NODE`.
     """
     each = max(number for number in range(1, PER_NODE + 1) if ranks % number == 0)
     return ranks // each, each

@@ -244,8 +244,8 @@ def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = 
 def counted(
     theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = ""
 ) -> Rule:
-    """Return a rule for one number of steps or parts. `never` is the stack's value for 0 in the
-    plan, which means never.
+    """Return a rule for one number of steps or parts. In the plan 0 means never, and `never` is the
+    stack's value with this meaning.
     """
 
     def read(values: Group, context: Context) -> Group:
