@@ -114,9 +114,9 @@ that `_abandon` destroys them by clearing this dictionary.
 
 @dataclass
 class Ledger:
-    """The number of calls of each collective, by name, and the bytes of the tensors that the calls
-    moved, counted at full size before sharding. `events` lists the recorded events in order, and is
-    None while no events are recorded.
+    """For each collective, by name: the number of calls, and the bytes of the tensors that the
+    calls moved. A tensor that is sharded counts with its full size. `events` lists the recorded
+    events in order, and is None while no events are recorded.
     """
 
     totals: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
@@ -437,8 +437,8 @@ def told(name: str) -> Iterator[None]:
 @dataclass(frozen=True)
 class Board:
     """Text messages that ranks leave for each other in the store of the process group, without
-    collectives. In the store, the name of each message begins with `turn`, which no other board
-    has.
+    collectives. In the store, the name of each message begins with `turn`, a text that differs from
+    board to board.
     """
 
     store: dist.distributed_c10d.Store

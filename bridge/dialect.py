@@ -557,8 +557,8 @@ class Dialect(ABC):
         return error
 
     def _located(self, problem: str, part: Reading) -> str:
-        """Return `problem`, which begins with a setting, with the setting's line number in front. If
-        another file than the one that was read has this line, the name of that file is added. If
+        """Return `problem`, which begins with a setting, with the setting's line number in front.
+        If another file than the one that was read has this line, the name of that file is added. If
         the line is not known, return `problem` unchanged.
 
         If the setting's value is known only when the script runs, return a text that says so.

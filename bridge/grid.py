@@ -25,7 +25,7 @@ printed one below the other.
 ARROW = "-> "
 GLUE = "\ue000"
 """Character that replaces the blank behind an arrow while a text is wrapped, so that no line ends
-there. No text has this character: `clean` escapes it.
+there. No text has this character, because `clean` escapes it.
 """
 
 

@@ -19,8 +19,8 @@ class Shell(str):
 
 
 HEAD = Shell('"$MASTER_ADDR:29500"')
-"""The rendezvous address of the ranks of several nodes. All nodes run the same command; the
-variable holds the address of one node.
+"""The address at which the ranks of several nodes meet. All nodes run the same command, and
+`MASTER_ADDR` must hold the address of the same node on all of them.
 """
 
 

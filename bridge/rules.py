@@ -115,10 +115,10 @@ class Rule:
     - `lossy`: the loss that is possible between the two groups, in words.
     - `blurs`: whether reading these values of the stack already loses something.
     - `tells`: the loss by reading, in words.
-    - `reasons`: why single plan fields (or all fields with this prefix) are lost, if `lossy` does
-      not describe their loss.
+    - `reasons`: why single plan fields are lost, by field or prefix, if `lossy` does not describe
+      their loss.
     - `note`: a remark for people. `source`: the place in the stack's source that confirms the row.
-    - `carries`: the plan fields that one path of the stack stands for, if it is not the whole
+    - `carries`: the plan fields that one path of the stack stands for, if these are not the whole
       group.
     - `model`: true for facts about the model itself.
     - `mixed`: true if each plan field has an effect of its own, listed in `EFFECTS`.
