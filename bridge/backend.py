@@ -158,8 +158,8 @@ class Backend(ABC):
     least: ClassVar[int] = 1
     """The least number of ranks that the engine needs."""
     inside: Backend | None = None
-    """The native engine behind the stack's own classes and functions, for scripts that were written
-    for the stack.
+    """The engine for scripts that were written for the stack: the native engine, which implements
+    the classes and functions that such scripts import from the stack.
     """
 
     @property
@@ -176,8 +176,8 @@ class Backend(ABC):
 
     @abstractmethod
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        """Return the reasons why this engine cannot run `plan` on `world` ranks and compute the
-        numbers that the plan means.
+        """Return the reasons why a run of `plan` on `world` ranks is impossible with this engine,
+        or would give other numbers than the plan means.
 
         Each reason reads `path: found VALUE; REASON` and is about one field. The result is empty if
         the engine can run the plan, even if the stack is not installed.

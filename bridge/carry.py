@@ -31,12 +31,12 @@ class Carry:
 
     `original` is the text that the source was read from, if the source's dialect can write changes
     into this text. When the target is translated back, a group of fields gets the old settings if
-    these fields still have the same meaning in the target. If the target was edited since, the edit
-    wins.
+    these fields still have the same meaning in the target. A group whose meaning was edited in the
+    target keeps the edit.
 
     A sidecar holds marks in place of `secrets`, and `source` names the file that has the secrets.
-    If `secrets` is None, the sidecar holds all given values. `files` are the digests of the other
-    files that were written, by name.
+    If `secrets` is None, the sidecar holds all values without marks. `files` are the digests of the
+    other files that were written, by name.
     """
 
     dialect: str
@@ -257,9 +257,9 @@ def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
 
 
 def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[str]:
-    """Return the settings of the source that could overrule an edit if their old values were
-    restored. Such a setting stands for an edited plan field, although the rule that writes the
-    field does not claim the setting.
+    """Return the settings of the source whose old values, if restored, could overrule an edit. Such
+    a setting stands for the edited plan field, although another rule claims the setting than the
+    rule that writes the field.
     """
     changed = edits(carry, meant)
     rules = (rule for rule in dialect.rules if not changed.isdisjoint(rule.ours))

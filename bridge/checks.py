@@ -27,8 +27,8 @@ LONG = 200
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The input of a check: effective values by path, the given values, and the release with the
-    number of ranks.
+    """The input of a check: the effective values and the given values by path. `context` has the
+    release and the number of ranks.
     """
 
     values: Mapping[str, Any]

@@ -58,7 +58,7 @@ class Group:
 
     @property
     def handle(self) -> dist.ProcessGroup | None:
-        """Torch's own group. None for a single rank, or after this process has left."""
+        """Torch's own group. None for a single rank, or after this process has left the group."""
         return _HANDLES.get((self.ranks, self.purpose))
 
 
@@ -114,9 +114,9 @@ that `_abandon` destroys them by clearing this dictionary.
 
 @dataclass
 class Ledger:
-    """The number of calls of each collective, by name, and the bytes of the tensors that the calls
-    moved, counted at full size before sharding. `events` lists the recorded events in order, and is
-    None while no events are recorded.
+    """For each collective, by name: the number of calls, and the bytes of the tensors that the
+    calls moved. A tensor that is sharded counts with its full size. `events` lists the recorded
+    events in order, and is None while no events are recorded.
     """
 
     totals: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
@@ -321,8 +321,8 @@ def connect(
     """Join the process group at `address` (host:port), unless this process has joined a process
     group already.
 
-    `timeout` is in seconds (default: `TIMEOUT`). The process leaves the group when the process
-    ends. To wait for the other ranks first, call `leave`.
+    `timeout` is in seconds (default: `TIMEOUT`). A process that ends leaves the group and does not
+    wait for the other ranks. To wait for them, call `leave` before the end.
     """
     if world == 1:
         return
@@ -437,8 +437,8 @@ def told(name: str) -> Iterator[None]:
 @dataclass(frozen=True)
 class Board:
     """Text messages that ranks leave for each other in the store of the process group, without
-    collectives. In the store, the name of each message begins with `turn`, which no other board
-    has.
+    collectives. In the store, the name of each message begins with `turn`, a text that differs from
+    board to board.
     """
 
     store: dist.distributed_c10d.Store

@@ -20,8 +20,8 @@ from bridge.secrets import hide
 
 
 def _whole(value: Any) -> Any:
-    """Return a float without a fraction, such as the `5e8` of JSON and YAML writers, as an integer;
-    return any other value unchanged. Raises `ValueError` for a boolean.
+    """Return a float without a fraction as an integer, because JSON and YAML files may have `5e8`
+    for an integer. Return any other value unchanged. Raises `ValueError` for a boolean.
     """
     if isinstance(value, bool):
         # pydantic's strict mode refuses a bool too, but with words that do not say what was

@@ -295,7 +295,7 @@ class Dialect(ABC):
     def program(
         self, written: Written, config: Config, plan: Mapping[str, Any], model: Config | None
     ) -> Program:
-        """Add the script that starts the config to `written`, whose file has a name.
+        """Add the script that starts the config to `written`, which must name the config's file.
 
         `model` is the config of the model itself, or None if it is not known.
         """
@@ -557,9 +557,9 @@ class Dialect(ABC):
         return error
 
     def _located(self, problem: str, part: Reading) -> str:
-        """Return `problem`, which begins with a setting, with the setting's line number in front. The
-        name of the file is added if the line is not in the file that was read. If the line is not
-        known, return `problem` unchanged.
+        """Return `problem`, which begins with a setting, with the setting's line number in front.
+        If another file than the one that was read has this line, the name of that file is added. If
+        the line is not known, return `problem` unchanged.
 
         If the setting's value is known only when the script runs, return a text that says so.
         """

@@ -94,8 +94,8 @@ def _settings(pair: Pair) -> Iterator[Finding]:
 
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
-    """Return the effect that a different setting has on the run. This is the effect of losing the
-    setting in one of the two configs: the worse of the two effects.
+    """Return the effect on the run of a setting that differs between the two configs. Each config
+    has an effect of losing the setting, and the worse of these two effects is returned.
     """
     if ours and not lost:
         return Effect.NONE

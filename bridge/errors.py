@@ -86,8 +86,8 @@ def few(problems: Sequence[str], what: str) -> list[str]:
 def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
     """`"; did you mean X?"` for the known name closest to `name`, or an empty string.
 
-    `before` is the number of problems of the same file so far: beyond `limits.PROBLEMS` no name is
-    suggested.
+    `before` is the number of problems of the same file so far. If it is above `limits.PROBLEMS`, no
+    name is suggested.
     """
     # The search takes time with the length of the name and the number of names; a hostile file has
     # both.
@@ -100,9 +100,8 @@ def nearest(name: str, known: Iterable[str], before: int = 0) -> str:
 
 
 def _alike(name: str, word: str) -> bool:
-    """Return whether two names are similar, judged only by the parts that differ. The parts that
-    both names have do not count: `--enable-` alone would make `--enable-msc` similar to
-    `--enable-gpt-oss`.
+    """Return whether two names are similar. Words that both names have do not count, because
+    `--enable-` alone would make `--enable-msc` similar to `--enable-gpt-oss`.
     """
     one, other = (Counter(re.split(r"[-_.]", each)) for each in (name, word))
     left, right = "".join((one - other).elements()), "".join((other - one).elements())

@@ -104,8 +104,8 @@ class Disagreement:
 
     `said` is the statement of the documentation, and `place` is the page. `done` is the behaviour
     of the code, and `source` is the function. `since` and `until` are the first and the last
-    release that are known to disagree. An empty text stands for the oldest or the newest release
-    that stagebridge covers.
+    release in which the disagreement is known. An empty text stands for the oldest or the newest
+    release that stagebridge covers.
     """
 
     path: str

@@ -90,9 +90,9 @@ def refusals(problems: Iterable[str], file: str) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of findings that count. A finding counts if its rule matches a pattern in
-    `select`, or `select` is empty; if no pattern in `ignore` matches its rule; and if `known` does
-    not list it.
+    """The choice of findings that count. If `select` is not empty, a finding counts only if its
+    rule matches a pattern in `select`. A finding does not count if its rule matches a pattern in
+    `ignore`, or if `known` lists the finding.
 
     A pattern matches a rule if the two are equal, if the rule begins with the pattern and a slash,
     or if the pattern has a `*` that fits. `known` holds the file, rule and path of each finding of

@@ -25,7 +25,7 @@ printed one below the other.
 ARROW = "-> "
 GLUE = "\ue000"
 """Character that replaces the blank behind an arrow while a text is wrapped, so that no line ends
-there. No text has this character: `clean` escapes it.
+there. No text has this character, because `clean` escapes it.
 """
 
 
@@ -84,7 +84,9 @@ def wrapped(text: Text, console: Console, width: int, whole: bool = False) -> li
 
 
 def _breaks(text: str, width: int) -> Iterator[int]:
-    """Yield the places of the words that begin a new line of at most `width` columns."""
+    """Yield the positions in `text` at which a new line begins, for lines of at most `width`
+    columns.
+    """
     from rich.cells import cell_len
 
     used = 0

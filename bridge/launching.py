@@ -19,14 +19,14 @@ class Shell(str):
 
 
 HEAD = Shell('"$MASTER_ADDR:29500"')
-"""The rendezvous address of the ranks of several nodes. All nodes run the same command; the
-variable holds the address of one node.
+"""The address at which the ranks of several nodes meet. All nodes run the same command, and
+`MASTER_ADDR` must hold the address of the same node on all of them.
 """
 
 
 def nodes(ranks: int) -> tuple[int, int]:
     """Return the number of nodes and the number of ranks on each node. All nodes have equally many
-    ranks: the largest number that is possible up to `PER_NODE`.
+    ranks: the largest divisor of `ranks` that is at most `PER_NODE`.
     """
     each = max(number for number in range(1, PER_NODE + 1) if ranks % number == 0)
     return ranks // each, each

@@ -23,7 +23,7 @@ NAME = 200
 a release.
 """
 INTEGER = 2**63 - 1
-"""The largest whole number of either sign: torch's integers have 64 bits."""
+"""The largest absolute value of a whole number, because torch's integers have 64 bits."""
 PROBLEMS = 200
 """Most problems of one file that are listed."""
 LAYERS = 20_000

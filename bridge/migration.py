@@ -130,9 +130,9 @@ def reworded(config: Config, version: str) -> dict[str, Any]:
 
 
 def moves(dialect: Dialect, version: str, to_version: str) -> Iterator[tuple[Move, bool]]:
-    """Yield the moves between two releases in the order in which to apply them. On the way to a
-    newer release, all earlier moves are included. Each move comes with True if old settings become
-    new settings, and with False for the other direction.
+    """Yield the moves from release `version` to release `to_version`, in the order in which to
+    apply them. If `to_version` is the newer release, moves before `version` are included. Each move
+    comes with True if old settings become new settings, and with False for the other direction.
     """
     order = dialect.versions.index
     start, end = order(version), order(to_version)

@@ -671,8 +671,8 @@ class Size(TypedDict):
 
 
 class Further(TypedDict):
-    """A side of a move that was resumed from a checkpoint: the step at which the run resumed, and
-    the figures of each further step.
+    """The run of one side of a move, resumed from a checkpoint: the step at which the run resumed,
+    and the figures of each further step.
     """
 
     side: Literal["source", "target"]

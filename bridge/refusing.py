@@ -19,7 +19,7 @@ MEANT = re.compile(r"did you mean ([\w.\-]+)\?")
 
 
 def _words(words: str, parts: str) -> re.Pattern[str]:
-    """Return the pattern of whole words, and of parts of words."""
+    """Return a pattern that matches each of `words` as a whole word, and `parts` anywhere."""
     return re.compile(rf"(?<![a-z])(?:{words})(?![a-z])|{parts}", re.IGNORECASE)
 
 
@@ -31,7 +31,8 @@ COUNTED = re.compile(r"\A(?! missing).*(?:batch|accumul|sample)", re.IGNORECASE 
 HANGING = ((SIZES, SIZES), (SIZES, COUNTED), (BATCH, BATCH), (PIPELINED, STAGES))
 """Pairs of patterns: a setting whose name matches the first pattern may cause or prevent a problem
 that matches the second pattern. The pairs are about the split of ranks, of samples and of layers.
-No number of ranks causes the problem that a batch size is missing.
+`COUNTED` does not match the problem that a batch size is missing, because no number of ranks causes
+this problem.
 """
 SPLITS_NOTHING = re.compile(r"seed|grain|iteration|stage3|\Asequence_parallel\Z")
 """Pattern of names that match a pattern in `HANGING`, although the settings split nothing."""
@@ -102,8 +103,8 @@ def every(
 
 def _hidden(problem: str, given: Values) -> set[str]:
     """Return the sections whose meaning is not known, because the problem is about a setting that
-    decides what other settings mean, such as `type`. An empty name stands for the whole source.
-    `lr_scheduler_type` decides the meaning of the section `lr_scheduler_kwargs`.
+    decides what other settings mean, such as `type`. An empty name stands for the whole source. A
+    setting such as `lr_scheduler_type` decides the meaning of the section `lr_scheduler_kwargs`.
 
     A misspelled setting does not count if the setting is also given under the correct name.
     """
@@ -126,15 +127,17 @@ def hangs(problem: str, name: str) -> bool:
 
 
 def _subject(problem: str) -> str:
-    """Return the setting that a problem begins with, or an empty string if it begins with none,
-    such as one that begins with a quoted value.
+    """Return the setting that a problem begins with. Return an empty string if the problem begins
+    with something else, such as a quoted value.
     """
     name = WORD.sub("", PLACE.sub("", problem).partition(":")[0])
     return _plain(name) if name and not re.search(r"[\s'\"]", name) else ""
 
 
 def _surplus(problem: str) -> bool:
-    """Return whether a problem is about a value too many, and so begins with a quoted value."""
+    """Return whether a problem is about a surplus value. Such a problem begins with this value, in
+    quotes.
+    """
     return PLACE.sub("", problem).startswith(("'", '"'))
 
 

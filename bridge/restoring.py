@@ -176,8 +176,8 @@ class Way:
         yield from self._least()
 
     def _slightly(self) -> Given:
-        """Return the kept settings in which only the settings that express an edit are written
-        anew. In a section, only the entries that the edit changes are written anew.
+        """Return the kept settings, with those settings written anew that express an edit. In a
+        section, only the entries that the edit changes are written anew.
         """
         was, table = self._in_own_terms(self.before), claims(self.dialect)
         stand = [
@@ -189,8 +189,8 @@ class Way:
         return _with(self.kept, self.overruling.union(stand), {**self.own, **written})
 
     def _mended(self) -> Iterator[Given]:
-        """Yield the best values so far, in which all settings of a rule with a wrong field are
-        written anew.
+        """Yield a variant of the best values so far: the settings of each rule with a wrong field
+        are written anew.
         """
         if self.best is not None:
             rules = plan_claims(self.dialect)

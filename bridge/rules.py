@@ -115,10 +115,10 @@ class Rule:
     - `lossy`: the loss that is possible between the two groups, in words.
     - `blurs`: whether reading these values of the stack already loses something.
     - `tells`: the loss by reading, in words.
-    - `reasons`: why single plan fields (or all fields with this prefix) are lost, if `lossy` does
-      not describe their loss.
+    - `reasons`: why single plan fields are lost, by field or prefix, if `lossy` does not describe
+      their loss.
     - `note`: a remark for people. `source`: the place in the stack's source that confirms the row.
-    - `carries`: the plan fields that one path of the stack stands for, if it is not the whole
+    - `carries`: the plan fields that one path of the stack stands for, if these are not the whole
       group.
     - `model`: true for facts about the model itself.
     - `mixed`: true if each plan field has an effect of its own, listed in `EFFECTS`.
@@ -244,8 +244,8 @@ def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = 
 def counted(
     theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = ""
 ) -> Rule:
-    """Return a rule for one number of steps or parts. `never` is the stack's value for 0 in the
-    plan, which means never.
+    """Return a rule for one number of steps or parts. In the plan 0 means never, and `never` is the
+    stack's value with this meaning.
     """
 
     def read(values: Group, context: Context) -> Group:

@@ -162,7 +162,7 @@ VALUE = re.compile(
     r"""(?:"(?P<double>(?:[^"\\\n]|\\.)*)"|'(?P<single>[^'\n]*)'|(?P<bare>(?=[^\s"',;{}\])&|<>])))"""
 )
 """Pattern of a value after a name: `=value`, `: value`, `:-value`, or the word after a flag. A
-value without quotes ends at `END`.
+value without quotes ends where the pattern `END` matches.
 """
 END = re.compile(r"""[\s"',;}\])&|<>]|\Z""")
 JUDGED = 64

@@ -34,8 +34,8 @@ ALWAYS = (*HABITS, DECAYED, "loss")
 """`HABITS`, and further plan fields that some stacks always set to one value."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
-"""Text in place of a source setting, for a field of the target that no source setting explains,
-because a sidecar restored the field.
+"""Text in place of the source settings of a field that a sidecar restored. No setting of the source
+explains such a field.
 """
 
 

@@ -162,8 +162,8 @@ class FastLLMDialect(PackagedDialect):
         return {path: at.defaults.get(path) for path in fields(self.schema) if path in at.keys}
 
     def nullable(self, path: str, version: str) -> bool:
-        """Return whether the key has a default. Then null does not mean that the key is unset:
-        Fast-LLM uses null in place of the default.
+        """Return whether the key has a default. Then null does not mean that the key is unset,
+        because Fast-LLM uses null in place of the default.
         """
         from compat.fast_llm.releases import release
 

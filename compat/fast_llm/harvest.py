@@ -29,9 +29,13 @@ TRAINER = "fast_llm.models.gpt.config:GPTTrainerConfig"
 REGISTERED = ("fast_llm.data.auto:__name__", "fast_llm.models.auto:__name__")
 """Modules that import the classes that a key `type` may name."""
 LIMITS = {"gt": ">", "geq": ">=", "lt": "<", "leq": "<=", "in_range_incl": ">="}
-"""For each assertion of Fast-LLM, the sign of the assertion's first bound."""
+"""A table from Fast-LLM's assertions on numbers to comparison signs. For a range, the sign is that
+of the lower bound.
+"""
 OLD = re.compile(r'(?:_handle_renamed_field\(\s*default,\s*|del default\[)"(\w+)"')
-"""Pattern of code with the old name of a setting, which a class still accepts, then replaces or drops."""
+"""Pattern of code that replaces or drops a setting given under its old name. Classes with such code
+still accept the old name.
+"""
 
 
 def facts(tree: Tree) -> Facts:

@@ -25,8 +25,8 @@ IMPORTANCE = {
     "wip": 80,
     "deprecated": 80,
 }
-"""For each group of fields in Fast-LLM's hints, the smallest verbosity at which a dump contains its
-fields (config.py, FieldHintImportance).
+"""A table from the groups of fields in Fast-LLM's hints to verbosities. A dump contains the fields
+of a group if its verbosity is at least this one (config.py, FieldHintImportance).
 """
 
 DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

@@ -124,7 +124,7 @@ COUNTED = (
         "max_vocab_size",
     ),
 )
-"""Fields without a bound in their classes whose value is never negative in a run that works."""
+"""Fields that must not be negative in a run, although their classes state no bound."""
 
 
 def below_zero(section: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -16,10 +16,12 @@ KINDS = {
     ("cosine", 1.0): "cosine",
     ("power", 0.5): "minus_sqrt",
 }
-"""The plan's decay shapes of WSD, by kind and power of a stage. Fast-LLM has no exponential decay."""
+"""A table from kind and power of a stage to the plan's name for the shape of WSD's decay. Fast-LLM
+has no exponential decay.
+"""
 DECAYS = {"linear": ("linear", 1.0), "cosine": ("cosine", 1.0), "minus_sqrt": ("power", 0.5)}
 TENTH = 10
-"""Divisor of the schedule's length that gives the length of WSD's decay, if a Plan does not set it."""
+"""If a Plan does not set the length of WSD's decay, it is the schedule's length divided by this."""
 
 
 class Stage(NamedTuple):

@@ -30,7 +30,7 @@ STYLES = ("constant", "linear", "power", "cosine")
 
 
 def inspect(config: Config) -> Iterator[Finding]:
-    """Yield findings on a config about settings that do something else in a run than they say."""
+    """Yield findings on settings of a config whose effect in a run is not what their names say."""
     seen = Seen(config.effective, config.given, config.context)
     for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
         yield from told(remarks(config), seen, config.origins)

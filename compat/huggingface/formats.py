@@ -78,8 +78,8 @@ EVERYWHERE = (
     "decoder_start_token_id tie_word_embeddings tie_encoder_decoder use_cache rope_theta rope_scaling rope_parameters "
     "partial_rotary_factor head_dim hidden_act initializer_range"
 )
-"""Keys that transformers in any release, or the code that comes with a model, reads for every
-family.
+"""Keys that may be used for every family, either by some release of transformers or by the code
+that comes with a model.
 """
 
 

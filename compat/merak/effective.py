@@ -253,8 +253,8 @@ SHAPE_KEYS: Mapping[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("num_cycles", "min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_stable_steps", "num_decay_steps", "min_lr_ratio", "num_cycles"),
 }
-"""Arguments of each learning-rate schedule other than the numbers of warmup steps and of all steps
-(transformers 4.47).
+"""A table from learning-rate schedules to their arguments, without the numbers of warmup steps and
+of all steps (transformers 4.47).
 """
 FREE = ("reduce_lr_on_plateau",)
 

@@ -35,9 +35,7 @@ SHAPES: Mapping[str, str] = {
 }
 """For each schedule of Hugging Face, the plan's name of the same or the most similar schedule."""
 TENTH = 10
-"""Divisor of the schedule's length that gives the length of WSD's decay, if the plan does not set
-it.
-"""
+"""If a plan does not set the length of WSD's decay, it is the schedule's length divided by this."""
 UNWARMED = ("constant", "reduce_lr_on_plateau")
 USUAL: Mapping[str, Mapping[str, float]] = {
     "polynomial": {"power": 1.0},

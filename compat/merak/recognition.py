@@ -72,8 +72,8 @@ SHARED = (*TRAINER, "zero_stage")
 
 
 def is_launch(launch: Launch) -> bool:
-    """Return whether a command in a script starts a Merak run. Scripts with Hugging Face's Trainer
-    and DeepSpeed share many argument names.
+    """Return whether a command in a script starts a Merak run. A command with `--deepspeed` does
+    not: it starts a script with Hugging Face's Trainer, whose arguments have many of Merak's names.
     """
     words = launch.texts
     return not any(word.startswith("--deepspeed") for word in words) and bool(score(words))

@@ -529,8 +529,8 @@ def _head(parts: Sections, facts: Facts, odd: list[str]) -> None:
 
 PLAIN = ("mixer.query_layer.weight", "mixer.key_layer.weight", "mlp.layer_1.weight")
 OUT = ("mixer.dense_layer.weight", "mlp.layer_2.weight")
-"""Names of a block's weights: first the input projections, then the projections back into the
-residual stream.
+"""Names of a block's weights. `PLAIN` has the input projections, and `OUT` has the projections back
+into the residual stream.
 """
 
 

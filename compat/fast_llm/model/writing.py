@@ -127,8 +127,9 @@ def _whole(values: Group, context: Context, layout: Layout) -> Leaves:
 def _outside(values: Group) -> Leaves:
     """Return settings of the model section that come from plan fields outside `model`.
 
-    A plan that predicts further tokens sets nothing here: Fast-LLM uses plain blocks for them,
-    without the embedding of the next token, and adds the full losses, unlike any other stack.
+    A plan that predicts further tokens sets nothing here, because Fast-LLM predicts them in another
+    way than any other stack. It uses plain blocks, without the embedding of the next token, and
+    adds the full losses.
     """
     residual, compute, usual = (
         values.get(path) for path in ("precision.residual", "precision.compute", SCALE)

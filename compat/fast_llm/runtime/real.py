@@ -16,8 +16,8 @@ from compat.fast_llm.batch import AXES
 
 Group = dict[str, Any]
 LOOSER = ""
-"""Pattern of our reasons to refuse a config that the classes in `SECTIONS` accept. Every reason
-matches, because other parts of Fast-LLM refuse further configs.
+"""Pattern of reasons for which we may refuse a config that the classes in `SECTIONS` accept. The
+pattern matches every reason, because Fast-LLM checks a config outside of these classes too.
 """
 DISTRIBUTED = "model.distributed"
 SECTIONS: Mapping[str, str] = {

@@ -72,8 +72,9 @@ def set_tp_layer_lists(
     weight_change_list: Sequence[tuple[str, int]] | None = None,
     tp_attr_list: Sequence[str] | None = None,
 ) -> None:
-    """Set how tensor ranks split layers. Each list has parts of the layers' names. Before training,
-    the split model is compared with the whole model on a few tokens.
+    """Set how tensor ranks split layers. `col_para_list` and `row_para_list` have substrings of the
+    layers' names. Before training, the split model is compared with the whole model on a few
+    tokens.
     """
     if conv_para_list:
         raise ConfigError(
