@@ -191,4 +191,6 @@ VALUES: Mapping[tuple[str, str], Source] = {
     ("schema", "COMMAND"): _outputs,
     ("show", "FIELD"): _fields,
 }
-"""Functions that return possible values, by command and by the placeholder of the value in the help, such as STACK."""
+"""For a command and the placeholder of a value in its help (such as STACK): the function that
+returns the possible values.
+"""

@@ -103,7 +103,7 @@ def gate_of(
 @dataclass(frozen=True)
 class Looked:
     """The result for one file: its config and the findings that the gate lets through, or the
-    problems why the file is refused.
+    problems for which the file is refused.
     """
 
     file: str

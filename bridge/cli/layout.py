@@ -52,7 +52,10 @@ GROUPS = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """The source of the model's sizes (`model`), the sizes given on the command line by field name, and the microbatch size."""
+    """The options for sizes. `model` is the preset, file or folder that states the model's sizes.
+
+    `given` are the sizes from the command line by field name, and `micro` is the microbatch size.
+    """
 
     model: str
     given: Mapping[str, int | bool | None]
