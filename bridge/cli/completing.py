@@ -191,6 +191,7 @@ VALUES: Mapping[tuple[str, str], Source] = {
     ("schema", "COMMAND"): _outputs,
     ("show", "FIELD"): _fields,
 }
-"""For a command and the placeholder of a value in its help (such as STACK): the function that
-returns the possible values.
+"""The function that returns the possible values, for each pair of a command and a placeholder.
+
+The placeholder, such as STACK, stands for the value in the help of the command.
 """

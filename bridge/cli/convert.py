@@ -494,9 +494,10 @@ def recognised(document: Document) -> Dialect:
 
 
 def _mistaken(document: Document) -> dict[str, str]:
-    """Return a mapping from dialects to what each says that the document is instead of a config.
+    """Return the kind of file that the document is instead of a config.
 
-    A dialect that does not know such a kind of file is left out.
+    The result is a mapping from names of dialects to sentences. Dialects that do not know the kind
+    are left out.
     """
     said = {name: stacks.load(name).mistaken(document.data) for name in stacks.OWN}
     return {name: text for name, text in said.items() if text}

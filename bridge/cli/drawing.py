@@ -38,7 +38,7 @@ TICKS = (1, 5, 10, 20)
 """Possible distances between two ticks, in units of time. The first with at most 16 ticks in a line is used."""
 IDLE = "#e6e6e6"
 Box = tuple[float, float, float]
-"""The box of an action: its left edge (the start), its rank, and its width, in units of time."""
+"""The box of an action: its start in units of time, its rank, and its length in units of time."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,10 @@ class Gate:
     exclude: tuple[str, ...] = ()
 
     def job(self, job: Job) -> Job:
-        """Return the job with the settings of the gate: the threshold, unless the job has one, and JSON output."""
+        """Return the job with the settings of the gate.
+
+        They are the threshold, unless the job has its own, and JSON output if the gate wants it.
+        """
         return replace(
             job,
             fail_on=self.fail_on if job.fail_on is None else job.fail_on,

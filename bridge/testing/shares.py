@@ -43,8 +43,8 @@ class Share:
     def exceeds(self, share: float, doubt: float) -> bool:
         """Return whether the true share certainly exceeds `share`.
 
-        If the true share were only `share`, as many hits as were counted, or more, would have a
-        probability. The answer is yes if this probability is below `doubt`.
+        It does if, with a true share of only `share`, the probability of at least as many hits as
+        were counted is below `doubt`.
         """
         # The upper tail of the binomial distribution: 1 - P(fewer hits than there were).
         odds = (

@@ -155,7 +155,7 @@ def stand_in(*arguments: Any) -> None:
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
-    """Return the values of a group whose fields and values the release knows."""
+    """Return a group without the fields and values that the release does not know."""
     return {
         path: value
         for path, value in group.items()

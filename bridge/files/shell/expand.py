@@ -90,7 +90,8 @@ class Expander:
     def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
         """Set up an expander for the words of `source`.
 
-        `solid` is true once an expansion in the current double quotes makes a word, maybe an empty one.
+        `solid` is true once an expansion in the current double quotes makes a word, maybe an empty
+        one.
         """
         self.source, self.scope, self.runner = source, scope, runner
         self.solid = False
@@ -418,7 +419,7 @@ class Expander:
         )
 
     def unset(self, name: str) -> str:
-        """Return the reason why the value of an unset variable is not known."""
+        """Return the reason why a variable without a value counts as unknown."""
         if name.isdigit() and self.scope.arguments is None:
             return (
                 f"the value is an argument of the script; set --env {self.scope.outer(name)}=..."
