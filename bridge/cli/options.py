@@ -337,9 +337,9 @@ def reads_file(
 ) -> Callable[[Command], Command]:
     """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
-    With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the parts
-    of the report to show. With `gates`, it gets `gate`; with `many`, it gets the `names` of all
-    files. `otherwise` replaces declarations of options in `READING`.
+    With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the
+    parts of the report to show. With `gates`, it gets `gate`; with `many`, it gets the `names` of
+    all files. `otherwise` replaces declarations of options in `READING`.
     """
     options = {**READING, **(COUNTING if counts else {})}
     viewing, gating = VIEWING if reports else {}, GATING if gates else {}
