@@ -50,7 +50,7 @@ Processes = Annotated[
     ),
 ]
 DONE = "-"
-"""The value of `findings` in the exit code table of a command that has no findings: the command succeeds or fails."""
+"""Stands in the exit code table of a command that only succeeds or fails, and has no findings."""
 
 CONVERT = """Convert a training config from one stack to another, and say what did not map and why.
 

@@ -443,7 +443,7 @@ EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = (
 
 
 def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
-    """Return the counters and settings of both runs, as pairs by key.
+    """Return a mapping from each counter and setting to the values of it in the two checkpoints.
 
     A value that only one checkpoint states is left out, so it does not count as a difference.
     """

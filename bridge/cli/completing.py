@@ -191,4 +191,7 @@ VALUES: Mapping[tuple[str, str], Source] = {
     ("schema", "COMMAND"): _outputs,
     ("show", "FIELD"): _fields,
 }
-"""Functions that return possible values, by command and by the placeholder of the value in the help, such as STACK."""
+"""The function that returns the possible values, for each pair of a command and a placeholder.
+
+The placeholder, such as STACK, stands for the value in the help of the command.
+"""

@@ -105,7 +105,10 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
 
 
 def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, bool, Path]]:
-    """Return each file, whether the user named it (true) or a pattern or folder did, and its output path in the folder of -o."""
+    """Return each file, with true if the user named it, and its output path in the folder of -o.
+
+    Files that come from a folder or pattern have false.
+    """
     # A pattern that fits nothing is said first: a folder for -o would not help.
     files, folder = files_of(names, gate), asked.output
     if folder is None or not os.path.isdir(folder):
@@ -491,7 +494,11 @@ def recognised(document: Document) -> Dialect:
 
 
 def _mistaken(document: Document) -> dict[str, str]:
-    """Return the kinds of file that the document may be instead of a config, by the dialect that knows the kind."""
+    """Return the kind of file that the document is instead of a config.
+
+    The result is a mapping from names of dialects to sentences. Dialects that do not know the kind
+    are left out.
+    """
     said = {name: stacks.load(name).mistaken(document.data) for name in stacks.OWN}
     return {name: text for name, text in said.items() if text}
 

@@ -38,7 +38,7 @@ TICKS = (1, 5, 10, 20)
 """Possible distances between two ticks, in units of time. The first with at most 16 ticks in a line is used."""
 IDLE = "#e6e6e6"
 Box = tuple[float, float, float]
-"""Left and upper edge and width of an action, in units of time and in ranks."""
+"""The box of an action: its start in units of time, its rank, and its length in units of time."""
 
 
 @dataclass(frozen=True)

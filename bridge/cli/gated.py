@@ -50,7 +50,10 @@ class Gate:
     exclude: tuple[str, ...] = ()
 
     def job(self, job: Job) -> Job:
-        """Return the job with the settings of the gate: the threshold, unless the job has one, and JSON output."""
+        """Return the job with the settings of the gate.
+
+        They are the threshold, unless the job has its own, and JSON output if the gate wants it.
+        """
         return replace(
             job,
             fail_on=self.fail_on if job.fail_on is None else job.fail_on,
@@ -103,7 +106,7 @@ def gate_of(
 @dataclass(frozen=True)
 class Looked:
     """The result for one file: its config and the findings that the gate lets through, or the
-    problems why the file is refused.
+    problems for which the file is refused.
     """
 
     file: str

@@ -52,7 +52,10 @@ GROUPS = 4
 
 @dataclass(frozen=True)
 class Sizes:
-    """The source of the model's sizes (`model`), the sizes given on the command line by field name, and the microbatch size."""
+    """The options for sizes. `model` is the preset, file or folder that states the model's sizes.
+
+    `given` are the sizes from the command line by field name, and `micro` is the microbatch size.
+    """
 
     model: str
     given: Mapping[str, int | bool | None]
@@ -61,8 +64,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Picture:
-    """The file to which the bytes of each rank are drawn, and the memory of a device in GiB, if
-    they were given.
+    """The file for a picture of the bytes of each rank, and the memory of a device in GiB.
+
+    Each is None if it was not given.
     """
 
     path: Path | None = None
@@ -503,8 +507,9 @@ def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
 
 
 def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """Return a sentence: how many stages have their whole weights (or whole gradients, by `kind`)
-    in memory at once, and in which number formats.
+    """Return a sentence on `kind`, which is weights or gradients.
+
+    It says how many stages have them whole in memory at once, and in which number formats.
     """
     parts = [flat[kind] for flat in flats if flat[kind] and not flat["tied"]]
     # Stages whose weights are gathered into the same buffer are whole one after the other.

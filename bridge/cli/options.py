@@ -302,7 +302,7 @@ READING: Mapping[str, tuple[str, Any, Any]] = {
     "nearest": ("nearest", Nearest, False),
     "as_json": ("json", Json, False),
 }
-"""Options for reading FILE, by name: the field in a `Job`, the declaration, and the default."""
+"""Options for reading FILE, each with its field in a `Job`, its declaration, and its default."""
 COUNTING: Mapping[str, tuple[str, Any, Any]] = {"fail_on": ("fail_on", FailOn, None)}
 """Options that set which findings on FILE change the exit code."""
 VIEWING: Mapping[str, tuple[str, Any, Any]] = {
@@ -337,9 +337,9 @@ def reads_file(
 ) -> Callable[[Command], Command]:
     """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
-    `counts` adds --fail-on, the least effect that changes the exit code. The function also gets
-    `view` (with `reports`), the parts of the report to show; `gate` (with `gates`); and `names` of
-    all files (with `many`). `otherwise` replaces declarations of options in `READING`.
+    With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the
+    parts of the report to show. With `gates`, it gets `gate`; with `many`, it gets the `names` of
+    all files. `otherwise` replaces declarations of options in `READING`.
     """
     options = {**READING, **(COUNTING if counts else {})}
     viewing, gating = VIEWING if reports else {}, GATING if gates else {}

@@ -75,13 +75,13 @@ def _ids() -> tuple[str, ...]:
 
 
 def by_setting() -> Mapping[str, Sequence[str]]:
-    """Return the ids of the rules of all stacks, by the setting that each is about."""
+    """Return a mapping from settings to the ids of the rules, of all stacks, about that setting."""
     return _heads()
 
 
 @cache
 def _heads() -> Mapping[str, Sequence[str]]:
-    """Return the ids of checks, grouped by the setting that the check is about."""
+    """Return a mapping from settings to the ids of the checks about that setting."""
     found: dict[str, list[str]] = {}
     for rule in _ids():
         found.setdefault(rule.partition("/")[0], []).append(rule)

@@ -106,7 +106,10 @@ def beside(file: Path, text: str | None = None) -> Sidecar:
 
 
 def _secrets(carry: Carry, folder: Path) -> tuple[tuple[Path, ...], Secrets, str]:
-    """Return the file with the secrets (none if it cannot be read), its secrets, and the reason why a secret may be missing."""
+    """Return the file with the secrets, these secrets, and the reason why a secret may be missing.
+
+    If the file cannot be read, no file and no secrets are returned.
+    """
     file = carry.source or "the file with the secret"
     try:
         # The sidecar may come from somebody else: it opens no file outside the folder that was allowed.

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 class Watch:
     """The options for logging a run and for comparing its ranks.
 
-    The log goes to `folder`; with `full` it contains whole tensors. In each step that `every`
-    divides, tensors are compared that must be equal on several ranks; `desync` is the action if
-    they differ.
+    The log goes to `folder`; with `full` it contains whole tensors. Tensors that must be equal on
+    several ranks are compared in each step that `every` divides. `desync` is the action if they
+    differ.
     """
 
     folder: Path | None = None
@@ -93,8 +93,9 @@ class Options:
     """The options of `train`.
 
     `model` is "tiny", "file" (the shape that the config states), or the folder of a Hugging Face
-    model; with None, the model that the config names, else the tiny one. If `steps` is None, the
-    number of steps is that of the config if the config names data, else `STEPS`.
+    model. If `model` is None, the model that the config names is trained, else the tiny one. If
+    `steps` is None, a config that names data sets the number of steps; for any other config it is
+    `STEPS`.
     """
 
     steps: int | None = None

@@ -42,7 +42,9 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Own:
-    """A comparison with a second config: this config, the model's folder, the file of the batch, and both engines."""
+    """What a comparison of two configs needs: the second config, the model's folder, the file of
+    the batch, and the engine of each config.
+    """
 
     other: str
     model: str
@@ -55,7 +57,7 @@ class Options:
     """The options of `verify`: stack and release to translate to, largest number of ranks, number
     of steps, and whether samples are padded.
 
-    `own` is a second config to compare with instead.
+    If `own` is given, nothing is translated: the file is compared with this second config.
     """
 
     to: str | None = None

@@ -19,7 +19,7 @@ Key = tuple[str | int, ...]
 LONGEST = 400
 """Number of digits from which on a decimal text is not converted to an integer."""
 TEXT = "text"
-"""Name of a source that has no file name, used in messages."""
+"""What messages call a text that was not read from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,7 @@ class Builder:
     def same(self, one: Node, other: Node) -> bool:
         """Return whether two nodes have the same value.
 
-        Two nodes also count as different if the comparison would take more than `limits.VALUES`
-        steps.
+        After more than `limits.VALUES` compared pairs, two nodes always count as different.
         """
         pairs = [(one, other)]
         while pairs:

@@ -25,7 +25,7 @@ _WIDEST: ContextVar[int] = ContextVar("widest", default=0o777)
 def as_private_as(*sources: str | Path | None) -> Iterator[None]:
     """Return a context in which no file that this process writes has a wider mode than any of `sources`.
 
-    A source None has no file, such as standard input.
+    None stands for an input that has no mode, such as standard input.
     """
     widest = _WIDEST.get()
     for source in sources:
@@ -51,8 +51,8 @@ def write_all(
 ) -> None:
     """Write several files, either all or none, under a lock against other writers.
 
-    A link at one of the paths in `beside`, which the user did not name, is refused and not
-    followed. Raises `SourceError`.
+    `beside` are those of the paths that the user did not name. A link at one of them is refused and
+    not followed. Raises `SourceError`.
     """
     # A link that the user named is followed: its target is replaced, and not the link.
     targets = {Path(os.path.realpath(path)): text for path, text in texts.items()}

@@ -258,4 +258,6 @@ class _Events:
 
 TAG = "tag:yaml.org,2002:"
 TAGGED = re.compile(rf"^[^#'\"\n]*?(?<![^\s,\[{{-])![^\s'\"]{{{limits.NAME}}}", re.MULTILINE)
-"""A long tag. The scanner reads a tag of n characters n times, so long ones are refused first."""
+"""Matches a long tag. It is refused before the scanner sees it, because the scanner reads a tag of
+n characters n times.
+"""

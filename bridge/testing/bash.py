@@ -184,8 +184,9 @@ def _places(text: str, line: int) -> set[int]:
 def outcome(bash: Bash, text: str) -> tuple[str, str]:
     """Compare bash with the reader.
 
-    Returns a word, and the reader's reason to refuse: `equal` if both find the same runs, `stopped` if both
-    find the same error after the same runs, `refused` if only the reader refuses, else `different`.
+    Returns a verdict, and the reason if the reader refuses. The verdict is `equal` if both find the
+    same runs, `stopped` if both find the same error after the same runs, `refused` if only the
+    reader refuses, else `different`.
     """
     found = said(text)
     if found.refused and not found.stopped:

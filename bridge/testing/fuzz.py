@@ -45,7 +45,11 @@ class Task:
 
 @dataclass
 class Covered:
-    """Numbers of tried configs: by release, and accepted or rightly refused in each part of the test, such as "converting"."""
+    """Numbers of tried configs. `releases` counts them by release.
+
+    `accepted` and `refused` count them by part of the test, such as "converting": those accepted in
+    this part, and those rightly refused.
+    """
 
     accepted: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)

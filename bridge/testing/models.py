@@ -47,7 +47,7 @@ PARAMETERS = st.builds(lambda base, scaling: {**scaling, "rope_theta": base}, PO
 BOTH = st.builds(
     lambda one, two: {"sliding_attention": one, "full_attention": two}, PARAMETERS, PARAMETERS
 )
-"""Strategy for rotary parameters that are separate for each kind of block, as in Gemma 3."""
+"""Strategy for rotary parameters that each kind of block has for itself, as in Gemma 3."""
 
 KEYS: Mapping[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("num_hidden_layers", "n_layer"), st.integers(1, 12)),

@@ -43,7 +43,8 @@ class Share:
     def exceeds(self, share: float, doubt: float) -> bool:
         """Return whether the true share certainly exceeds `share`.
 
-        It does if a true share of `share` would give so many hits only with a probability below `doubt`.
+        It does if, with a true share of only `share`, the probability of at least as many hits as
+        were counted is below `doubt`.
         """
         # The upper tail of the binomial distribution: 1 - P(fewer hits than there were).
         odds = (

@@ -35,7 +35,7 @@ NEEDY = 10
 # Hypothesis shrinks towards the first element, so shrinking drops fields.
 KEPT = st.sampled_from((False, True, True, True))
 RARE = 40
-"""Largest factor by which a field that few releases have is tried more often."""
+"""A field that few releases have is tried more often, but at most by this factor."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,25 @@ class Part:
     `strategies`.
 
     - `core`: draws groups of values. The stack must accept the first; each further one stays if it
-    is accepted. - `paths`: the fields of a case; None: all of the schema. - `values`: draws one
-    field if its type is not specific enough; None: the type suffices. - `opaque`: fields of a case
-    that hold live objects, which are kept unchanged. - `beside`: settings that a field needs. Such
-    fields are also tried first. - `reserved`: paths, or beginnings up to a dot or an underscore,
-    that only the core draws. - `entries`: the entry points; likelier ones are repeated. -
-    `unsettable`: fields that accept nothing but their default, each with the reason. - `least`:
-    settings that every config needs.
+      is accepted.
+    - `paths`: the fields of a case; None: all of the schema.
+    - `values`: draws one field if its type is not specific enough; None: the type suffices.
+    - `opaque`: fields of a case that hold live objects, which are kept unchanged.
+    - `beside`: settings that a field needs. Such fields are also tried first.
+    - `reserved`: paths, or beginnings up to a dot or an underscore, that only the core draws.
+    - `entries`: the entry points; likelier ones are repeated.
+    - `unsettable`: fields that accept nothing but their default, each with the reason.
+    - `least`: settings that every config needs.
 
     For mutations:
 
-    - `source`: a config as a mapping that `read` accepts. - `spelled`: the keys that lead to a field
-    in that mapping, the outermost first. - `required`: fields without which a config is refused. -
-    `stranger`: a key that the dialect does not know. - `coerced`: fields whose stack accepts other
-    types for the same value. - `rounds`: true if a global batch that is no multiple of the
-    microbatches of all data ranks is not refused, but gets a finding.
+    - `source`: a config as a mapping that `read` accepts.
+    - `spelled`: the keys that lead to a field in that mapping, the outermost first.
+    - `required`: fields without which a config is refused.
+    - `stranger`: a key that the dialect does not know.
+    - `coerced`: fields whose stack accepts other types for the same value.
+    - `rounds`: true if a global batch that is no multiple of the microbatches of all data ranks is
+      not refused, but gets a finding.
     """
 
     core: Callable[[Case], SearchStrategy[Sequence[Group]]] = lambda case: st.just(())
@@ -151,7 +155,7 @@ def stand_in(*arguments: Any) -> None:
 
 
 def _known(group: Group, dialect: Dialect, case: Case) -> Group:
-    """Return the values of a group whose fields and values the release knows."""
+    """Return a group without the fields and values that the release does not know."""
     return {
         path: value
         for path, value in group.items()

@@ -635,7 +635,7 @@ def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
-    """Enter a folder. `away` is the key for the folder if its location is not known."""
+    """Enter a folder. `away` stands for the folder if its location is not known."""
     scope = reader.scope
     words_ = [word for word in words_ if known(word) not in ("--", "-P", "-L")]
     if words_ and known(words_[0]) == "":

@@ -187,7 +187,7 @@ def _said(called: Sequence[Pieces]) -> str:
 
 
 def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
-    """Return the words of a command that name the files which it writes, as far as its options show."""
+    """Return the words that name files which a command writes, as far as its options show them."""
     found = []
     for index, word in enumerate(called):
         option = WRITING.fullmatch(spelled(word))
@@ -199,7 +199,7 @@ def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
 
 
 def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
-    """Mark all files as uncertain whose names are, or may be, among a program's arguments."""
+    """Mark each file as uncertain if its name is, or may be, among the arguments of a program."""
     line = reader.source.line(reader.place)
     program = spelled(called[0])
     why = f"{program} may change the file (line {line})"

@@ -53,7 +53,7 @@ LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 OUTPUT = "the value is the output of a command, and commands are not run"
 FILES = "the value depends on the files that match the pattern"
 GLOBBING = re.compile(r"[*?\[(]")
-"""Matches one of the characters of which every glob pattern has at least one."""
+"""Matches a character such as `*`. Every glob pattern has at least one of these characters."""
 GROUPS = re.compile(r"[?*+@!]\(")
 
 Expanded = list[Piece | Break]
@@ -72,7 +72,7 @@ class Runner(Protocol):
         """Record that a shell possibly stops at an expansion on `line`."""
 
     def setter(self, name: str) -> int:
-        """Return the line on which the script sets a variable anywhere; 0 if there is none."""
+        """Return the first line on which the script assigns a variable; 0 if it never does."""
 
     def sets(self, name: str) -> bool:
         """Return whether the script has set a variable so far, or is setting it at present."""
@@ -90,7 +90,8 @@ class Expander:
     def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
         """Set up an expander for the words of `source`.
 
-        `solid` is true once an expansion in the current double quotes makes a word even without text.
+        `solid` is true once an expansion in the current double quotes makes a word, maybe an empty
+        one.
         """
         self.source, self.scope, self.runner = source, scope, runner
         self.solid = False
@@ -418,7 +419,7 @@ class Expander:
         )
 
     def unset(self, name: str) -> str:
-        """Return the reason why the value of an unset variable is not known."""
+        """Return the reason why a variable without a value counts as unknown."""
         if name.isdigit() and self.scope.arguments is None:
             return (
                 f"the value is an argument of the script; set --env {self.scope.outer(name)}=..."
@@ -481,8 +482,8 @@ class Expander:
     def _between(self, joined: str, part: Part, quoted: bool, plain: bool) -> Piece | Break:
         """Return the separator between two elements of a list.
 
-        Without word splitting, it is a space between plain elements of `[@]`. After an operator,
-        and for `[*]`, it is the first character of IFS.
+        It is a space for `[@]`. It is the first character of IFS for `[*]`, and for a quoted `[@]`
+        with an operator.
         """
         if joined != "*" and quoted and plain:
             return Break()

@@ -27,7 +27,7 @@ UNSEEN = "the script does not export the variable, so an inner shell does not ha
 
 
 class Listed(Sequence[Word]):
-    """The words of a command for the search of launchers.
+    """The words of a command, among which a launcher is searched for.
 
     A word is expanded only when it is needed.
     """
@@ -56,7 +56,7 @@ class Listed(Sequence[Word]):
 
 
 def listed(words: Sequence[Pieces]) -> Listed:
-    """Return the words of a command for the search of launchers."""
+    """Return the words of a command, ready for the search for a launcher."""
     return Listed(words)
 
 
@@ -68,9 +68,10 @@ def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
 
 
 def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
-    """Read the commands of the shell that a command starts with a text or a written file.
+    """Read the inner shell that a command starts.
 
-    Returns False if the command starts no such shell.
+    The inner shell reads a text, its input, or a file that the script has written. Returns False if
+    the command starts no such shell.
     """
     if found.kind in ("text", "rest"):
         text, arguments = _text(found, called)

@@ -142,9 +142,9 @@ def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
 
 
 def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
-    """Return the text that a program reads; None if it is not known.
+    """Return the text that a program reads.
 
-    Raises `Unread` if the reason for that is known.
+    If the text is not known, raises `Unread` with the reason; without a known reason, returns None.
     """
     found = _input(reader, names)
     if names and reader.scope.status:

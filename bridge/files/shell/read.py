@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 DEEPEST = 30
 UNTOUCHED = -1
-"""Status of a statement without command substitution: no command has set a status."""
+"""Value of `Reader.substituted` for a statement that has run no command substitution."""
 NOT_FOUND = 127
 """The status of a command that does not exist."""
 SEVERAL = re.compile(r"^[^/]*\s")
@@ -50,7 +50,7 @@ SEVERAL = re.compile(r"^[^/]*\s")
 No program has such a name, so quotes must have joined several words.
 """
 CHECKED = ("command", "subshell")
-"""Kinds of statements that end a script under `set -e`. Blocks and branches do not."""
+"""Kinds of statements that end a script under `set -e` if they fail. Blocks and branches do not."""
 LINE = "line"
 """Value of `Scope.ended` for a line that ends early. The script continues with the next line."""
 LEAVING = ("break", "continue", "return")
@@ -888,7 +888,7 @@ class Reader:
     def _child(self, source: Source, scope: Scope, alone: bool) -> None:
         """Read an inner shell.
 
-        Its files and output have an effect outside; with `alone`, its status has too.
+        Its files and output have an effect outside. With `alone`, its status has one too.
         """
         outer, mark = self.scope, len(self.leaving)
         scope.output, scope.captured = outer.output, outer.captured

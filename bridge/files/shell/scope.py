@@ -205,7 +205,7 @@ SOURCED = "$."
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """The state of a variable that a local variable of the same name hides: value, attributes,
-    export, and for OPTIND the letter of `getopts`.
+    export, and for OPTIND the position of `getopts` within a word.
     """
 
     value: Value | None
@@ -831,7 +831,7 @@ def _told(text: str) -> Value:
 
 
 def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
-    """Return a value after two branches. From the first character that differs on, it is unknown."""
+    """Return a value after two branches. What follows the common beginning of both is unknown."""
     if one is None and other is None:
         return None
     first, second = one or Value(()), other or Value(())

@@ -139,8 +139,8 @@ class Script:
         return tuple(launch for launch in found if launch is not None)
 
     def strays(self) -> Iterator[tuple[int, str, str]]:
-        """Yield line, flag and reason for each flag that a shell reads as a command, as the line
-        before does not end in a backslash.
+        """Yield line, flag and reason for each flag that a shell reads as a command, because the
+        line before does not end in a backslash.
         """
         for command in self.reader.commands:
             first = spelled(command.words[0])

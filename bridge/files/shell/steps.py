@@ -21,7 +21,7 @@ SPAN = re.compile(".*", re.DOTALL)
 
 
 def endless(pattern: re.Pattern[str], length: int, starts: int = 1) -> bool:
-    """Return whether backtracking may take too long in a text of that length."""
+    """Return whether backtracking may take too long in a text of `length` characters."""
     return bool(_ways(_parsed(pattern), length + 1) * (length + 1) ** starts > TRIES)
 
 

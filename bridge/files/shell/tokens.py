@@ -78,8 +78,8 @@ class Fault(ValueError):
 class Part:
     """A part of a word: literal text, quotes or an expansion, from `start` to `end`.
 
-    `kind` is one of text, escape, single, ansi, double, param, short, command, backtick, arith, process, array; or made, with a
-    `text` that is not in the source.
+    `kind` is one of text, escape, single, ansi, double, param, short, command, backtick, arith,
+    process, array, made. A part of the kind `made` has a `text` that the script does not contain.
     """
 
     kind: str
@@ -139,7 +139,9 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Shared:
-    """State that all scanners of one text share: the number of steps left, and the ends of expansions found so far."""
+    """State that all scanners of one text share: the number of characters that they may still scan,
+    and the ends of expansions found so far.
+    """
 
     left: int
     ends: dict[tuple[int, bool], tuple[str, int]] = field(default_factory=dict)

@@ -21,7 +21,10 @@ HERE = str(Path(bridge.__file__).parents[1])
 
 @dataclass(frozen=True)
 class Verdict:
-    """A release's result for a config: values by path, or the reason for refusing it; and the values that our reader expects."""
+    """A release's result for a config: its values by path (`held`), or why it refuses the config.
+
+    `expected` are the values of our reader.
+    """
 
     held: dict[str, Any]
     refused: str

@@ -18,7 +18,9 @@ STATED = re.compile(rf"^\s*_*(version|{'|'.join(PARTS)})_*\s*=\s*[\"']?([\w.+]*)
 
 @dataclass(frozen=True)
 class Package:
-    """The names of a stack: in package registries, of its folder, and of the file in this folder that states the version."""
+    """A stack as a package: its name in package registries, the name of its folder, and the name of
+    the file in this folder that states the version.
+    """
 
     name: str
     folder: str

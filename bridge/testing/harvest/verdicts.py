@@ -86,7 +86,7 @@ class Tally:
 
 
 def kind(reason: str) -> str:
-    """Return a message with … for its values and flags."""
+    """Return a message in which … stands for each value and each flag."""
     return VALUES.sub("…", reason)
 
 

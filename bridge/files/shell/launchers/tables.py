@@ -342,7 +342,7 @@ _TEXT_ONLY = (
     "locale ldconfig mount umount systemctl service crontab at"
 )
 TEXT_ONLY = frozenset(_TEXT_ONLY.split())
-"""Programs that never start another program which their arguments name."""
+"""Programs that start no other program, even if their arguments name one."""
 
 DIRECTIVE = re.compile(r"^#SBATCH\s+--?(?P<name>[\w-]+)[=\s]\s*(?P<value>\w+)", re.MULTILINE)
 BATCH_SYSTEM: Mapping[str, tuple[str, ...]] = {
