@@ -433,7 +433,9 @@ class AutoPipeline:
         )
 
     def _order(self) -> dict[str, str]:
-        """Return the order of axes in the mesh, fastest first."""
+        """Return the plan field with the order of axes in the mesh, fastest first. The result is
+        empty if the mesh has only one axis.
+        """
         places = {name: axis for axis, members in self.axes.items() for name in members}
         found = [
             places[name] for name in reversed(self.world_mesh.mesh_dim_names) if name in places

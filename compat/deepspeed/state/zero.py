@@ -94,8 +94,8 @@ class Zero(Format):
 
 
 SAMPLE = 1024
-"""Number of elements to compare with the model's weights, which shows files of another run. Of each
-parameter, the first elements in a rank's file are compared.
+"""Number of masters that are compared with the model's weights, to find files of another run. Of
+each parameter, the first masters in a rank's file are compared.
 """
 
 

@@ -1,4 +1,5 @@
-"""Steps for a heterogeneous model, whose layers a JSON text describes one by one."""
+"""Checks and derivations for a heterogeneous model, whose layers a JSON text describes one by one.
+"""
 
 from __future__ import annotations
 

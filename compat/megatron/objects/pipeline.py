@@ -1,4 +1,6 @@
-"""Steps of `TransformerConfig.__post_init__` for layouts, uneven stages, and embedding and loss that count as layers."""
+"""Checks and derivations of `TransformerConfig.__post_init__` for layouts, uneven stages, and
+embedding and loss that count as layers.
+"""
 
 from __future__ import annotations
 
