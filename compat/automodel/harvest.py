@@ -41,8 +41,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "model.backend.te_fp8": ("models.common.utils:TEFp8Config",),
 }
 """A table from each section to the possible places of the class whose arguments are the section's
-settings. The first place that the release has is used. The options of strategies are in
-`STRATEGIES`.
+settings. The first place that the release has is used. `STRATEGIES` has the classes for the options
+of strategies.
 """
 FREE: Mapping[str, tuple[str, ...]] = {
     "checkpoint": (

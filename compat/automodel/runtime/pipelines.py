@@ -186,7 +186,7 @@ class Schedule:
         self, given: tuple[Any, ...], target: Any, named: Mapping[str, Any]
     ) -> list[Arguments]:
         """Split a batch into microbatches. They are all made before the first one runs, because
-        while the schedule runs ranks must not exchange anything else.
+        ranks must not exchange anything else while the schedule runs.
         """
         if len(given) > 1:
             raise BridgeError(

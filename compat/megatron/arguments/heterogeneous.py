@@ -1,5 +1,4 @@
-"""Checks and derivations for a heterogeneous model, whose layers a JSON text describes one by one.
-"""
+"""Checks of a heterogeneous model, whose layers a JSON text describes one by one."""
 
 from __future__ import annotations
 

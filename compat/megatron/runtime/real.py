@@ -270,7 +270,8 @@ NEWEST = "99.0"
 def _adam(
     master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
 ) -> None:
-    """Stand in for Transformer Engine's Adam. OptimizerConfig checks that Adam has these arguments.
+    """Stand in for Transformer Engine's Adam. OptimizerConfig looks for these arguments in the
+    signature of Adam.
     """
 
 
