@@ -239,7 +239,7 @@ def _schedule_name(given: Given) -> Iterator[str]:
 
 
 def chosen(given: Given) -> Schedule:
-    """Return the schedule that `pp_schedule` names. It determines which rank has which stages, also
+    """Return the schedule that `pp_schedule` names. It determines which rank has which stages, even
     if a CSV file replaces the order of computations.
     """
     return SCHEDULES[given.get(PP + "pp_schedule", "1f1b").lower()]
@@ -495,8 +495,8 @@ def _formats(given: Given, release: Release) -> dict[str, Any]:
 
 
 def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
-    """Return the pipeline settings with which a recipe starts. Batch size, backward and sequence
-    length come from other sections of the recipe (llm/train_ft.py).
+    """Return the pipeline settings with which a recipe starts. The batch size, the sequence length
+    and the patch of the backward pass come from other sections of the recipe (llm/train_ft.py).
     """
     pipeline = {
         **release.defaults("pipeline"),

@@ -40,8 +40,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "model.backend": ("models.common.utils:BackendConfig", "moe.utils:BackendConfig"),
     "model.backend.te_fp8": ("models.common.utils:TEFp8Config",),
 }
-"""For each section, without the options of strategies: the possible places of the class whose
-arguments are the section's settings. The first place that the release has is used.
+"""A table from each section to the possible places of the class whose arguments are the section's
+settings. The first place that the release has is used. `STRATEGIES` has the classes for the options
+of strategies.
 """
 FREE: Mapping[str, tuple[str, ...]] = {
     "checkpoint": (

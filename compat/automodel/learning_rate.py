@@ -27,8 +27,8 @@ learning-rate schedule.
 SEES = (S + "name", S + "warmup_steps", RAMP)
 """Plan fields that decide whether a written recipe has the section `lr_scheduler`."""
 TENTH = 10
-"""Divisor that gives the length of WSD's final decay if the plan has no length for the decay: the
-decay takes a tenth of the schedule's steps.
+"""If the plan has no length for WSD's final decay, the decay takes the number of steps in the
+schedule divided by this number.
 """
 
 

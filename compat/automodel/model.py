@@ -191,11 +191,11 @@ def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Ma
 
 
 def _inferred(plan: Group, grouped: bool) -> Family:
-    """Return a family with common names that can express all model fields of a plan, or the generic
+    """Return a family with common names that can express the model fields of a plan, or the generic
     family if there is none.
 
-    The comparison leaves out weight initialisation and the scope of the load-balancing loss,
-    because the forward pass does not depend on them.
+    The fields that are compared with a family do not include weight initialisation and the scope of
+    the load-balancing loss, because the forward pass does not depend on them.
     """
     told = {path: value for path, value in plan.items() if not path.startswith("model.init.")}
     if told.get(BALANCE) == "batch":

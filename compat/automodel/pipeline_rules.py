@@ -133,15 +133,15 @@ def _nameable(cuts: tuple[int, ...], ranks: int) -> bool:
 # plan the first wins: ZBVZeroBubble, not DualPipeV.
 NAMES = {kind.ours: kind.name.lower() for kind in reversed(tuple(SCHEDULES.values())) if kind.ours}
 LOOPED = {"1f1b": "interleaved_1f1b", "gpipe": "looped_bfs"}
-"""For each schedule with one stage on each rank: the variant of the schedule with several stages on
-each rank.
+"""A table from each schedule with one stage on each rank to its variant with several stages on each
+rank.
 """
 PLAIN = {looped: plain for plain, looped in LOOPED.items()} | {
     "zero_bubble": "1f1b",
     "zero_bubble_v": "1f1b",
 }
-"""For each schedule with several stages on each rank: the schedule for one stage. Zero-bubble
-schedules, which split the backward pass, need several stages and become 1f1b.
+"""A table from each schedule with several stages on each rank to the schedule to use with one
+stage. Zero-bubble schedules, which split the backward pass, need several stages and become 1f1b.
 """
 
 SCHEDULE = convert(

@@ -37,8 +37,8 @@ NEEDS = (
     Need(("loss_fn",), STOPS, f"{TRAIN}, loss_fn.build", sized=False),
 )
 RUN = ("dataset._target_", "model.pretrained_model_name_or_path")
-"""Settings that identify a whole recipe: a whole recipe has data or stored weights. A recipe with
-only sections about the mesh and the model may be an excerpt.
+"""A recipe with at least one of these settings is a whole recipe, because it names data or stored
+weights. A recipe with only sections about the mesh and the model may be an excerpt.
 """
 
 

@@ -618,7 +618,7 @@ Weight = Effect | Callable[[Group], Effect]
 
 
 def _if_on(values: Group) -> Effect:
-    """Return the effect of switches that change the numbers: `NUMBERS` if at least one is on."""
+    """Return `NUMBERS` if at least one of the switches in `values` is on, else `NONE`."""
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 

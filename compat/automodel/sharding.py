@@ -31,8 +31,8 @@ parse_distributed_section).
 
 
 def selects(kind: str, release: Release | Context) -> bool:
-    """Whether the strategy `kind` has selective recomputation in a release. Only for releases in
-    which FSDP2 has selective recomputation.
+    """Whether the strategy `kind` has selective recomputation in a release. The answer holds only
+    for releases in which FSDP2 has selective recomputation.
     """
     return kind == "fsdp2" or (kind == "ddp" and release.since(DDP_SELECTS))
 

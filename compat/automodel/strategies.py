@@ -406,8 +406,8 @@ BESIDE: Mapping[str, Group] = {
     "distributed.moe.reshard_after_forward": {},
     L + "override_opt_param_scheduler": {L + "use_checkpoint_opt_param_scheduler": False},
 }
-"""Settings that few recipes allow, each with the other settings that a recipe then needs. The
-strategies draw these settings first.
+"""A table from settings that only few recipes allow to the other settings that a recipe with such a
+setting needs. The strategies draw these settings first.
 """
 
 

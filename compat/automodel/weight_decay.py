@@ -32,8 +32,8 @@ WEIGHT, EMBEDDING, OUTPUT = (
     "lm_head.weight",
 )
 RATES = {"optimizer.embedding_lr": EMBEDDING, "optimizer.output_lr": OUTPUT}
-"""Plan field with a separate learning rate, and an example of a parameter to which the rate
-applies.
+"""A table from each plan field for a separate learning rate to the name of a parameter that has
+this rate.
 """
 
 

@@ -97,9 +97,7 @@ SPELLED: Mapping[str, str] = {
     "max_grad_norm": "clip",
     "max_steps": "total_steps",
 }
-"""The TrainingArguments of Hugging Face whose names differ from the names of the facts: maps the
-argument to the fact.
-"""
+"""A table from TrainingArguments of Hugging Face to facts, for those whose two names differ."""
 SAMPLES: Mapping[str, Any] = {
     "micro_batch": 8,
     "accumulation": 1,
@@ -135,7 +133,7 @@ _KNOWN_AS: Mapping[str, str] = {
     "lr": "optimizer.params.lr",
     "zero_stage": "zero_optimization.stage",
 }
-"""Facts that a config may contain itself: maps each fact to the key that contains it."""
+"""A table from facts that a config may contain itself to the keys that contain them."""
 
 
 def resolve(

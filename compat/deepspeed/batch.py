@@ -163,8 +163,9 @@ def _uneven(values: Flat, data: int) -> list[str]:
 
 
 def _apart(values: Flat, data: int) -> str:
-    """Return a hint if the batch keys would agree with each other when several ranks share each
-    batch, else an empty string. Only the script, not the file, decides whether ranks share a batch.
+    """Return a hint if the batch keys would agree with each other on the condition that several
+    ranks share each batch. Otherwise return an empty string. Only the script, not the file, decides
+    whether ranks share a batch.
     """
     total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
     # DeepSpeed expects `size` samples. If that is a multiple of

@@ -462,8 +462,8 @@ class _Reader(Reader):
                     self._partition(item, f"{written}.{name}.{position}", names[name])
 
     def _no_value(self, written: str, path: str) -> None:
-        """Report null as an error, unless DeepSpeed's own default is None, so that null means the
-        same as a missing key.
+        """Report null as an error, unless DeepSpeed's own default of the key is None. In that case
+        null means the same as a missing key.
         """
         section, _, name = path.rpartition(".")
         if section in PARAMS:

@@ -334,7 +334,7 @@ def _arguments(base: Row, cls: Any, more: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def _stated(row: Row) -> Row:
-    """Return the default and the bounds of a row, without a value of None."""
+    """Return the default and the bounds of a row. Those that are None are left out."""
     return {name: row[name] for name in ("default", "bound") if row.get(name) is not None}
 
 

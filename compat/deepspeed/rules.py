@@ -131,8 +131,8 @@ def _read_context(values: Group, context: Context) -> Group:
 
 PARTITIONS = {"uniform": "even", "parameters": "parameters"}
 METHODS = {ours: theirs for theirs, ours in PARTITIONS.items()}
-"""For each way to split layers into stages: maps the plan's name to PipelineModule's name.
-`PARTITIONS` maps PipelineModule's name to the plan's name.
+"""Ways to split layers into stages, as a table from the plan's names to PipelineModule's names.
+`PARTITIONS` is the table in the other direction.
 """
 
 
@@ -416,8 +416,8 @@ OVERLAP = convert(
 
 
 def _read_replicas(values: Group, context: Context) -> Group:
-    """Return the number of replica groups, computed from mics_shard_size, which is the number of
-    ranks in one group, or -1 without MiCS.
+    """Return the number of replica groups. It is computed from mics_shard_size, the number of ranks
+    in one group. Without MiCS, mics_shard_size is -1.
     """
     size, data = values.get(MICS) or -1, _data_ranks(values, context)
     if size > 0 and data and data % size == 0 and _read_stage(values) == 3:

@@ -190,8 +190,8 @@ def cut_folder(path: Pieces) -> Pieces:
 
 
 def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each option in a command whose value is known. Names have no dashes.
-    An option without a value has the value `true`.
+    """Yield name and value of each option in a command, if the value of the option is known. Names
+    have no dashes. An option without a value has the value `true`.
     """
     words: Sequence[str | None] = [known(word) for word in launch.words]
     for index, word in enumerate(words):

@@ -145,7 +145,7 @@ SPELLED: Mapping[str, str] = {
     "lr": "learning_rate",
     "eps": "adam_epsilon",
 }
-"""Maps names of facts of --auto to TrainingArguments with another name."""
+"""A table from facts of --auto to TrainingArguments, for those whose two names differ."""
 
 
 def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -261,8 +261,9 @@ class MegatronDialect(PackagedDialect):
 
     @property
     def checks(self) -> Iterable[Check]:
-        """Every refusal of the parser, of the config classes, of the schedule and of files in sections,
-        and every setting that the parser accepts and a run then ignores, or that stops the run.
+        """All checks of Megatron. Some refuse what the parser, the config classes, the schedule or
+        the reader of files in sections refuses. The others find settings that the parser accepts,
+        but that a run then ignores or stops at.
         """
         from compat.megatron import arguments, objects, sections
         from compat.megatron.learning_rate import SCHEDULER_STEPS

@@ -63,10 +63,10 @@ MODELOPT: Mapping[str, tuple[str, str]] = {
     "--qad-train-target": ("0.19.0", ""),
     "--teacher-model-config": ("0.15.0", "0.16.0"),
 }
-"""Flags that Megatron's scripts add to its parser if NVIDIA ModelOpt is installed, each with the
-release in which pretrain_gpt.py first accepts the flag, and the first release that no longer does.
-Source: megatron/post_training/arguments.py; pretrain_gpt.py, which adds the flags since
-core_v0.13.0.
+"""Flags that Megatron's scripts add to its parser if NVIDIA ModelOpt is installed. Each has the
+first release in which pretrain_gpt.py accepts the flag, and the first release in which
+pretrain_gpt.py no longer accepts it. Source: megatron/post_training/arguments.py; pretrain_gpt.py,
+which has added the flags since core_v0.13.0.
 """
 MODELOPT_ON = frozenset(
     {

@@ -227,7 +227,9 @@ SINGLE: Mapping[Why, str] = {
         "the format in which attention softmax or cross entropy is computed", Effect.ROUNDING
     ): "fp16_lm_cross_entropy attention_softmax_in_fp32",
 }
-"""Reasons of arguments that differ from the reason of their group."""
+"""A table from reasons to the arguments that they apply to. These arguments do not have the reason
+of their group.
+"""
 
 PREFIXES: tuple[tuple[str, Why], ...] = (
     ("tp_comm_", Why("an overlap inside Megatron's tensor parallelism", Effect.COST)),

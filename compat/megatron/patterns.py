@@ -39,10 +39,10 @@ def all_but_last_of(index: int, every: int) -> bool:
 def blocks(
     value: Any, layers: int | None, every: Every, inverted: bool = False
 ) -> tuple[bool, ...] | None:
-    """Whether each of `layers` blocks has the feature.
+    """Return, for each of `layers` blocks, whether the block has the feature.
 
-    None if all blocks have it, or if `value` is unset or does not fit the number of blocks. If
-    `inverted`, ones in a list mark the blocks without the feature.
+    Return None if all blocks have it, or if `value` is unset or does not fit the number of blocks.
+    If `inverted`, ones in a list mark the blocks without the feature.
     """
     if isinstance(value, list | tuple):
         found = tuple(bool(item) is not inverted for item in value)

@@ -1,4 +1,6 @@
-"""Megatron's settings for the layers of each (virtual) pipeline stage <-> the plan's stage boundaries."""
+"""Converts between Megatron's settings for the layers of each (virtual) pipeline stage and the
+plan's stage boundaries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that Megatron's parser accepts and a run then ignores, or that stop it; one row for
+"""Settings that Megatron's parser accepts, but that a run then ignores or stops at; one row for
 each.
 """
 
@@ -40,8 +40,8 @@ changing batch size.
 
 
 def _rest(args: Seen) -> int:
-    """Return the remainder of the global batch after it is divided into one microbatch per rank. It
-    is 0 if the batch size changes during the run.
+    """Return the remainder of the global batch size divided by the number of samples in one
+    microbatch on all data ranks. The remainder is 0 if the batch size changes during the run.
     """
     whole, micro, ranks = (
         args[name] for name in ("global_batch_size", "micro_batch_size", "data_parallel_size")

@@ -186,7 +186,7 @@ class Schedule:
         self, given: tuple[Any, ...], target: Any, named: Mapping[str, Any]
     ) -> list[Arguments]:
         """Split a batch into microbatches. They are all made before the first one runs, because
-        while the schedule runs ranks must not exchange anything else.
+        ranks must not exchange anything else while the schedule runs.
         """
         if len(given) > 1:
             raise BridgeError(
@@ -433,7 +433,9 @@ class AutoPipeline:
         )
 
     def _order(self) -> dict[str, str]:
-        """Return the order of axes in the mesh, fastest first."""
+        """Return the plan field with the order of axes in the mesh, fastest first. The result is
+        empty if the mesh has only one axis.
+        """
         places = {name: axis for axis, members in self.axes.items() for name in members}
         found = [
             places[name] for name in reversed(self.world_mesh.mesh_dim_names) if name in places

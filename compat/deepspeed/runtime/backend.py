@@ -138,8 +138,8 @@ class DeepSpeedBackend(Backend):
 
     @override
     def taken(self, hub: Hub) -> Hub:
-        """Return `hub` with a config whose checkpoint DeepSpeed can load here: without
-        `round_robin_gradients`, and on a CPU with `torch_adam`.
+        """Return `hub` with its config changed so that DeepSpeed can load the checkpoint here.
+        `round_robin_gradients` is removed, and on a CPU `torch_adam` is added.
         """
         from torch.cuda import is_available
 

@@ -306,8 +306,8 @@ def _native(
     loss_fn: Callable[..., Any] | None = None,
 ) -> Engine:
     """Return the native engine, set up to round as DeepSpeed does. First, weights are rounded to
-    the compute format, and then masters are copied from them; buffers are not rounded, as since
-    DeepSpeed 0.19.2. Losses are divided before backward (runtime/engine.py:
+    the compute format, and then masters are copied from them. Buffers are not rounded, as in
+    DeepSpeed from 0.19.2 on. Losses are divided before backward (runtime/engine.py:
     _cast_module_mixed_precision, backward).
     """
     groups = client.groups_of(face, model) if face else ()

@@ -119,10 +119,10 @@ class DeepSpeedEngine(nn.Module):
             return self.native(*inputs, **named)
 
     def _guarded(self) -> Iterator[Any]:
-        """Change the model's `forward`, and yield hooks on its modules, for calls that the engine
-        does not make itself. A call of the whole model gathers its weights first, or raises an
-        error if this is not possible. A call of a single module raises an error if the module's
-        weights are not gathered.
+        """Guard the model against calls that the engine does not make itself: replace the model's
+        `forward`, and yield the hooks that are added to its modules. A call of the whole model
+        gathers its weights first, or raises an error if this is not possible. A call of a single
+        module raises an error if the module's weights are not gathered.
         """
         model = self.native.model
         by_itself = model.forward

@@ -82,9 +82,9 @@ def loaded() -> Any:
     """Return the module `deepspeed`, prepared for a run.
 
     On CPU, DeepSpeed then does not compile its shared-memory collectives, which only inference
-    uses, and accepts fp16 on any CPU, because torch has at least slow products there. DeepSpeed's
-    Muon module is imported without compilation, because DeepSpeed itself imports this module to
-    check the optimizer's type.
+    uses, and accepts fp16 on any CPU, because torch can multiply fp16 matrices on any CPU, though
+    slowly. DeepSpeed's Muon module is imported without compilation, because DeepSpeed itself
+    imports this module to check the optimizer's type.
     """
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"

@@ -34,8 +34,8 @@ OTHERS = {
     re.compile(r"(?:layer_\d+_)?expert_\d+_mp_rank_\d+_model_states\.pt"): "experts",
     re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt"): "experts",
 }
-"""Maps patterns for names of files that stagebridge cannot read yet to what such a file holds, in
-words for messages.
+"""Files that stagebridge cannot read yet, as a table from a pattern for file names to what such a
+file holds, in words for messages.
 """
 
 SCALERS = ("LossScaler", "DynamicLossScaler")

@@ -94,8 +94,8 @@ class Zero(Format):
 
 
 SAMPLE = 1024
-"""Number of elements to compare with the model's weights, which shows files of another run. Of each
-parameter, the first elements in a rank's file are compared.
+"""Number of masters that are compared with the model's weights, to find files of another run. Of
+each parameter, the first masters in a rank's file are compared.
 """
 
 
@@ -662,10 +662,10 @@ def _numbered(
     held: Mapping[str, Any],
 ) -> dict[str, int]:
     """Return the number that each parameter has in the optimizer, by parameter name. The file has
-    numbers without names. With a single group, the numbers are in the model's order. If fewer
-    numbers than parameters exist, some parameters are frozen, but the file does not say which; then
-    shapes and rounded masters must leave only one choice. With several groups, shapes must leave
-    only one match. Raises `SourceError` if the match is not unique.
+    numbers without names. With a single group, the numbers are in the model's order. If there are
+    fewer numbers than parameters, some parameters are frozen, and the file does not say which. In
+    that case, shapes and rounded masters must leave only one choice. With several groups, shapes
+    must leave only one match. Raises `SourceError` if the match is not unique.
     """
     own = list(module)
     state = base.get("state", {})

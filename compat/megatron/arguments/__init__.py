@@ -65,7 +65,9 @@ TABLE: tuple[Step, ...] = (
     *MTP_STEPS,
     *END_STEPS,
 )
-"""All statements of `validate_args`, in upstream's order: later ones read what earlier ones set."""
+"""All statements of `validate_args`, in upstream's order, because later ones read what earlier ones
+set.
+"""
 
 LAUNCHED = ("inprocess_active_world_size",)
 """Arguments whose default the parser reads from the launcher's WORLD_SIZE."""
@@ -82,8 +84,8 @@ def steps(version: str) -> tuple[Step, ...]:
 def effective(given: Mapping[str, Any], version: str, world_size: int) -> dict[str, Any]:
     """Return the arguments (dest -> value, dtypes by name) that the release derives from `given`.
 
-    Values that a partial config may leave open (`OPEN`) stay None, and steps that need them are
-    skipped. Raises `ConfigError` with every problem found.
+    Values that a partial config may leave open (`OPEN`) stay None, and checks and derivations that
+    need them are skipped. Raises `ConfigError` with every problem found.
     """
     defaults = releases.defaults(version)
     launched = {name: world_size for name in LAUNCHED if name in defaults}

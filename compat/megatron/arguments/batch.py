@@ -1,4 +1,4 @@
-"""Steps for CUDA graph flags, data sources and batch sizes."""
+"""Checks and derivations for CUDA graph flags, data sources and batch sizes."""
 
 from __future__ import annotations
 

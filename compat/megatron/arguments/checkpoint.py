@@ -1,4 +1,6 @@
-"""Steps for kinds of optimizers, checkpoints, inference, offloading, and the end of `validate_args`."""
+"""Checks and derivations for kinds of optimizers, checkpoints, inference, offloading, and the end
+of `validate_args`.
+"""
 
 from __future__ import annotations
 

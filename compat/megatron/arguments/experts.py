@@ -1,4 +1,4 @@
-"""Steps for experts, checkpoint formats, data sources and determinism."""
+"""Checks and derivations for experts, checkpoint formats, data sources and determinism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Steps for the modules that CUDA graphs capture, which the parser's checks and the config class share since 0.18."""
+"""Checks and derivations for the modules that CUDA graphs capture. Since 0.18, the parser and the
+config class have them in common.
+"""
 
 from __future__ import annotations
 

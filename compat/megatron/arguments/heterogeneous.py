@@ -1,4 +1,4 @@
-"""Steps for a heterogeneous model, whose layers a JSON text describes one by one."""
+"""Checks of a heterogeneous model, whose layers a JSON text describes one by one."""
 
 from __future__ import annotations
 

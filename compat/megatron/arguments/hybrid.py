@@ -1,4 +1,6 @@
-"""Steps for hybrid layer patterns (`--hybrid-layer-pattern`, since 0.17) and multi-token prediction."""
+"""Checks and derivations for hybrid layer patterns (`--hybrid-layer-pattern`, since 0.17) and
+multi-token prediction.
+"""
 
 from __future__ import annotations
 

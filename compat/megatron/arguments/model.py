@@ -1,4 +1,6 @@
-"""Steps for recomputation, sequence and context parallelism, weight shards, positions and attention."""
+"""Checks and derivations for recomputation, sequence and context parallelism, weight shards,
+positions and attention.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Steps for reinforcement learning (`--perform-rl-step`, since 0.15): rollouts, KV cache, sample counts."""
+"""Checks and derivations for reinforcement learning (`--perform-rl-step`, since 0.15): rollouts, KV
+cache, sample counts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def _not_divided(name: str, since: str, until: str) -> Step:
 
 def samples(since: str, until: str = "") -> tuple[Step, ...]:
     """Return checks that the samples of one generation phase fit the global batch size. Since 0.17
-    these checks come after the batch steps.
+    these checks come after those of the batch.
     """
     return (
         _rl(
@@ -52,7 +54,7 @@ def samples(since: str, until: str = "") -> tuple[Step, ...]:
 
 
 def _tasks(a: Namespace) -> None:
-    """Set the number of rollouts in flight from the one of three flags that is given."""
+    """Set the number of rollouts in flight from one of three flags, whichever is given."""
     if not a.perform_rl_step:
         return
     if a.rl_parallel_generation_tasks is not None:

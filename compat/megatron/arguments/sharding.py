@@ -1,5 +1,5 @@
-"""Steps for data parallelism: overlap, the three kinds of FSDP, optimizer dtypes, fp8 and fp4
-parameters.
+"""Checks and derivations for data parallelism: overlap, the three kinds of FSDP, optimizer dtypes,
+fp8 and fp4 parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Steps for the parallel sizes; `validate_args` runs them before the steps for batches and layers."""
+"""Checks and derivations for the parallel sizes; `validate_args` makes them before those for
+batches and layers.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,7 @@ WORLD_STEPS: tuple[Step, ...] = (
     derive("validate_args: weight shards", dense_shards, since="0.19.0"),
     derive("validate_args: weight shards", expert_shards, since="0.19.0"),
 )
-"""The steps on which the smallest world size depends."""
+"""The checks and derivations on which the smallest world size depends."""
 
 SIZE_STEPS: tuple[Step, ...] = (
     *POSITIVE,

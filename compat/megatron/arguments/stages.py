@@ -1,4 +1,6 @@
-"""Steps for the pipeline: interleaving, uneven stages, and the settings that need interleaving."""
+"""Checks and derivations for the pipeline: interleaving, uneven stages, and the settings that need
+interleaving.
+"""
 
 from __future__ import annotations
 

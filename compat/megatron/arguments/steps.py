@@ -1,4 +1,5 @@
-"""Steps: rows of an ordered table that checks and changes parsed values as a Megatron release does.
+"""Checks and derivations: rows of an ordered table that checks and changes parsed values as a
+Megatron release does.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ OPEN = frozenset(
         "world_size",
     )
 )
-"""Names of values that a partial config may leave open. Steps that need an open value are skipped.
+"""Names of values that a partial config may leave open. Checks and derivations that need an open
+value are skipped.
 """
 
 
@@ -68,7 +70,7 @@ class Derivation:
 
 
 Step = Check | Derivation
-"""One statement of Megatron's function, in upstream's order."""
+"""A check or a derivation. It stands for one statement of Megatron's function."""
 
 
 def check(
@@ -124,22 +126,23 @@ def under(
 def derive(
     place: str, change: Change, *, since: str = "", until: str = "", needs: tuple[str, ...] = ()
 ) -> Derivation:
-    """Return a step whose `change` computes values from others."""
+    """Return a derivation whose `change` computes values from others."""
     return Derivation(place, change, since, until, needs)
 
 
 def select(table: Iterable[Step], version: str) -> tuple[Step, ...]:
-    """Return the steps of `table` that the release has, in order."""
+    """Return the checks and derivations of `table` that the release has, in order."""
     return RELEASES.having(version, table)
 
 
 def run(steps: Iterable[Step], values: Namespace) -> None:
-    """Run all steps in order on `values`. Raises one `ConfigError` with every problem found.
+    """Run all checks and derivations in order on `values`. Raises one `ConfigError` with every
+    problem found.
 
-    Upstream stops at the first refusal. Here later steps run too, so that a user sees all problems
-    at once. A value of `OPEN` that a row with `last` refuses counts as unknown from then on, because
-    later steps divide by it. If a row with `last` refuses any other value, no further steps run. The
-    only exceptions are rows with `last` that directly follow and have the same `place`.
+    Upstream stops at the first refusal. Here later rows run too, so that a user sees all problems
+    at once. A value of `OPEN` that a row with `last` refuses counts as unknown from then on,
+    because later rows divide by it. If a row with `last` refuses any other value, no further rows
+    run. The only exceptions are rows with `last` that directly follow and have the same `place`.
     """
     problems: list[str] = []
     ended = ""  # the statement at which Megatron stops

@@ -1,4 +1,4 @@
-"""Steps for precision, iterations, learning rate and the sizes of the model."""
+"""Checks and derivations for precision, iterations, learning rate and the sizes of the model."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _wide_gradients(a: Namespace) -> None:
 
 
 def _needless(name: str) -> Step:
-    """Return a step that switches `name` off if gradients are accumulated in fp32. The sums of
-    gradients are then in fp32 even without `name`.
+    """Return a derivation that switches `name` off if gradients are accumulated in fp32. The sums
+    of gradients are then in fp32 even without `name`.
     """
     return derive(
         PRECISION, when(lambda a: a.accumulate_allreduce_grads_in_fp32, **{name: False}), since=MAIN

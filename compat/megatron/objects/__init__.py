@@ -109,8 +109,8 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
 def _built(
     values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any
 ) -> dict[str, Any]:
-    """Return the fields of the class after `__post_init__`. Steps can also read the values in
-    `beside`, which are no fields.
+    """Return the fields of the class after `__post_init__`. Checks and derivations can also read
+    the values in `beside`, which are no fields.
     """
     # Some statements differ by release inside one condition, so they read it like a field.
     namespace = Namespace(values, beside, {"release": version})
@@ -175,8 +175,9 @@ def from_fields(
 ) -> dict[str, Any]:
     """Return the fields of a config object that is built from `given`, the values by field name.
 
-    Model sizes that were not given have their defaults, and steps that need them are skipped.
-    Raises `ConfigError` with every refusal of the class, unless `check` is false.
+    Model sizes that were not given have their defaults, and checks and derivations that need the
+    sizes are skipped. Raises `ConfigError` with every refusal of the class, unless `check` is
+    false.
     """
     own = defaults(version, cls)
     # None instead of the class's default of 0 marks a size as not known, so that steps which need

@@ -1,4 +1,6 @@
-"""Steps of `TransformerConfig.__post_init__` for experts, their dispatchers and overlapped communication."""
+"""Checks and derivations of `TransformerConfig.__post_init__` for experts, their dispatchers and
+overlapped communication.
+"""
 
 from __future__ import annotations
 

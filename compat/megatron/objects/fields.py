@@ -184,8 +184,8 @@ def feeds(table: tuple[Feed, ...], version: str, cls: str) -> tuple[Feed, ...]:
 
 
 def fed(args: Mapping[str, Any], version: str, cls: str, table: tuple[Feed, ...]) -> dict[str, Any]:
-    """Return the fields of `cls`, each from the argument of the same name. A row of `table`
-    replaces this rule for its field.
+    """Return the fields of `cls`, each from the argument of the same name. For a field with a row
+    in `table`, the row computes the value instead.
     """
     values = {name: args.get(name, default) for name, default in defaults(version, cls).items()}
     for name in OWN_DEFAULT:

@@ -1,4 +1,4 @@
-"""Steps of `TransformerConfig.__post_init__` for CUDA graphs."""
+"""Checks and derivations of `TransformerConfig.__post_init__` for CUDA graphs."""
 
 from __future__ import annotations
 

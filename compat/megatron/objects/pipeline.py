@@ -1,4 +1,6 @@
-"""Steps of `TransformerConfig.__post_init__` for layouts, uneven stages, and embedding and loss that count as layers."""
+"""Checks and derivations of `TransformerConfig.__post_init__` for layouts, uneven stages, and
+embedding and loss that count as layers.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def _uneven(c: Namespace) -> bool:
 
 
 def _middle(c: Namespace) -> tuple[int, int]:
-    """Return the number of layers and the number of ranks, both without the first and the last
-    stage if these have a given number of layers.
+    """Return the number of layers and the number of ranks. The first stage is left out of both if
+    its number of layers is given, and so is the last stage.
     """
     ends = [getattr(c, name) for name in (FIRST, LAST) if getattr(c, name) is not None]
     return c.num_layers - sum(ends), c.pipeline_model_parallel_size - len(ends)

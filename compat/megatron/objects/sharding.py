@@ -1,4 +1,4 @@
-"""Steps of the config classes for data parallelism and the optimizer."""
+"""Checks and derivations of the config classes for data parallelism and the optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Steps of `TransformerConfig.__post_init__` for sizes, precision, recomputation and attention."""
+"""Checks and derivations of `TransformerConfig.__post_init__` for sizes, precision, recomputation
+and attention.
+"""
 
 from __future__ import annotations
 

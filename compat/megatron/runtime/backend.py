@@ -121,8 +121,8 @@ LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "Megatron offloads only to the host's memory; use cpu",
     ),
 }
-"""By plan field: the values that this backend can run (the config allows more), and the reason
-why it cannot run others.
+"""A table from plan fields to the values that this backend can run, and the reason why it cannot
+run other values. A config may have other values.
 """
 
 
@@ -155,8 +155,8 @@ FSDP: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "this backend runs Megatron-FSDP only with one group of data ranks; use 1",
     ),
 }
-"""By argument: the values with which this backend runs Megatron-FSDP, and the reason why it
-cannot run others.
+"""A table from arguments to the values with which this backend runs Megatron-FSDP, and the reason
+why it cannot run other values.
 """
 
 

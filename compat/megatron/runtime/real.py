@@ -47,7 +47,9 @@ ACTIVATION = "activation_func"
 NAMES = (f".{ACTIVATION}", ".attention_backend")
 """Suffixes of fields with a function or a member of an enumeration, which are compared by name."""
 LOOSER = "expected a positive number|write a finite number"
-"""Pattern of our reasons to refuse what Megatron's parser accepts: numbers with which no run trains."""
+"""Pattern for our messages about numbers with which no run trains. We refuse such numbers, although
+Megatron's parser accepts them.
+"""
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 """Names of sizes that the class of a model requires, and a config may leave open."""
 REQUIRED = (*SIZES, "seq_length", "max_position_embeddings", "micro_batch_size")
@@ -268,8 +270,8 @@ NEWEST = "99.0"
 def _adam(
     master_weight_dtype: Any, exp_avg_dtype: Any, exp_avg_sq_dtype: Any, use_decoupled_grad: Any
 ) -> None:
-    """Stand in for Transformer Engine's Adam. OptimizerConfig looks for these arguments in its
-    signature.
+    """Stand in for Transformer Engine's Adam. OptimizerConfig looks for these arguments in the
+    signature of Adam.
     """
 
 

@@ -57,8 +57,8 @@ def _stepping(optimizer: Any) -> Iterator[None]:
     """Context manager in which Megatron's distributed optimizer can load into torch's Adam.
 
     Torch's Adam has a step count for each parameter, but Transformer Engine's Adam has one for all.
-    Megatron prepares only the latter for loading. Inside this context, step counts are not loaded
-    as state of elements.
+    Megatron prepares only Transformer Engine's Adam for loading. Inside this context, step counts
+    are not loaded as state of elements.
     """
     if find_spec("transformer_engine") is not None:
         yield

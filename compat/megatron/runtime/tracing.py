@@ -58,9 +58,9 @@ def source_of(chunks: Any, optimizer: Any, accumulation: int | None) -> Megatron
 class Window(nn.Module):
     """Stands for a native layer on top of Megatron's modules.
 
-    Its hooks get the input of `first` and the output of `last` in the native shape: (batch,
-    sequence, width) instead of (sequence, batch, width). Without modules, the layer is on another
-    rank, and hooks are never called.
+    Its hooks get the input of Megatron's module `first` and the output of Megatron's module `last`.
+    Both are in the native shape: (batch, sequence, width) instead of (sequence, batch, width). If
+    `first` and `last` are None, the layer is on another rank, and hooks are never called.
     """
 
     def __init__(

@@ -60,7 +60,9 @@ KNOWN = {
     ),
     **recorded("megatron.core.dist_checkpointing.strategies.torch MCoreSavePlan"),
 }
-"""Names of the classes in the file `.metadata` besides torch's own: the save plans of all ranks."""
+"""Names of the classes whose objects the file `.metadata` may hold. Besides torch's usual classes,
+these are the classes of the save plans of all ranks.
+"""
 EXTRA = "._extra_state"
 STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(\w+?)\.(.+)")
 MASTERS = ("param", "fp32_param", "master_param")

@@ -26,8 +26,8 @@ __all__ = [
     "register_external_parameter",
 ]
 EARLY = "_stagebridge_early"
-"""Name of an attribute that parameters made within `Init` have until an engine takes over the
-parameters.
+"""Name of an attribute that marks parameters made within `Init`. A parameter has the attribute
+until an engine takes over the parameter.
 """
 
 
