@@ -368,8 +368,8 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     0x80: _protocol,
     0x95: _frame,
 }
-"""The operations of pickles of protocols 2 to 5 that are read, by code. Left out are those that
-look up names by number, or call functions in unusual ways.
+"""A table from the code of an operation to the function that does it. It has the operations of
+protocols 2 to 5, except those that look up names by number or call functions in unusual ways.
 """
 
 FLAWS = (

@@ -28,8 +28,8 @@ from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
 """Names in the temporary folder: a file with the digest of the task, a file that lists the
-finished files, the suffix of an unfinished file, and the suffix of a note on how many of its bytes
-are certainly on the disk.
+finished files, the suffix of an unfinished file, and the suffix of a note that says how many bytes
+of an unfinished file are certainly on the disk.
 """
 SPARE = 2**20
 """Number of bytes that must stay free on the disk, for names and digests."""

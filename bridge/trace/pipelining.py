@@ -77,8 +77,8 @@ class PipelineSource(ModuleSource):
             self._ignore(stage)
 
     def _ignore(self, stage: Any) -> None:
-        """Have a stage's trial pass ignored: before the first step, a stage runs once on made-up
-        tensors to infer shapes.
+        """Have a stage's trial pass ignored. In this pass, before the first step, a stage runs once
+        on made-up tensors to infer shapes.
         """
         plain = getattr(stage, "_forward_metadata_inference", None)
         if plain is None:
