@@ -98,8 +98,8 @@ def stored(path: Path, root: Path) -> Iterator[Stored]:
 
 def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
     """Return the tensor's name and the box of a part, from the name NAME@OFFSETS under which the
-    part is stored. Raises `SourceError` if the name does not have this form or as many offsets as
-    there are `sizes`.
+    part is stored. Raises `SourceError` if the name does not have this form, or if it has more or
+    fewer offsets than there are `sizes`.
     """
     match = KEY.fullmatch(key)
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()

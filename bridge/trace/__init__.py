@@ -34,8 +34,8 @@ LOGS = (
 )
 """Names of the fields of `Debug` that turn on logs."""
 THOROUGH = 20
-"""Number of steps from one thorough comparison of ranks to the next, if the user asked for no
-checks.
+"""Number of steps from one thorough comparison of ranks to the next, if the user gave neither
+`debug` nor `policy`.
 """
 
 

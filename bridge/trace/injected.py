@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = "STAGEBRIDGE_TRACE"
-"""Name of the environment variable that turns the injection on. Its value is a JSON object with `run`, `debug`
-and further arguments of `attach`.
+"""Name of the environment variable that turns the injection on. Its value is a JSON object
+with `run`, `debug` and further arguments of `attach`.
 """
 
 ATTACHED = "attached.json"
