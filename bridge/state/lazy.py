@@ -39,7 +39,7 @@ TORCH: Mapping[str, str] = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""Number formats: the name of each in safetensors, with the name in torch."""
+"""A table from the names of number formats in safetensors to their names in torch."""
 SAFE = {name: code for code, name in TORCH.items()}
 WIDTH = {
     code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8

@@ -81,9 +81,9 @@ class Checkpoint:
         return cls(folder, root, state, found)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Check state.json and a share of the files against their digests: beginning with the file
-        of rank `share`, every `shares`-th file. Raises a `SourceError` that names each file that
-        has changed.
+        """Compare state.json and some of the files with their digests. These are the file of rank
+        `share`, and every `shares`-th file after it. Raises a `SourceError` that names each file
+        that has changed.
         """
         # Every rank of a run that loads takes its own share, so that together they read each file
         # once.

@@ -28,7 +28,9 @@ KEY = re.compile(r"(.+)@((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII | re.DOTALL)
 
 @dataclass(frozen=True)
 class Part:
-    """A part that this rank holds: a box of the whole tensor, whose elements `tensor` views."""
+    """A part that this rank holds. `tensor` has the elements of the part, which is a box of the
+    whole tensor.
+    """
 
     name: str
     shape: Shape

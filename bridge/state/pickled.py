@@ -279,8 +279,8 @@ def _new_with_names(machine: Machine) -> None:
 
 
 def _build(machine: Machine) -> None:
-    """Set the attributes of the object on top of the stack. A record keeps them. A dictionary
-    drops them: a state dict has its `_metadata` as an attribute.
+    """Set the attributes of the object on top of the stack. A record keeps its attributes. Those of
+    a dictionary are dropped, such as the `_metadata` of a state dict.
     """
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Record):

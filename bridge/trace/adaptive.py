@@ -24,8 +24,8 @@ Key = tuple[str, str]
 """Layer and parameter."""
 
 SURE = 2.0
-"""Safety factor on the computed distance between updates: the logs do not show everything that
-changes an update, such as clipping.
+"""Safety factor on the computed distance between updates, because the logs do not show everything
+that changes an update, such as clipping.
 """
 
 

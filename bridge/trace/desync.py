@@ -77,7 +77,7 @@ class Policy:
     difference, "raise" raises `DesyncError`, and "dump" writes the tensors to `folder` and then
     raises. In steps that are multiples of `thorough`, and in the first two steps, all tensors are
     compared, by digests that detect nearly every change. The other steps compare activations,
-    counters and updated weights, the last of these by quicker digests.
+    counters and, by quicker digests, updated weights.
     """
 
     every: int = 1

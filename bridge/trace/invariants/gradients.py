@@ -1,5 +1,5 @@
-"""Invariants of gradients: cleared before backward, present before a step, and averaged over data
-ranks.
+"""Invariants of gradients: they are cleared before backward, present before a step, and averaged
+over data ranks.
 """
 
 from __future__ import annotations
