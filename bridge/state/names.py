@@ -96,9 +96,9 @@ class Table:
 
     The rows are in the model's order: those before the layers, those of one layer, and those after
     the layers. `ignored` matches tensors that are not read, because the model computes them when it
-    is built. `tied` is set if the family saves a tied weight under two names. It has the name of the
-    output weight, and the name of the word embedding. If the output has no weight of its own, it
-    uses the embedding.
+    is built. `tied` is set if the family saves a tied weight under two names. It has the name of
+    the output weight, and the name of the word embedding. If the output has no weight of its own,
+    it uses the embedding.
     """
 
     family: str
