@@ -70,9 +70,8 @@ def attach(
     (`bridge.trace.invariants`) are checked in every step unless `invariants` is false. Their
     findings are in `findings.found` of the returned tracer, are logged, and are written into `run`.
     `on_finding` is a command that is run for each finding, without a shell, with the finding as
-    JSON on stdin. `done` is the number of steps before this run, if it resumes another one. No hook
-    is installed if `debug` is given and selects nothing. Raises `BridgeError` if `target` cannot be
-    attached.
+    JSON on stdin. `done` is the number of steps before this run, if it resumes one. No hook is
+    installed if `debug` is given but selects nothing. Raises `BridgeError` for any other `target`.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
     from bridge.trace.findings import Findings
