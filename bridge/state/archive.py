@@ -360,8 +360,8 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
 
 
 def _start(whole: Window, info: zipfile.ZipInfo) -> int:
-    """Return the offset at which the content of a file in an archive begins, behind its header.
-    The length of the header is read from the header itself: the directory at the end of the
+    """Return the offset at which the content of a file in an archive begins, behind its header. The
+    length of the header is read from the header itself, because the directory at the end of the
     archive may give another one.
     """
     whole.seek(info.header_offset)

@@ -366,10 +366,10 @@ def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter
 
 
 def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
-    """Return whether to take a tensor for a buffer: the format does not tell. A tensor is
-    taken for a buffer if its elements are not floating-point numbers. It is also taken for a buffer
-    if the optimizer does not know it, and it is stored whole, while all parameters that the
-    optimizer knows are sharded.
+    """Return whether to take a tensor for a buffer, because the format does not tell. A tensor is
+    taken for a buffer if its elements are not floating-point numbers. It is also taken for one if
+    it is stored whole and unknown to the optimizer, while all parameters that the optimizer knows
+    are stored in several boxes.
     """
     held = model[name]
     if held.dtype not in FLOATING:
@@ -466,8 +466,9 @@ def _key(path: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """A value to save under `key`: a box of a tensor of this `shape`, whose first element is at
-    `offsets`, or another value, with None as shape.
+    """A value to save under `key`. It is a box of a tensor, or another value. For a box, `shape` is
+    the shape of the whole tensor, and `offsets` is where the box begins in it. For another value,
+    `shape` is None.
     """
 
     key: str

@@ -12,8 +12,8 @@ from bridge.state.lazy import WIDTH, Lazy, Run
 
 @dataclass(frozen=True)
 class Late:
-    """A part whose bytes contain checksums of other parts, the `runs`. Its `size` is known in
-    advance, its bytes are not: `make` gets the CRC-32 of each run, in order, and returns the bytes.
+    """A part whose bytes contain checksums of other parts, the `runs`. Only its `size` is known in
+    advance. `make` gets the CRC-32 of each run, in order, and returns the bytes.
     """
 
     size: int

@@ -200,7 +200,7 @@ def sync(folder: Path) -> None:
 def find(folder: Path, tag: str | None) -> Path:
     """Return the folder of the checkpoint `tag`, or without a tag, of the checkpoint that the file
     `latest` names. If a job was killed while it replaced this checkpoint, return the folder of the
-    one before. Raises `SourceError` if there is none.
+    earlier checkpoint of this name. Raises `SourceError` if there is none.
     """
     if tag is None:
         pointer = folder / LATEST

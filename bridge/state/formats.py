@@ -55,7 +55,7 @@ class Format(ABC):
     name: str
     title: str
     fixed: bool = False
-    """Whether only as many ranks as saved a checkpoint can load it."""
+    """Whether a checkpoint can be loaded only on the number of ranks that saved it."""
     names: str | None = None
     """Name of the naming of parameters (`bridge.state.names`) that stacks expect in this format;
     None if they accept any.

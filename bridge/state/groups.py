@@ -52,9 +52,9 @@ def base(group: Group) -> float | None:
 
 
 def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
-    """Return the learning rate of each group divided by a base rate, which has the ratio 1. The
-    base is the rate of a group that equals the config's rate, or the scheduled rate at this step.
-    If there is no such group, it is the rate of the group with most elements.
+    """Return the learning rate of each group, divided by a base rate. The base rate is the config's
+    rate or the scheduled rate at this step, if a group has this rate. If no group has it, the base
+    rate is the rate of the group with most elements.
     """
     rates, steps = [base(group) for group in hub.groups], hub.where.steps or 0
     planned = [optimizer.lr]
@@ -97,7 +97,7 @@ def apart(groups: Sequence[Group]) -> bool:
 
 
 SPARED = "matrices"
-"""The weight decay scope of a plan that says: parameters with one dimension do not decay."""
+"""The weight decay scope by which a plan says that parameters with one dimension do not decay."""
 
 
 def spares(hub: Hub) -> bool:

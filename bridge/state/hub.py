@@ -107,7 +107,7 @@ class Origin:
 class Model:
     """Facts about a model that names and shapes do not show: the number of groups of attention
     heads that share keys, the vocabulary size, and the family. `refused` has a sentence for each
-    property of the model for which parameters cannot be renamed.
+    property of the model that makes it impossible to rename its parameters.
     """
 
     kv_heads: int | None = None
@@ -195,8 +195,8 @@ def beside_of(hub: Hub) -> dict[str, Plain]:
 
 
 def with_beside(hub: Hub, held: Any) -> Hub:
-    """Return the checkpoint with the values `held`, which `beside_of` returned, added where it has
-    none. Raises `TypeError` for a value of another type.
+    """Return the checkpoint, with its missing values taken from `held`, a result of `beside_of`.
+    Raises `TypeError` for a value of another type.
     """
     kept = held if isinstance(held, Mapping) else {}
     where = {

@@ -39,7 +39,7 @@ TORCH: Mapping[str, str] = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""Number formats: the name of each in safetensors, with the name in torch."""
+"""A table from the names of number formats in safetensors to their names in torch."""
 SAFE = {name: code for code, name in TORCH.items()}
 WIDTH = {
     code: 1 if code == "BOOL" else int("".join(filter(str.isdigit, code.partition("_")[0]))) // 8
@@ -84,8 +84,8 @@ class Lazy(ABC):
         return self.flat(0, self.count).view(self.shape)
 
     def box(self, place: Box) -> Tensor:
-        """Return the elements in a box, as a tensor with the shape of the box. Along the first
-        dimension, only the rows that the box touches are read, but these as a whole.
+        """Return the elements in a box, as a tensor with the shape of the box. Only the rows that
+        the box touches are read, each of them whole. A row has one index in the first dimension.
         """
         if not self.shape:
             return self.whole()
@@ -209,8 +209,8 @@ class Turned(Lazy):
 
 
 _TURNED: list[Any] = []
-"""The last matrix that was transposed, and the elements of the transpose: a transpose is read
-strip by strip, and must not be computed for each strip.
+"""The last matrix that was transposed, and the elements of the transpose. They are kept because a
+transpose is read strip by strip, and must not be computed again for each strip.
 """
 
 

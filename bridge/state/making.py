@@ -74,8 +74,8 @@ def _spans(value: Any, seen: set[int]) -> Iterator[Span]:
 
 
 def _within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
-    """Yield the tensors of the checkpoint of which a lazy value is made. `known` has their names
-    and kinds by Python's `id`.
+    """Yield the checkpoint's tensors from which a lazy value is made. `known` maps Python's `id` of
+    each tensor of the checkpoint to the tensor's name and kind.
     """
     if isinstance(value, Lazy) and id(value) in known:
         yield value

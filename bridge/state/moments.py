@@ -2,8 +2,8 @@
 checksums.
 
 Adam's first moment is m = (1 - b1) * sum(b1^k * g_k), its second v = (1 - b2) * sum(b2^k * g_k^2),
-over the same gradients. By the inequality of Cauchy and Schwarz m^2 <= K * v in every element, with
-K = (1 - b1)^2 / (1 - b2) * sum((b1^2 / b2)^k).
+over the same gradients. By the inequality of Cauchy and Schwarz, m^2 <= K * v in every element,
+with K = (1 - b1)^2 / (1 - b2) * sum((b1^2 / b2)^k).
 """
 
 from __future__ import annotations

@@ -96,9 +96,9 @@ class Table:
 
     The rows are in the model's order: those before the layers, those of one layer, and those after
     the layers. `ignored` matches tensors that are not read, because the model computes them when it
-    is built. `tied` is set if the family saves a tied weight under two names: the name of the
-    output weight, and the name of the word embedding, which is used if the output has no weight of
-    its own.
+    is built. `tied` is set if the family saves a tied weight under two names. It has the name of
+    the output weight, and the name of the word embedding. If the output has no weight of its own,
+    it uses the embedding.
     """
 
     family: str
@@ -342,8 +342,8 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
 def _section(
     section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model
 ) -> Iterator[Theirs]:
-    """Yield the parameters of one section of a table, in the model's order. Rows about experts
-    that follow each other are repeated as a whole for each expert.
+    """Yield the parameters of one section of a table, in the model's order. If several rows about
+    experts follow each other, all of them are used for the first expert, then for the next one.
     """
     taken: set[str] = set()
     at = 0
@@ -553,9 +553,9 @@ def _shapes(hub: Hub) -> dict[str, Shape]:
 
 
 def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
-    """Return the checkpoint with its parameters renamed to the naming `target`, and stacked and
-    transposed as that requires; so are masters and moments. Raises `SourceError` if the names are
-    unknown, or if parameters would be joined that the optimizer treats differently.
+    """Return the checkpoint with its parameters renamed to the naming `target`. Weights, masters
+    and moments are stacked and transposed as this naming requires. Raises `SourceError` if the
+    names are unknown, or if parameters that the optimizer treats differently would be joined.
     """
     source = recognised(hub)
     SourceError.raise_if(

@@ -81,9 +81,9 @@ class Checkpoint:
         return cls(folder, root, state, found)
 
     def verify(self, share: int = 0, shares: int = 1) -> None:
-        """Check state.json and a share of the files against their digests: beginning with the file
-        of rank `share`, every `shares`-th file. Raises a `SourceError` that names each file that
-        has changed.
+        """Compare state.json and some of the files with their digests. These are the file of rank
+        `share`, and every `shares`-th file after it. Raises a `SourceError` that names each file
+        that has changed.
         """
         # Every rank of a run that loads takes its own share, so that together they read each file
         # once.
@@ -274,7 +274,7 @@ def _figures(state: State) -> dict[str, Any]:
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """Return the states of the random generators by rank. The result is empty if the checkpoint was
-    translated from one without random states: the states in the file are new ones.
+    translated from one without random states, because the states in the file are then new ones.
     """
     if RANDOM in _carried(state, "unsaid", []):
         return {}
@@ -312,7 +312,9 @@ def _scale(state: State) -> Scale | None:
 
 
 def _copies(state: State) -> Iterator[Finding]:
-    """Yield a finding if ranks saved different buffers: only those of the first rank are read."""
+    """Yield a finding if ranks saved different buffers, because only those of the first rank are
+    read.
+    """
     copies = {name.split("/")[1] for name in state.tensors if name.startswith(f"{BUFFERS}/")}
     if len(copies) > 1:
         message = (
@@ -397,7 +399,7 @@ def _kept(hub: Hub) -> dict[str, Any]:
 
 def _unsaid(hub: Hub) -> Iterator[Finding]:
     """Yield a finding for each value that the native engine needs and that the source checkpoint
-    does not have, or has with another number of steps.
+    lacks. Yield another one if the moments have seen more or fewer updates than the run has made.
     """
     if "0" not in hub.random:
         message = (

@@ -28,7 +28,9 @@ KEY = re.compile(r"(.+)@((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII | re.DOTALL)
 
 @dataclass(frozen=True)
 class Part:
-    """A part that this rank holds: a box of the whole tensor, whose elements `tensor` views."""
+    """A part that this rank holds. `tensor` has the elements of the part, which is a box of the
+    whole tensor.
+    """
 
     name: str
     shape: Shape
@@ -98,8 +100,8 @@ def stored(path: Path, root: Path) -> Iterator[Stored]:
 
 def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
     """Return the tensor's name and the box of a part, from the name NAME@OFFSETS under which the
-    part is stored. Raises `SourceError` if the name does not have this form or as many offsets as
-    there are `sizes`.
+    part is stored. Raises `SourceError` if the name does not have this form, or if it has more or
+    fewer offsets than there are `sizes`.
     """
     match = KEY.fullmatch(key)
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()

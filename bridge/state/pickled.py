@@ -279,8 +279,8 @@ def _new_with_names(machine: Machine) -> None:
 
 
 def _build(machine: Machine) -> None:
-    """Set the attributes of the object on top of the stack. A record keeps them. A dictionary
-    drops them: a state dict has its `_metadata` as an attribute.
+    """Set the attributes of the object on top of the stack. A record keeps its attributes. Those of
+    a dictionary are dropped, such as the `_metadata` of a state dict.
     """
     state, target = machine.stack.pop(), machine.stack[-1]
     if isinstance(target, Record):
@@ -368,8 +368,8 @@ OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
     0x80: _protocol,
     0x95: _frame,
 }
-"""The operations of pickles of protocols 2 to 5 that are read, by code. Left out are those that
-look up names by number, or call functions in unusual ways.
+"""A table from the code of an operation to the function that does it. It has the operations of
+protocols 2 to 5, except those that look up names by number or call functions in unusual ways.
 """
 
 FLAWS = (

@@ -28,8 +28,8 @@ from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
 """Names in the temporary folder: a file with the digest of the task, a file that lists the
-finished files, the suffix of an unfinished file, and the suffix of a note on how many of its bytes
-are certainly on the disk.
+finished files, the suffix of an unfinished file, and the suffix of a note that says how many bytes
+of an unfinished file are certainly on the disk.
 """
 SPARE = 2**20
 """Number of bytes that must stay free on the disk, for names and digests."""
@@ -220,8 +220,8 @@ def _room(staging: Path, left: Iterable[File]) -> None:
 
 @dataclass(frozen=True)
 class Kept:
-    """What is certainly on the disk of an unfinished file: a number of bytes from its beginning,
-    and their digest.
+    """The bytes of an unfinished file that are certainly on the disk: their number, counted from
+    the beginning of the file, and their digest.
     """
 
     size: int = 0
@@ -260,8 +260,8 @@ def _finished(staging: Path, file: File, moved: Moved) -> str:
 
 
 def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
-    """Write the rest of a file of which the `kept` bytes are on the disk. Returns the digest of
-    the file, or an empty text if these bytes have changed.
+    """Write the rest of a file. Its first bytes, which `kept` describes, are on the disk already.
+    Returns the digest of the file, or an empty text if these bytes have changed.
     """
     beside, digest = path.with_name(path.name + PART), hashlib.sha256()
     with beside.open("r+b" if kept.size else "wb") as stream:

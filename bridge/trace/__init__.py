@@ -34,8 +34,8 @@ LOGS = (
 )
 """Names of the fields of `Debug` that turn on logs."""
 THOROUGH = 20
-"""Number of steps from one thorough comparison of ranks to the next, if the user asked for no
-checks.
+"""Number of steps from one thorough comparison of ranks to the next, if the user gave neither
+`debug` nor `policy`.
 """
 
 
@@ -61,8 +61,8 @@ def attach(
     `target` is a module with or without wrappers, one stage or schedule of torch's pipelining, the
     engine of a stack in `compat`, or a `Source`. A module needs `optimizer`: one of torch's, a
     wrapper around one, or several that step together. `accumulation` is the number of backward
-    passes in each step; without it, the passes of each step are counted. Without `debug`, ranks are
-    compared and nothing is logged; a difference is reported, and the training continues.
+    passes in each step; without it, the passes of each step are counted. Without `debug`, nothing
+    is logged; ranks are compared, a difference is reported, and the training continues.
 
     `filter` selects tensors for the logs, `keep` limits the logs (`bridge.trace.keeping.Keep`),
     `full` logs whole tensors instead of samples, and with `strict` an error of writing stops the
@@ -70,8 +70,8 @@ def attach(
     (`bridge.trace.invariants`) are checked in every step unless `invariants` is false. Their
     findings are in `findings.found` of the returned tracer, are logged, and are written into `run`.
     `on_finding` is a command that is run for each finding, without a shell, with the finding as
-    JSON on stdin. `done` is the number of steps before a run that resumes another one. No hook is
-    installed if `debug` is given and selects nothing. Raises `BridgeError` if `target` cannot be attached.
+    JSON on stdin. `done` is the number of steps before this run, if it resumes one. No hook is
+    installed if `debug` is given but selects nothing. Raises `BridgeError` for any other `target`.
     """
     from bridge.trace.desync import Desync, DesyncCheck, Policy
     from bridge.trace.findings import Findings

@@ -24,8 +24,8 @@ Key = tuple[str, str]
 """Layer and parameter."""
 
 SURE = 2.0
-"""Safety factor on the computed distance between updates: the logs do not show everything that
-changes an update, such as clipping.
+"""Safety factor on the computed distance between updates, because the logs do not show everything
+that changes an update, such as clipping.
 """
 
 
@@ -42,10 +42,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """The parameters that are both in a batch and in `Followed`. In the batch, the parameters have
-    the indices `rows`, and their sampled elements the indices `given`. In `Followed`, the
-    parameters have the indices `numbers`, and their sampled elements the indices `at`. `segments`
-    are the ranges of the parameters in `given` and in `at`.
+    """The parameters that are both in a batch and in `Followed`. `rows` are their indices in the
+    batch, and `given` the indices of their sampled elements there. `numbers` are their indices in
+    `Followed`, and `at` the indices of their sampled elements there. `segments` are the ranges of
+    the parameters in `given` and in `at`.
     """
 
     rows: NDArray[np.int64]

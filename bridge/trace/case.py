@@ -100,8 +100,8 @@ class Case:
 
     @cached_property
     def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
-        """Return this step's tensors in both runs, by name. If the log of only one
-        rank of A differs, the tensors of A are this rank's copies.
+        """Return this step's tensors in both runs, by name. If the log of only one rank of A
+        differs from B, the tensors of A are this rank's copies.
         """
         step = self.first.name.step
         return _entries(self.comparison.first, step, self.rank), _entries(
@@ -110,8 +110,8 @@ class Case:
 
     @property
     def rank(self) -> int | None:
-        """The only rank of A whose log differs in the first tensor that differs; None if the logs
-        of several ranks differ, or of all.
+        """The only rank of A that logged other values than B for the first tensor that differs.
+        None if several or all ranks of A did so.
         """
         return self.first.ranks[0] if len(self.first.ranks) == 1 else None
 

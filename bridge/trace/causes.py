@@ -157,9 +157,9 @@ def _start(case: Case) -> Found | None:
 
 
 def _copy_of(case: Case, line: Line) -> str:
-    """Return a sentence that names a twin of a weight that only one run has: another weight of this
-    run with the same values. The two weights are probably tied in the other run. Return an empty
-    text if there is no twin.
+    """Return a sentence about a weight that only one run has, if another weight of this run has the
+    same values. The sentence names the other weight; the two are probably tied in the other run.
+    Return an empty text if no other weight has the same values.
     """
     side = 0 if line.verdict == "only in A" else 1
     entries, other = (

@@ -29,8 +29,8 @@ FIGURES = ("count", "nans", "infs", "total", "squares", "low", "high")
 _figures = itemgetter(*FIGURES)
 _NONE = (0.0, 0.0, 0.0, 0.0, 0.0, np.inf, -np.inf)
 PATTERNS = 8
-"""Number of patterns that a reader remembers: steps of a run may differ in the tensors that are
-logged.
+"""Number of patterns that a reader remembers. A run may have several, because its steps may differ
+in the tensors that are logged.
 """
 
 

@@ -34,8 +34,8 @@ samples.
 """
 
 RUNNING = ("forward", "backward")
-"""Names of the phases in which layers run, so that their tensors are seen only if hooks can see
-the layer.
+"""Names of the phases in which layers run. A tensor of such a phase is seen only if hooks can see
+its layer.
 """
 
 
@@ -316,9 +316,10 @@ class Comparer:
         scales: Floats,
         ranks: dict[int, tuple[int, ...]],
     ) -> dict[int, Floats]:
-        """Compare the copies that further ranks of A logged with B. Stores in `ranks`, by pair,
-        the ranks of A whose copy differs from B. Returns, by pair, the values of a copy that
-        differs although the first rank's copy equals B.
+        """Compare copies with B. Several ranks of A may have logged copies of one tensor; all but
+        the first of these copies are compared here. Stores in `ranks`, by pair, the ranks of A
+        whose copy differs from B. Returns, by pair, the values of a copy that differs although the
+        first rank's copy equals B.
         """
         odd = half.differing(columns)
         if not odd:
@@ -426,7 +427,7 @@ def _adaptive(run: Run) -> bool:
 
 def _ratios(first: Run, second: Run) -> dict[str, float]:
     """Return, by name, the numbers of ranks along each axis and the numbers of microbatches in
-    both runs: a gradient that is wrong by such a factor was reduced too often or not at all.
+    both runs. If a gradient is wrong by such a factor, it was reduced too often or not at all.
     """
     found: dict[str, float] = {}
     for label, run in (("A", first), ("B", second)):

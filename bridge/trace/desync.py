@@ -77,7 +77,7 @@ class Policy:
     difference, "raise" raises `DesyncError`, and "dump" writes the tensors to `folder` and then
     raises. In steps that are multiples of `thorough`, and in the first two steps, all tensors are
     compared, by digests that detect nearly every change. The other steps compare activations,
-    counters and updated weights, the last of these by quicker digests.
+    counters and, by quicker digests, updated weights.
     """
 
     every: int = 1
@@ -190,7 +190,7 @@ class DesyncCheck:
             )
 
     def _add_config(self, step: int) -> None:
-        """Queue the settings for the comparison: all ranks must have the same settings."""
+        """Queue the settings for the comparison, because all ranks must have the same settings."""
         axes = tuple(self.desync.comm.mesh.sizes)
         for path, value in self.source.settings().items():
             # Settings have any type; a hash of their text is a tensor like the others.
@@ -365,7 +365,7 @@ class Desync:
 
     @cached_property
     def _agreed(self) -> int:
-        """A hash of the policy, which all ranks compare first: with different policies, ranks
+        """A hash of the policy. All ranks compare it first, because ranks with different policies
         would call different collectives.
         """
         return _hash([repr(self.policy)])
@@ -574,7 +574,8 @@ def _adjoin(one: Queued, other: Queued) -> bool:
 
 def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
     """Return one digest (2,) of a sequence of tensors that adjoin in memory. It depends on the
-    payloads of NaNs, unlike `_digest`, which is compared afterwards and decides.
+    payloads of NaNs, so it may differ between ranks although the tensors count as equal. Where it
+    differs, ranks then compare `_digest` of each tensor, which decides whether the tensor differs.
     """
     first = run[0]
     if first.digest is not None or first.tensor is None:

@@ -16,8 +16,8 @@ position; the sums of the rows are then summed in the same way.
 """
 
 WEIGHTS = 1 << 15
-"""Limit of the weights in a row, all of which are smaller: sums of 128 words of 32 bits then stay
-below 2^53, so that fp64 holds them exactly.
+"""All weights in a row are smaller than this number. Weighted sums of 128 words of 32 bits then
+stay below 2^53, so that fp64 holds them exactly.
 """
 
 ROWS = 1 << 11
@@ -35,8 +35,8 @@ def digest(tensor: Tensor) -> Tensor:
     """Return a tensor (2,) int64: a hash of the bits of `tensor`, and the number of its NaNs.
 
     It is on the tensor's device, and the call does not wait for the device. All NaNs count as
-    equal: their payloads differ between kernels and have no meaning. Shape and dtype do not change
-    the hash; compare them separately. `bits` describes which changes the hash detects.
+    equal, because their payloads differ between kernels and have no meaning. Shape and dtype do not
+    change the hash; compare them separately. `bits` describes which changes the hash detects.
     """
     values, nans = _canonical(tensor.detach())
     return torch.stack([bits(values), nans])

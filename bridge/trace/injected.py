@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 SETTINGS = "STAGEBRIDGE_TRACE"
-"""Name of the environment variable that turns the injection on: a JSON object with `run`, `debug`
-and further arguments of `attach`.
+"""Name of the environment variable that turns the injection on. Its value is a JSON object
+with `run`, `debug` and further arguments of `attach`.
 """
 
 ATTACHED = "attached.json"
@@ -114,8 +114,9 @@ class _Watch:
             self.first = weakref.ref(module)
 
     def stepping(self, optimizer: Any, given: Any, named: Any) -> None:
-        """Attach the module in `first` when an optimizer steps: the optimizer probably holds the
-        parameters of another copy of the module.
+        """When an optimizer steps, attach `first`, the module that trained although no known
+        optimizer holds its parameters. This optimizer probably holds the parameters of a copy of
+        the module.
         """
         module = self.first() if self.first is not None else None
         if self.inside or module is None or not any(weight.grad is not None for weight in module.parameters()):

@@ -28,7 +28,9 @@ OVER = "over"
 ATTACHING = 3
 """Ranks wait for each other so many times `PATIENCE` before an injected trace is attached."""
 _made = 0
-"""Number of meetings that this process has made, for keys that no two meetings share."""
+"""Number of meetings made so far. It stands in the names of a meeting's entries in the store, so
+that no two meetings use the same names.
+"""
 
 
 class Meeting:

@@ -61,7 +61,9 @@ class ModuleSource:
         self.replaced = ""
         """The names of two optimizers as text, if one replaced the other in this step; else empty."""
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Optimizers that are not observed: they hold no parameter of the module, or share only some with a known one."""
+        """Optimizers that are not observed, because they hold no parameter of the module, or
+        because they hold some, but not all, parameters of a known optimizer.
+        """
         self._hooks: dict[int, tuple[Any, Any]] = {}
         self._watched: Callable[[int], None] = lambda number: None
         self._open: dict[int, tuple[int, int]] = {}
@@ -327,7 +329,7 @@ class ModuleSource:
     def at_hand(self) -> bool:
         """Whether a rank can read its tensors without communication with other ranks. For
         DTensors, the rank's part must be a box of the whole tensor, and `fully_shard` must have
-        sharded the module: otherwise gradients may still have to be summed.
+        sharded the module, because otherwise gradients may still have to be summed.
         """
         weights = naming.parameters(self.module).values()
         return all(map(in_boxes, weights)) and (
@@ -350,7 +352,7 @@ class ModuleSource:
 
     @cached_property
     def data(self) -> Group:
-        """The group of ranks, with this one, that process different samples."""
+        """The group of ranks that process different samples. This rank is one of them."""
         return self.comm.along(self.axes)
 
     @property
@@ -637,7 +639,7 @@ def _meeting(source: ModuleSource) -> None:
 
 
 _hooked: list[Any] = []
-"""The handle of the hook on the steps of all optimizers, once the first source was made."""
+"""The handle of the hook on the steps of all optimizers. Empty until the first source is made."""
 
 
 def _met(optimizer: Any, given: Any, named: Any) -> None:

@@ -44,11 +44,12 @@ class Stages(nn.Module):
 
 
 class PipelineSource(ModuleSource):
-    """The trace source of the `stages` on this rank, whose microbatches `schedule` decides.
+    """The trace source of the `stages` on this rank; `schedule` decides when they run which
+    microbatch.
 
-    Layers are called as in the stage's module: `torch.distributed.pipelining.pipeline` and most
-    hand-written splits keep the names of the whole model. If two stages have a layer with the same
-    name, all names get a prefix such as `stage1.`.
+    Layers have the names that they have in the stage's module. Those are usually the names in the
+    whole model, which `torch.distributed.pipelining.pipeline` and most hand-written splits keep. If
+    two stages have a layer with the same name, all names get a prefix such as `stage1.`.
     """
 
     def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
@@ -77,8 +78,8 @@ class PipelineSource(ModuleSource):
             self._ignore(stage)
 
     def _ignore(self, stage: Any) -> None:
-        """Have a stage's trial pass ignored: before the first step, a stage runs once on made-up
-        tensors to infer shapes.
+        """Have a stage's trial pass ignored. In this pass, before the first step, a stage runs once
+        on made-up tensors to infer shapes.
         """
         plain = getattr(stage, "_forward_metadata_inference", None)
         if plain is None:
@@ -167,7 +168,7 @@ class PipelineSource(ModuleSource):
 
 
 def mesh_of(stage: Any) -> Comm:
-    """Return the communicator of this rank, whose mesh has the pipeline ranks of the stage's group
+    """Return the communicator of this rank. Its mesh has the pipeline ranks of the stage's group
     and the data ranks. Raises `BridgeError` if the ranks form no grid.
     """
     rank, world = joined() or (0, 1)

@@ -83,8 +83,8 @@ def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor
 
 
 def _room(elements: int, present: int, name: object) -> None:
-    """Raise `SourceError` if a tensor would be far larger than the part of it that was logged:
-    then the log is damaged.
+    """Raise `SourceError` if a tensor would be far larger than the part of it that was logged,
+    because the log is damaged then.
     """
     if elements > MOST_MISSING * max(present, 1):
         raise SourceError(

@@ -45,8 +45,8 @@ SPEED = (
     "decoupled_weight_decay",
     "param_names",
 )
-"""Names of settings of torch's optimizers that are not compared: they do not affect the update, or
-follow from the optimizer's class.
+"""Names of settings of torch's optimizers that are not compared, because they do not affect the
+update, or follow from the optimizer's class.
 """
 SHARED: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer.name", "optimizer"),

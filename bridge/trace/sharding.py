@@ -128,8 +128,8 @@ def local_gradient(weight: nn.Parameter) -> Tensor | None:
 
 
 def in_boxes(tensor: Tensor) -> bool:
-    """Return whether each rank's part of a tensor is a box of the whole tensor, whose position the
-    rank knows without the other ranks.
+    """Return whether each rank's part of a tensor is a box of the whole tensor, at a position that
+    the rank knows without the other ranks.
     """
     return not isinstance(tensor, DTensor) or all(
         type(placement) in (Shard, Replicate) for placement in tensor.placements

@@ -188,8 +188,8 @@ class Invariants:
         self._tell([*self._each("start"), *self._failed(0)])
 
     def _gather(self, step: int, updated: bool) -> None:
-        """Gather the rows of all checks from the data ranks in one collective, and let each check
-        judge its rows.
+        """Gather the rows of all checks from the data ranks in one collective, and collect the
+        findings that each check makes from its rows.
         """
         if not self._alike:
             return

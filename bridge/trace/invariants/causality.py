@@ -120,7 +120,8 @@ class Causal(Check):
 
     def _run(self, tokens: Tensor) -> dict[str, Tensor]:
         """Run the model on `tokens` in evaluation mode, and return the output of each layer.
-        Afterwards the model's modes, buffers and attributes and torch's generators are as before.
+        Afterwards, torch's generators and the modes, buffers and attributes of the model's modules
+        are as before.
         """
         assert self.given is not None
         source, model, found = self.source, self.source.model, dict[str, Tensor]()

@@ -159,8 +159,8 @@ class Ties(Check):
 
 
 def _weights(model: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
-    """Return the weights of all modules of a kind, except those that are computed when they are
-    read, as under `spectral_norm`: reading would change them.
+    """Return the weights of all modules of a kind. Weights that are computed when they are read, as
+    under `spectral_norm`, are left out, because reading would change them.
     """
     found = (part._parameters.get("weight") for part in model.modules() if isinstance(part, kind))
     return [weight for weight in found if weight is not None]

@@ -78,9 +78,9 @@ class Explained(Check):
         return NOTHING
 
     def _owners(self, numbers: Iterable[int]) -> dict[int, tuple[Any, Mapping[str, Any]]]:
-        """Return, by the parameter's id, the optimizer and the parameter group that update a
-        parameter. Optimizers with other rules are left out. `numbers` are the indices of the
-        optimizers.
+        """Return the optimizer and the parameter group that update each parameter, by the
+        parameter's id. `numbers` are the indices of the optimizers to look at. An optimizer counts
+        only if it updates by a rule in `RULES`.
         """
         return {
             id(weight): (optimizer, group)

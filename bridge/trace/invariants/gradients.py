@@ -1,5 +1,5 @@
-"""Invariants of gradients: cleared before backward, present before a step, and averaged over data
-ranks.
+"""Invariants of gradients: they are cleared before backward, present before a step, and averaged
+over data ranks.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Cleared(Check):
         super().__init__(source)
         self.backwards, self.known, self.trained, self.graded = 0, False, False, False
         self.since: dict[int, int] = {}
-        """Number of backward passes since the last step of each optimizer that has stepped, by the
-        optimizer's index.
+        """For each optimizer that has stepped, the number of backward passes since its last step.
+        The key is the optimizer's index.
         """
         self.left: dict[str, nn.Parameter] = {}
         """Parameters, by name, whose gradient was not zero when the first backward pass after a
@@ -386,7 +386,7 @@ def _row(gradient: Tensor | None) -> Tensor:
 
 
 def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the trained parameters, with their names, of which this rank holds at least one
+    """Yield the name and parameter of each trained parameter of which this rank holds at least one
     element.
     """
     for name, weight in naming.parameters(source.module).items():

@@ -71,8 +71,8 @@ class Samples(Check):
 
 
 class Randomness(Check):
-    """Every pass that drops elements begins with another random state, and so does every data
-    rank.
+    """No two passes of a rank that drop elements begin with the same random state, and data ranks
+    begin a step with different random states.
     """
 
     def __init__(self, source: ModuleSource) -> None:

@@ -126,8 +126,8 @@ class Updated(Check):
         gradient. Gradients of other weights are read only if the weight did not change.
         """
         self.now: dict[str, Tensor] = {}
-        """Sampled elements of each weight after the last update, to compare them with the next
-        step.
+        """Sampled elements of each weight after the last update, to compare them with those before
+        the next update.
         """
         self.known: dict[str, int] = {}
         """Number of entries that the optimizer's state had for each parameter after the last

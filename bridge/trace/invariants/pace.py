@@ -28,10 +28,10 @@ than this number of seconds, in this number of consecutive steps.
 class Late(Check):
     """No rank takes much longer than the other ranks in a phase of a step.
 
-    Times are measured on the host's clock, without the time in which a rank waits for others:
-    backward ends with the last gradient that a rank computes itself. If torch shards parameters,
-    ranks also wait for each other in forward and backward. Then only the time before forward and
-    the time after backward are compared.
+    Times are measured on the host's clock, without the time in which a rank waits for others. So
+    backward counts as ended with the last gradient that a rank computes itself. If torch shards
+    parameters, ranks also wait for each other in forward and backward. Then only the time before
+    forward and the time after backward are compared.
     """
 
     def __init__(self, source: ModuleSource) -> None:

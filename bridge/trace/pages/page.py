@@ -235,7 +235,7 @@ def _median(values: Floats) -> float:
 def _places(
     findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]
 ) -> tuple[int, list[tuple[str, int, str]]]:
-    """Return where to mark the first finding that names a layer on the map: the rank, and a list
+    """Return where the map marks the first finding that names a layer: the rank, and a list
     with the layer, step and caption. The list is empty if there is no such finding.
     """
     for told in findings:
