@@ -348,8 +348,8 @@ class Executor:
 
     def _reduce_due(self, stage: int) -> None:
         """Reduce the flats that `residency.reductions` lists for this writing of gradients of
-        `stage`. After the last writing in a step this method reduces nothing, because the program
-        has an action of its own for the last reduction of a stage.
+        `stage`. After the last writing of a stage in a step this method reduces nothing, because
+        the program has an action of its own for the last reduction of the stage.
         """
         writer, self._written = self._written, self._written + 1
         if self._final[self.local[stage]] != writer:

@@ -40,9 +40,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as a list of layers. The first `leading` and the last `trailing` layers are no
-    blocks, but such as an embedding or a head. If `called` is true, the first layer takes all
-    arguments of the model as `Arguments`. `received(tensors, given)` makes the input of a layer
+    """A model as a list of layers. The first `leading` layers (such as an embedding) and the last
+    `trailing` layers (such as a head) are not blocks. If `called` is true, the first layer takes
+    all arguments of the model as `Arguments`. `received(tensors, given)` makes the input of a layer
     from tensors of another rank and from the model's arguments, and returns this input.
     """
 

@@ -310,7 +310,7 @@ class Engine:
 
     def divide_early(self) -> None:
         """Divide losses by the number of microbatches before backward, instead of dividing
-        gradients after it. Needed if hooks of the user read gradients during backward.
+        gradients after it. This is needed if hooks of the user read gradients during backward.
         """
         self._share = 1 / self.accumulation
 
