@@ -321,9 +321,9 @@ def _copies(engine: Engine) -> list[int]:
 
 
 def _saved_copy(engine: Engine, state: State, name: str) -> str:
-    """Return the name under which this rank reads a buffer from the checkpoint. The rank reads
-    its own copy if the checkpoint has this copy, and the same numbers of data and tensor ranks as
-    this run. Otherwise it reads the first copy.
+    """Return the name under which this rank reads a buffer from the checkpoint. The rank reads its
+    own copy if the checkpoint has this copy and was saved with as many data ranks and tensor ranks
+    as this run has. Otherwise it reads the first copy.
     """
     own = f"{BUFFERS}/{_copy(engine)}/{name}"
     alike = state.copies == (engine.data.size, engine.tensor.size)

@@ -50,9 +50,9 @@ class Feed:
     `inputs(microbatch)` returns the input of the first stage. `output(microbatch, value)` receives
     the output of the last stage, twice if the stage is recomputed. `root(microbatch)` returns the
     tensor from which backward starts. `draw(microbatch)` returns the seeds for random numbers.
-    `received(microbatch, tensors)` returns the input of a stage that is made of tensors from
-    another rank. `turn` is the number of the current forward pass, and `reached(turn)` returns
-    whether backward has reached that pass.
+    `received(microbatch, tensors)` makes the input of a stage from tensors of another rank, and
+    returns this input. `turn` is the number of the current forward pass, and `reached(turn)`
+    returns whether backward has reached that pass.
     """
 
     inputs: Callable[[int], Any]
@@ -348,7 +348,8 @@ class Executor:
 
     def _reduce_due(self, stage: int) -> None:
         """Reduce the flats that `residency.reductions` lists for this writing of gradients of
-        `stage`. After the last writing in a step, the action that reduces the stage does this.
+        `stage`. After the last writing of a stage in a step this method reduces nothing, because
+        the program has an action of its own for the last reduction of the stage.
         """
         writer, self._written = self._written, self._written + 1
         if self._final[self.local[stage]] != writer:

@@ -103,8 +103,8 @@ class _Experts:
 
 
 class _Enter(torch.autograd.Function):
-    """The input of a stack of experts. Forward passes on activations that are equal on all ranks.
-    Backward returns the sum of all ranks' gradients.
+    """The input of a stack of experts. Forward hands the activations on unchanged. They are equal
+    on all ranks. Backward returns the sum of all ranks' gradients.
     """
 
     @staticmethod

@@ -258,5 +258,5 @@ _SILENT: Mapping[tuple[str, ...], tuple[Callable[[Mapping[str, Any]], bool], str
 }
 """Plan fields that have an effect only with certain values of other fields. Each has a function
 that says whether there is an effect, and the reason if there is none. A field that is off or unset
-is not looked up here.
+has no effect anyway, and is not looked up here.
 """

@@ -25,11 +25,11 @@ class Gradients:
     The first gradient of a parameter is copied into its place and later ones are added, so that
     nothing has to be zeroed. A shared buffer passes to the next stage when its reduction has ended.
     If data ranks exchange gradients in another format than they accumulate in, a rounded copy is
-    sent; a single rank rounds too. In fp16, each rank adds only `share` of its gradients to the
-    sum, so that the sum overflows only if the mean does. `holders` are the groups of pipeline ranks
-    that hold the same parameters and sum their gradients. Shared buffers, and the slices of flats
-    that use them, have memory only from backward to the end of the step, because activations take
-    the most memory when backward begins.
+    sent. A single data rank sends nothing, but rounds its gradients in the same way. In fp16, each
+    rank adds only `share` of its gradients to the sum, so that the sum overflows only if the mean
+    does. `holders` are the groups of pipeline ranks that hold the same parameters and sum their
+    gradients. Shared buffers, and the slices of flats that use them, have memory only from backward
+    to the end of the step, because activations take the most memory when backward begins.
     """
 
     def __init__(

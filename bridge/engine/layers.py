@@ -25,7 +25,7 @@ class Arguments(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer of a model. `run` takes the output of the layer before. `parts` names the modules
-    of the layer, if there is more than the module with the layer's name.
+    of the layer. If it is empty, the only module is the one with the layer's name.
     """
 
     name: str
@@ -40,10 +40,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as a list of layers. Partition rules do not divide the first `leading` and the last
-    `trailing` layers. If `called` is true, the first layer takes all arguments of the model as
-    `Arguments`. `received(tensors, given)` returns the input of a layer, made of tensors from
-    another rank and of the model's arguments.
+    """A model as a list of layers. The first `leading` layers (such as an embedding) and the last
+    `trailing` layers (such as a head) are not blocks. If `called` is true, the first layer takes
+    all arguments of the model as `Arguments`. `received(tensors, given)` makes the input of a layer
+    from tensors of another rank and from the model's arguments, and returns this input.
     """
 
     layers: tuple[Layer, ...]
@@ -62,7 +62,8 @@ def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
 
 def chain_of(model: nn.Module) -> Chain:
     """Return the children of an `nn.Sequential` as layers. Its attributes `leading` and `trailing`,
-    if there are any, say how many layers no rule divides. Any other module becomes one layer.
+    if there are any, say how many layers stand before the blocks and after them. Any other module
+    becomes one layer.
     """
     if isinstance(model, nn.Sequential):
         layers = tuple(Layer(name, module, module) for name, module in model.named_children())
@@ -98,8 +99,8 @@ def parameter_facts(
     marks: Mapping[int, Mark],
 ) -> list[Parameter]:
     """Return every parameter with its shape, its format, the stages that use it, and its split over
-    tensor ranks. A key of `marks` is the identity of a parameter. Raises `ConfigError` for a
-    parameter outside all layers.
+    tensor ranks. `marks` says how parameters are split, by their identity (`id`). Raises
+    `ConfigError` for a parameter outside all layers.
     """
     users = _users(layers, stages)
     strays = [name for name, weight in parameters.items() if id(weight) not in users]
@@ -143,8 +144,8 @@ def weights_of(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def _users(layers: Sequence[Layer], stages: Sequence[range]) -> dict[int, tuple[int, ...]]:
-    """Return the stages that use each parameter, in order. A key is the identity of the parameter,
-    which is the same for both names of a tied weight.
+    """Return a table from the identity (`id`) of each parameter to the stages that use the
+    parameter, in order. Both names of a tied weight have the same identity.
     """
     found: dict[int, list[int]] = {}
     for stage, members in enumerate(stages):

@@ -1,5 +1,5 @@
 """Plain training loops of torch: call the model, let torch's wrapper reduce gradients, clip the
-gradients by one norm, and step torch's optimizer.
+gradients by one norm, and update the weights with torch's optimizer.
 """
 
 from __future__ import annotations

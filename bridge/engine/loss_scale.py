@@ -95,7 +95,8 @@ class LossScaler:
     @property
     def share(self) -> float:
         """Return the factor by which the gradients of a good step are multiplied before the update.
-        It is 0.5 for a step that doubles the scale if there is a `lead`, and else 1.
+        If there is a `lead`, it is 0.5 for a step that doubles the scale. In all other cases it is
+        1.
 
         This is what DeepSpeed does: `step` calls `_update_scale` before `unscale_and_clip_grads`.
         In a step that doubles the scale, the loss is multiplied by the old scale, and the gradients

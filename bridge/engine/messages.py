@@ -106,10 +106,10 @@ class Messages:
         self._open(rows)
 
     def _open(self, rows: Sequence[Row]) -> None:
-        """Open the links between ranks that `rows` use, in the same order on all ranks. Links must
-        not wait for the first message: in interleaved schedules, the first rank sends a gradient to
-        the last rank before that rank is ready to receive it, and ranks could wait for each other
-        in a circle.
+        """Open the links between ranks that `rows` use, in the same order on all ranks. They are
+        opened before the first message, because opening a link takes both ranks. In interleaved
+        schedules, the first rank sends a gradient to the last rank before the last rank is ready to
+        receive it. Ranks that opened links only then could wait for each other in a circle.
         """
         ways = (
             (rank, self.homes[action.stage])

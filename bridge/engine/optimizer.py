@@ -199,8 +199,9 @@ class ShardOptimizer:
         return (tensor for state in self._state for tensor in state.values())
 
     def _torch_groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups for torch's optimizer. A parameter of torch is here a range of a
-        slice. `number` is the index of the engine's own group, or None for ranges without a group.
+        """Return parameter groups for torch's optimizer. What torch's optimizer takes as a
+        parameter is here a range of a slice. `number` is the index of the engine's own group, or
+        None for ranges without a group.
         """
         found: dict[int | None, list[nn.Parameter]] = {}
         for run, parameter in zip(self.runs, self.parameters, strict=True):

@@ -27,8 +27,8 @@ OTHERS = (MASK, POSITIONS, "token_type_ids")
 """Names of other arguments of a model that have one value for each token."""
 LABELS, TARGETS, SECOND = "labels", "targets", "1"
 """Names that labels and targets may have in a batch. A label is at the position of its own token,
-as models of Hugging Face expect. A target is at the position of the token before. "1" is the second
-element of a tuple, which may be labels or targets.
+as models of Hugging Face expect. A target is one position earlier, at the token before its own. "1"
+is the second element of a tuple, which may be labels or targets.
 """
 
 
@@ -159,8 +159,8 @@ def _targets(
 
 def _beside(labels: Tensor, tokens: Tensor) -> bool:
     """Return whether labels are at the positions of their own tokens, rather than one position
-    before. The more frequent case decides: a label equals the token at its position, or the token
-    after.
+    earlier. This is so if more labels are equal to the token at their own position than to the
+    token after it.
     """
     counted = labels != IGNORED
     own = (labels == tokens) & counted

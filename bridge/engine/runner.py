@@ -310,7 +310,7 @@ class Engine:
 
     def divide_early(self) -> None:
         """Divide losses by the number of microbatches before backward, instead of dividing
-        gradients after it. Needed if hooks of the user read gradients during backward.
+        gradients after it. This is needed if hooks of the user read gradients during backward.
         """
         self._share = 1 / self.accumulation
 
@@ -489,9 +489,9 @@ class Engine:
         )
 
     def _next(self, source: Iterator[Any]) -> Arguments:
-        """Return the next microbatch of `source`. If there is none, return the last one again.
-        Other ranks wait for this rank in the collectives of the step, so only at the end of the
-        step do all ranks leave it.
+        """Return the next microbatch of `source`. If there is none, return the last one again,
+        because other ranks wait for this rank in the collectives of the step. All ranks then stop
+        together at the end of the step.
         """
         try:
             self._last = _given(next(source))
@@ -559,8 +559,9 @@ class Engine:
         return self._fed[microbatch]
 
     def _drop(self, ended: float) -> None:
-        """End the step on all ranks without an update, because some ranks have no data. Each rank
-        without data has added its rank and the number of all ranks to `ended`.
+        """End the step on all ranks without an update, because some ranks have no data. `ended` is
+        a sum over the ranks without data: each of them adds its own rank number plus the number of
+        all ranks.
         """
         world, short, step = self.comm.world.size, self._short, self.started
         self._clear()
@@ -972,8 +973,8 @@ def _own_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
 
 
 def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
-    """Return `batches`. Raises an error if they are a list that is longer than a step: the rest of
-    the list would be lost, because the next call would begin with the first batches again.
+    """Return `batches`. Raises an error if they are a list that is longer than a step. The rest of
+    such a list would be lost, because the next call would begin with the first batches again.
     """
     if isinstance(batches, Sized) and len(batches) > number:
         raise BridgeError(

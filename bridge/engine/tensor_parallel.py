@@ -115,7 +115,7 @@ class Split:
 
 
 class _Wait(torch.autograd.Function):
-    """Forward passes on the activations to split layers. Backward waits for the sum that `_Enter`
+    """Forward hands the activations on to split layers. Backward waits for the sum that `_Enter`
     has started.
     """
 
@@ -131,8 +131,8 @@ class _Wait(torch.autograd.Function):
 
 
 class _Enter(torch.autograd.Function):
-    """Forward passes on the input `whole`, which is equal on all ranks, to split layers. Backward
-    starts the sum of the ranks' gradients.
+    """Forward hands the input `whole` on to split layers. This input is equal on all ranks.
+    Backward starts the sum of the ranks' gradients.
     """
 
     @staticmethod
@@ -314,10 +314,10 @@ class Entrance:
     """The common input of several split layers, which is gathered once for all of them, and whose
     gradient is summed once.
 
-    If several nodes of autograd are ready, backward runs the one that was created last. So forward
-    creates the nodes in the reverse of this order: gradients of inputs, start of their sum over
-    tensor ranks, gradients of weights, wait for the sum. The sum thus overlaps with the gradients
-    of weights.
+    Backward computes in this order: gradients of inputs, start of their sum over tensor ranks,
+    gradients of weights, wait for the sum. The sum thus overlaps with the gradients of weights. If
+    several nodes of autograd are ready, backward runs the one that was created last. So forward
+    creates the nodes in the reverse order.
     """
 
     def __init__(self, split: Split) -> None:
@@ -556,14 +556,14 @@ class Mark:
 
 class Conversion:
     """Splits a model in place over tensor ranks, by the names in a tensor plan. `marks` says how
-    each parameter was changed; a key is the identity of the new parameter.
+    each parameter was changed, by the identity (`id`) of the new parameter.
     """
 
     def __init__(self, model: nn.Module, plan: TensorPlan, split: Split) -> None:
         self.model, self.plan, self.split = model, plan, split
         self.alone = split if plan.tokens is None else replace(split, sequence=False)
-        """How layers outside of `Tokens.regions` exchange activations. If hooks split the model's
-        stream by tokens, these layers get whole sequences all the same.
+        """How layers outside of `Tokens.regions` exchange activations. Even if hooks split the
+        model's stream by tokens, these layers get whole sequences.
         """
         self.marks: dict[int, Mark] = {}
         self.sites: list[Site] = []

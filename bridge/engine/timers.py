@@ -21,8 +21,8 @@ PARTS = {
     Kind.WEIGHT: "backward",
     Kind.REDUCE: "reduce",
 }
-"""For kinds of actions, the name of the part of a step. All other actions are messages between
-pipeline ranks.
+"""A table from the kind of an action to the part of a step in which its time is counted. Actions of
+all other kinds are messages between pipeline ranks.
 """
 MESSAGES, UPDATE, REST = "messages", "update", "rest"
 

@@ -77,7 +77,8 @@ class EngineSource:
 
     def now(self) -> Now:
         """Return where the run is: the step and the microbatch. The number of microbatches in a
-        step is given only if the plan sets their size, because they are equal then.
+        step is given only if the plan sets the size of a microbatch, because only then are all
+        microbatches equally large.
         """
         engine = self.engine
         equal = engine.plan.batch.micro is not None
@@ -264,9 +265,9 @@ class EngineSource:
 
     @cached_property
     def _owned(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
-        """The parts of parameters in this rank's slice of each flat: layer, name in the layer,
-        offset in the slice, and placement in the whole parameter. A key is the name of the first
-        parameter in the flat.
+        """A table from each flat, named by its first parameter, to the parts of parameters in this
+        rank's slice of the flat. A part has the layer, the name in the layer, the offset in the
+        slice, and the placement in the whole parameter.
         """
         return {
             flat.slots[0].parameter.name: list(self._pieces(flat))

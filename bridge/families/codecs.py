@@ -88,8 +88,8 @@ def near(value: float) -> float:
 
 
 def undone(forward: Callable[[float], float], guess: float, wanted: float) -> float:
-    """Return the number near `guess` with the fewest digits that `forward` maps exactly to
-    `wanted`. Return `guess` if there is no such number.
+    """Of the numbers near `guess` that `forward` maps exactly to `wanted`, return the one with the
+    fewest digits. Return `guess` if there is no such number.
     """
     # Above 2**53 every float is a whole number already.
     tries = [float(round(guess)), near(guess), guess] if guess < 2**53 else [near(guess), guess]
@@ -117,7 +117,7 @@ def _heads(value: Any, source: Source, model: Group) -> Any:
 
 def head_size(model: Group) -> int | None:
     """Return the default width of a head: hidden size / heads, rounded down. Return None if one of
-    the two is not known, or if the hidden size is the smaller one.
+    the two is not known, or if the hidden size is smaller than the number of heads.
     """
     hidden, heads = model.get("hidden"), model.get("heads")
     return hidden // heads if hidden and heads and hidden >= heads else None

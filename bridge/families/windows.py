@@ -21,8 +21,8 @@ KEYS = (WINDOW, SWITCH, LATE, KINDS, PERIOD, STILL, EVERY)
 PATHS = ("attention.window", "attention.windowed", "rotary.layers")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LISTED = ("even", "late", "early", "period", "still")
-"""Values of `rule` in rows of `families.json` whose families also read the key `layer_types`, since
-transformers 4.53. If a config has this key, `rule` is not used.
+"""Values of `rule` in rows of `families.json`. A family with one of these values also reads the key
+`layer_types`, since transformers 4.53. If a config has this key, `rule` is not used.
 """
 
 Pattern = tuple[bool, ...]

@@ -115,8 +115,8 @@ class Experts:
 class Architecture:
     """Shape of a GPT, with sizes as in a plan's model section. `vocab` is 0 if the vocabulary size
     is not known. The table of learned positions has `positions` rows, or `sequence` rows if
-    `positions` is None. Where `qkv_bias`, `output_bias` or `mlp_bias` is None, `bias` holds. Where
-    `norm_bias` is None, LayerNorm has a bias and RMSNorm has none.
+    `positions` is None. Where `qkv_bias`, `output_bias` or `mlp_bias` is None, `bias` decides.
+    Where `norm_bias` is None, LayerNorm has a bias and RMSNorm has none.
     """
 
     layers: int = 4
@@ -539,9 +539,9 @@ _CUT: Mapping[tuple[str | None, int], int] = {
     ("column", 1): 0,
     ("row", 2): 1,
 }
-"""The dimension along which tensor ranks split a parameter. A key is the role of the module, and
-the number of dimensions of the parameter (2 for a weight, 1 for a bias). A parameter without a key
-is not split.
+"""A table from the role of a module and the number of dimensions of a parameter (2 for a weight, 1
+for a bias) to the dimension along which tensor ranks split the parameter. A parameter that is not
+in the table is not split.
 """
 
 

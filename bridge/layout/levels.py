@@ -17,8 +17,9 @@ def dearer(plan: Plan, layout: Layout, parameters: Sequence[Parameter]) -> Findi
     level of `layout`, the plan's layout.
 
     Level 2 stores slices of all gradients, and level 3 also stores slices of all weights. Beside
-    the slices, each kind has two whole buffers, each as large as the largest stage. With few
-    stages, slices and buffers together can take more memory than whole copies of all stages.
+    the slices of gradients there are two whole buffers, each as large as the largest stage. Beside
+    the slices of weights there are two more. With few stages, slices and buffers together can take
+    more memory than whole copies of all stages.
     """
     kept: dict[int, int] = {}
     for level in range(1, layout.level):

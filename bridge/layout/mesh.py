@@ -15,7 +15,9 @@ from bridge.errors import ConfigError, nearest
 from bridge.plan import Parallel
 
 AXES = ("tensor", "context", "data", "pipeline")
-"""The axes in the default order. Neighbouring rank numbers differ along the first axis."""
+"""The axes in the default order. Ranks with consecutive numbers are neighbours along the first
+axis.
+"""
 
 _SHORT = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline", "ep": "expert"}
 
@@ -33,8 +35,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks 0 to `world - 1` as points of a grid. `sizes` has the size of each axis, and
-    neighbouring rank numbers differ along the first axis.
+    """The ranks 0 to `world - 1` as points of a grid. `sizes` has the size of each axis. Ranks with
+    consecutive numbers are neighbours along the first axis.
     """
 
     sizes: Mapping[str, int]

@@ -49,7 +49,8 @@ class Outline:
     A schedule repeats after some number of microbatches, its period. A long step is not simulated
     as a whole: `pipeline` simulates a step of a few periods, and `more` has a second pipeline with
     one period more. The traffic that this period adds is counted once for each of the `periods`
-    that `pipeline` leaves out. `notes` say why a schedule is not the plan's schedule.
+    that `pipeline` leaves out. `notes` say why a simulated schedule differs from the plan's
+    schedule.
     """
 
     plan: Plan

@@ -73,8 +73,8 @@ def ranks_of(plan: Plan) -> int:
 
 def name_of(plan: Plan) -> str:
     """Return the name of the plan's schedule. If the plan names none, the schedule follows from
-    `schedule.virtual` and `schedule.breadth_first`. One pipeline rank always runs depth first or
-    breadth first.
+    `schedule.virtual` and `schedule.breadth_first`. A run with one pipeline rank is always depth
+    first or breadth first.
     """
     schedule, wide = plan.schedule, (plan.schedule.breadth_first or 1) > 1
     if ranks_of(plan) == 1:

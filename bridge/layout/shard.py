@@ -216,10 +216,10 @@ class Flat:
     """One flat: parameters of one stage that have the same format and are all trainable or all
     frozen.
 
-    The flat is cut into `shards` slices, and each data rank owns one of them; with 1, every rank
-    owns the whole flat. `weight_home` and `grad_home` identify the buffers in which the weights and
-    the gradients are whole. `weight_shared` and `grad_shared` are true if other flats use the same
-    buffer in turn.
+    The flat is cut into `shards` slices, and each data rank owns one of them. If `shards` is 1,
+    every rank owns the whole flat. `weight_home` and `grad_home` identify the buffers in which the
+    weights and the gradients are whole. `weight_shared` and `grad_shared` are true if other flats
+    use the same buffer in turn.
     """
 
     stage: int

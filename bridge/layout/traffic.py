@@ -216,8 +216,9 @@ def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
 
 
 def replica_traffic(layout: Layout, index: int) -> dict[str, Traffic]:
-    """Return the sum of partial gradients over tensor ranks, the only collective whose size differs
-    between data ranks. Data rank `index` sums only the slices that it owns.
+    """Return the traffic of the collective that sums partial gradients over tensor ranks. It is the
+    only collective whose size differs between data ranks, because data rank `index` sums only the
+    slices that it owns.
     """
     sizes: Counter[str] = Counter()
     for flat in layout.flats:
@@ -280,6 +281,6 @@ _CALLS: Mapping[tuple[str, bool], tuple[Calls, Calls]] = {
     ("logits", False): (((LARGEST, 1), (LOGITS, 2)), ()),
     ("logits", True): (((LARGEST, 1), (LOGITS, 2)), ()),
 }
-"""Collectives in forward and collectives in backward. A key is the kind of the site, and whether
-sequence parallelism is on.
+"""A table from the kind of a site, and whether sequence parallelism is on, to two values: the
+collectives at this site in forward, and those in backward.
 """

@@ -75,8 +75,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Cure:
-    """A changed config for which two runs agree: the config on its own stack, and the config's plan
-    on the reference engine. `words` names the changes by the stack's own settings.
+    """A changed config whose run on its own stack agrees with the run of its plan on the reference
+    engine. `words` names the changes by the stack's own settings.
     """
 
     words: str
@@ -105,8 +105,8 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
     """Yield, for each row of `TRIALS`, the first change after which the stack gives the numbers of
     the plan.
 
-    If no row has such a change, yield one set of changes that succeeds together and of which none
-    can be left out.
+    If no row has such a change, yield one set of changes after which the stack gives these numbers.
+    None of the changes in the set can be left out.
     """
     given, healed = suspect.config.given, False
     for forms in _trials(suspect.config, suspect.backend, bench.world):
@@ -122,8 +122,8 @@ def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[
 
 
 def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | None:
-    """Return the config with a set of changes that together remove the difference, and of which
-    none can be left out. Return None if not even all changes together remove it.
+    """Return the config with a set of changes that together remove the difference. None of the
+    changes in the set can be left out. Return None if not even all changes together remove it.
     """
     # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
@@ -157,8 +157,8 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
 
 def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
     """Return the names of settings that are not carried into the plan, if they cause the
-    difference. To find out, the plan is written as a config again. The lost settings are the cause
-    if the stack trains with the numbers `wanted` on this config.
+    difference. To find out, the plan is written as a config again, and the stack trains with this
+    second config. The lost settings are the cause if this run gives the numbers `wanted`.
     """
     config, backend = suspect.config, suspect.backend
     try:
@@ -198,7 +198,7 @@ def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) 
 
 def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
     """Yield, for each row of `TRIALS` and each optional setting of the engine, the changed configs
-    to try. Configs that the stack refuses and changes without effect are left out.
+    to try. Changes that have no effect are left out, and so are configs that the stack refuses.
     """
     for forms in TRIALS:
         yield list(

@@ -1,5 +1,5 @@
-"""Judges a config and its translation: trains with each on every engine that can run it, and
-compares the numbers with those of one reference run.
+"""Trains with a config and with its translation on every engine that can run them, and compares the
+numbers with those of one reference run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Report:
     """The results of all runs, with their conditions. `changes` has the plan fields that were
     changed to make the runs small, with the values before and after. `rounding` is the distance
     that counts as rounding. `hidden` are findings of `convert` that concern numbers but had no
-    effect in these few steps. `nearest` says why the script of `convert --script` was not judged.
+    effect in these few steps. `nearest` says why there was no script of `convert --script` to run.
     """
 
     rows: tuple[Row, ...]
@@ -221,10 +221,10 @@ Note = Callable[[str], object]
 def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
     """Return the approximate number of runs, for the display of progress.
 
-    The source's plan runs on the reference engine, there a second time in a wider format, and on
-    other engines. The target's plan runs on the reference engine, there a second time in fp64. The
-    source and the target run on their own stacks, and a second time in fp32 if the plan computes in
-    a narrower format.
+    The source's plan runs on the reference engine twice, the second time in a wider format. It also
+    runs on other engines. The target's plan runs on the reference engine twice, the second time in
+    fp64. The source and the target run on their own stacks, and a second time in fp32 if the plan
+    computes in a narrower format.
     """
     installed = sum(backend.release is not None for backend in backends)
     narrow = (pair.plans["source"].precision.compute or "fp32") not in ("fp32", "fp64")
@@ -337,11 +337,12 @@ class Court:
 
     @cached_property
     def finer(self) -> Court | None:
-        """Judges the same configs in fp32, because rounding in a narrower format may hide a
-        difference. None if the plans already compute in fp32 or fp64, or if a stack refuses fp32.
+        """A court that compares the same configs in fp32, because rounding in a narrower format may
+        hide a difference. None if the plans already compute in fp32 or fp64, or if a stack refuses
+        fp32.
 
-        Comparing plans is not enough: if stagebridge reads and writes a flag with the same mistake,
-        the two plans are equal although the stacks differ.
+        Comparing plans is not enough, because stagebridge may read and write a flag with the same
+        mistake. Then the two plans are equal although the stacks differ.
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None

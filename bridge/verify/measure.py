@@ -153,13 +153,14 @@ class Distance:
     """How far a run is from another run.
 
     `loss` and `norm` are the largest relative differences between losses and between gradient norms
-    of a step. `update` is the relative difference between the changes of all weights. `share` is how
-    far the run went in the direction of the other run's changes; 1 means just as far. `tensor` names
-    the tensor with the largest relative difference, and `worst` is this difference. `scale` is a
-    text on the first step with another loss scale, or empty. In a distance that measures rounding,
-    `floor` is a factor for `LOSS` and `UPDATE`, the differences that are always allowed. `noise`
-    names tensors that change only by rounding: their exact gradients are zero, as for biases of
-    keys, and Adam turns rounding errors into full steps.
+    of a step. `update` is the relative difference between the changes of all weights. `share` is
+    the length of this run's change of all weights, measured along the other run's change and
+    divided by the length of the latter. `tensor` names the tensor with the largest relative
+    difference, and `worst` is this difference. `scale` is a text on the first step with another
+    loss scale, or empty. In a distance that measures rounding, `floor` is a factor for `LOSS` and
+    `UPDATE`, the differences that are always allowed. `noise` names tensors that change only by
+    rounding, such as biases of keys. Their exact gradients are zero, but Adam turns rounding errors
+    into full updates.
     """
 
     loss: float
@@ -208,8 +209,8 @@ class Distance:
 
 
 MARGIN = 4.0
-"""A distance counts as rounding up to the measured rounding times this factor, because both runs
-round, and they may sum in different orders.
+"""A distance counts as rounding if it is at most this factor times the measured rounding. The
+factor is above 1, because both runs round, and they may sum in different orders.
 """
 LOSS, UPDATE = 1e-6, 1e-4
 """Relative differences of losses and of updates that always count as rounding: about the last

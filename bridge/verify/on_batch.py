@@ -1,4 +1,4 @@
-"""Judges two configs on a user's own model and batch.
+"""Compares two configs on a user's own model and batch.
 
 Each config runs on its own engine, and the numbers are compared with those of the first config's
 plan on the native engine.
@@ -187,8 +187,8 @@ same model.
 
 
 def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:
-    """Return the result `row`. If the run differs or did not run, and the config describes another
-    model than the user's folder, the cause says so.
+    """Return the result `row`. If the numbers differ or the config did not run, and the config
+    describes another model than the user's folder, the result's cause says so.
     """
     if not row.written or row.verdict not in ("differs", "not run"):
         return row

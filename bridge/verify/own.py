@@ -21,7 +21,8 @@ from bridge.verify.size import Size, changes, changes_like, made
 SIDES: tuple[Side, Side] = ("source", "target")
 ASKED = ("model.", "parallel.", "stages.", "schedule.", "recompute.", "debug.", "batch.")
 """Prefixes of plan fields that are removed from a config's plan before it runs on the native
-engine. There the model is the user's, all ranks are data ranks, and the batch is made small.
+engine. On that engine, the model is the user's, all ranks are data ranks, and the batch is made
+small.
 """
 
 

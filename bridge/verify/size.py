@@ -72,8 +72,8 @@ class Size:
         )
 
     def like(self, plan: Plan, other: Plan) -> Size:
-        """Return the size for the plan `other`, if this is the size for `plan`. The batch of
-        `other` is larger or smaller by the same ratio as in the original plans.
+        """Return the size for the plan `other`, where this object is the size for `plan`. The batch
+        of `other` is larger or smaller by the same ratio as in the original plans.
         """
         tensor = self.tensor if other.parallel.tensor != 1 else 1
         pipeline = self.pipeline if other.parallel.pipeline != 1 else 1
@@ -158,8 +158,9 @@ def changes(plan: Plan, size: Size) -> dict[str, Any]:
 
 
 PLAIN_CHOICE: Mapping[str, Any] = {"model.moe.balance": "none", "model.moe.normalised": False}
-"""Plan fields that replace Sinkhorn's iteration for choosing experts. The iteration looks at all
-tokens of a microbatch, so its choice would depend on the size of the microbatch.
+"""Plan fields with values that turn off Sinkhorn's iteration for choosing experts. The iteration
+looks at all tokens of a microbatch, so the choice of experts would depend on the size of the
+microbatch.
 """
 
 
@@ -365,7 +366,7 @@ NO_NUMBERS = ("zero.replicas", "zero.offload.", "recompute.", "stages.", "schedu
 
 def is_taken(path: str, before: Any, after: Any) -> bool:
     """Return whether the change of a plan field from `before` to `after` turns off a feature that
-    numbers may depend on, rather than making a number smaller.
+    the results of training may depend on. A change that only makes a size smaller does not.
     """
     if after == before or path.startswith(NO_NUMBERS):
         return False

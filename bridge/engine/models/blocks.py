@@ -40,9 +40,9 @@ class Step(NamedTuple):
 @dataclass(frozen=True)
 class Output:
     """The structure of a call's output. `form` is the nesting, and `leaves` the values in it, with
-    None in place of each tensor. The keys of `values` and `alike` are positions of tensors in
-    `leaves`. `values` has the number of each tensor that a later layer uses. `alike` has the
-    position of an argument with the same shape as the tensor.
+    None in place of each tensor. `values` is a table from the position of a tensor in `leaves` to
+    the tensor's number, for tensors that a later layer uses. `alike` is a table from the position
+    of a tensor in `leaves` to the position of an argument with the same shape.
     """
 
     form: Any
@@ -131,7 +131,7 @@ class Cut:
 
     @cached_property
     def rows(self) -> Mapping[int, range]:
-        """For the index of each segment, the indices of the blocks that follow it."""
+        """A table from the index of each segment to the indices of the blocks that follow it."""
         ends = [place for place, one in enumerate(self.layers) if isinstance(one, Segment)]
         return {
             place: range(place + 1, end)
@@ -248,8 +248,8 @@ class Part(nn.Module):
 
 @dataclass
 class _Pass:
-    """A forward pass of the model that ends with the row of blocks after the segment at `place`, or
-    with the model if there is no such row.
+    """A forward pass of the model that ends with the row of blocks after the segment at `place`. If
+    no row follows the segment, the whole model runs.
 
     `values` has the tensors of earlier layers, by number; the segment adds its own. `real` is false
     if substitutes replace the modules of the segment too. `calls` are the calls of the blocks in

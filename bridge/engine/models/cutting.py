@@ -146,8 +146,8 @@ def ran(
 def trials(
     model: nn.Module, sample: Arguments | None, *named: Mapping[str, Tensor]
 ) -> list[Arguments]:
-    """Return the arguments on which to try the model: the `named` arguments, then the sample. The
-    sample comes first if it has inputs other than tokens, such as images.
+    """Return the arguments on which to try the model, in order: the `named` arguments, then the
+    sample. If the sample has inputs other than tokens, such as images, it comes first instead.
     """
     if sample is None:
         return [Arguments((), dict(each)) for each in named]

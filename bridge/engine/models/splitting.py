@@ -2,9 +2,9 @@
 that its logits stay the same.
 
 A module is split if the model's plan names all of the module's weights, each with a style that the
-engine supports. Layers that take and return whole features are split one by one, and so are stacks
-of experts, of which each rank holds some. Every rank holds all other modules whole, among them
-embeddings and tied heads.
+engine supports. Layers that take and return whole features are split one by one. Stacks of experts
+are split one by one too, and each rank then holds some experts of each stack. Every rank holds all
+other modules whole, among them embeddings and tied heads.
 """
 
 from __future__ import annotations

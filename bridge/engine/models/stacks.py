@@ -19,8 +19,8 @@ from bridge.engine.models.cutting import still, tokens, uncached
 from bridge.layout.tensor import Stack, cut
 
 CLOSE = 1e-4
-"""The largest difference between the output of a stack and the sum of the outputs of its parts that
-counts as rounding, as a share of the largest element.
+"""The largest difference that counts as rounding, as a share of the largest element. It is the
+difference between the output of a stack and the sum of the outputs of its parts.
 """
 TRIES = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
 """Exceptions that show that a stack cannot run in parts."""

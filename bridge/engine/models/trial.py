@@ -172,8 +172,8 @@ def ancestors(name: str) -> list[str]:
 
 
 def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the modules with weights that contain none of the lists `rows` and are in
-    none of them. A module within another such module is left out.
+    """Return the names of the modules that have weights, contain none of the lists `rows`, and are
+    in none of these lists. A module within another such module is left out.
     """
     around = dict.fromkeys(name for each in rows for name in ancestors(each))
     found: dict[int, str] = {}

@@ -10,7 +10,7 @@ from bridge.layout.schedule.program import MATCH, program
 from bridge.layout.schedule.timeline import needs
 
 SENT = {receive: send for send, receive in MATCH.items()}
-"""What each kind of receive waits for."""
+"""A table from each kind of receive to the kind of send that it waits for."""
 SHOWN = 8
 """Maximum number of problems of one kind that are listed, because one gap in a schedule causes many
 problems.
@@ -185,9 +185,9 @@ def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Ac
 
 
 def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
-    """Return actions on the rank of `stage`, one of which must have run for a dependency to be met.
-    These are `options` if they run on this rank. Otherwise the result is the action that receives
-    the message from their rank.
+    """Return `options` if these actions run on the rank of `stage`. If they run on another rank,
+    return the action that receives their message on the rank of `stage`. A dependency is met if one
+    of the returned actions has run.
     """
     other = options[0].stage
     if schedule.homes[other] == schedule.homes[stage]:
