@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,6 +32,8 @@ STALE = 600.0
 BUILDS = "TORCH_EXTENSIONS_DIR"
 TAIL = 6
 """Number of last output lines that are shown of a failed rank."""
+LEAKS = "^nanobind: leaked"
+"""Pattern of a report that Triton's bindings print when a process ends, after its own last words."""
 
 
 def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
@@ -157,4 +160,5 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def _last(words: IO[str]) -> str:
     words.seek(0)
-    return " | ".join(words.read().strip().splitlines()[-TAIL:])
+    own, *_ = re.split(LEAKS, words.read(), maxsplit=1, flags=re.MULTILINE)
+    return " | ".join(own.strip().splitlines()[-TAIL:])

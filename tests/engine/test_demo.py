@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ def test_the_demo_trains_and_resumes(planted: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=planted, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert "Training it on 2 local ranks (data 1 x tensor 2)" in done.stdout
+    assert "Training the plan on 2 local ranks (data 1 x tensor 2)" in done.stdout
     assert sum(line.startswith("  step ") for line in lines) == training.STEPS + 2 * training.MORE
     assert "gave the same losses" in done.stdout
     assert lines[-1].startswith("Train yourself: stagebridge train")
@@ -28,3 +29,8 @@ def test_the_demo_trains_and_resumes(planted: Path) -> None:
 def test_a_rank_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(BridgeError, match=r"rank [01] ended with code 1: .*ValueError: invalid literal for int"):
         list(local.ranks(2, "bridge.cli.demo.rank", "{}", str(tmp_path), "x", "1", "[null, null]"))
+
+
+def test_the_last_words_of_a_rank_are_its_own() -> None:
+    said = "ValueError: its own\nnanobind: leaked 2 functions!\n - leaked function \"f\"\n"
+    assert local._last(StringIO(said)) == "ValueError: its own"

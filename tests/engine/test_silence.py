@@ -145,7 +145,7 @@ def test_what_the_optimizer_cannot_do_is_refused() -> None:
     engine, optimizer, *_ = compat.deepspeed.initialize(model=model, config=config_of(0, gradient_accumulation_steps=1))
     with pytest.raises(BridgeError, match=r"optimizer.add_param_group: the layout of the engine's buffers is fixed"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    with pytest.raises(BridgeError, match=r"optimizer.state_dict: .* save it with engine.save_checkpoint\(folder\)"):
+    with pytest.raises(BridgeError, match=r"optimizer.state_dict: .* save the state with engine.save_checkpoint\(folder\)"):
         optimizer.state_dict()
     with pytest.raises(BridgeError, match=r"optimizer.load_state_dict: .* engine.load_checkpoint\(folder\)"):
         optimizer.load_state_dict({})

@@ -154,7 +154,7 @@ class TestStages:
 
     def test_layers_left_over_since_0_16(self) -> None:
         ends: Row = {"decoder_first_pipeline_num_layers": 2, "decoder_last_pipeline_num_layers": 2}
-        assert "layers are left without a stage" in refused("0.16.1", pipeline_model_parallel_size=2, **ends)
+        assert "there is no stage for the layers that remain" in refused("0.16.1", pipeline_model_parallel_size=2, **ends)
         assert objects.model_parallel(args("0.15.3", pipeline_model_parallel_size=2, **ends), "0.15.3")
 
     @pytest.mark.parametrize(
