@@ -566,8 +566,8 @@ def _reason_of(
     blurred: bool,
     unheld: bool,
 ) -> str:
-    """Return the reason why a setting is lost: the loss in reading the source. If a plan holds a
-    part of the setting, the loss in writing the target follows.
+    """Return a text that says why a setting is lost: first the reason why a plan cannot hold it. If
+    a plan can hold a part of the setting, the reason why the target cannot hold this part is added.
     """
     told = rule.tells(seen) if blurred and rule.tells else ""
     if unheld:

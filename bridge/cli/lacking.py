@@ -1,4 +1,6 @@
-"""Hints on missing code parts (.code.json): errors about sizes name them if a config was copied without its code part."""
+"""Hints in errors about sizes: a config was copied without its code part (.code.json), which may
+hold these sizes.
+"""
 
 from __future__ import annotations
 

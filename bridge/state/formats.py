@@ -233,8 +233,8 @@ def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
     except FLAWS as error:
         why = f"{type(error).__name__}: {shown(str(error))}"
         raise SourceError(
-            f"{hub.origin.format}: {format.title} cannot hold the values about the run in this checkpoint ({why});"
-            " the checkpoint is damaged"
+            f"{hub.origin.format}: this checkpoint is damaged: it has a value of the run's state that {format.title}"
+            f" cannot hold ({why})"
         ) from error
 
 

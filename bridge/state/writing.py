@@ -327,7 +327,7 @@ def _part(
 def _late(part: Late, sums: dict[int, int]) -> bytes:
     found = part.make([sums[id(run)] for run in part.runs])
     if len(found) != size_of(part):
-        raise SourceError(f"expected {size_of(part)} bytes for the part with checksums, found {len(found)}")
+        raise SourceError(f"expected {size_of(part)} bytes of checksums, found {len(found)}")
     return found
 
 

@@ -107,8 +107,8 @@ class Meeting:
         return "rank-absent", (self.comm.rank,), told
 
     def _gone(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
-        """Return the id, ranks and evidence of the finding that other ranks skipped this step or
-        ended before it. Return None if no rank did.
+        """Return a finding (id, ranks and evidence) if other ranks skipped this step or ended before
+        it; otherwise None.
         """
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
         beyond = {

@@ -184,11 +184,11 @@ class Entry:
             (len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64
         )
         for part, held in zip(found, values, strict=True):
-            assert held is not None, "expected samples of this part in the log"
+            assert held is not None, "expected sampled elements for this part of the tensor"
             key = part.record.samples
-            assert key is not None, "expected samples of this part in the log"
+            assert key is not None, "expected sampled elements for this part of the tensor"
             numbers = part.tensor(key.removesuffix("samples") + "numbers", len(held))
-            assert numbers is not None, "expected samples of this part in the log"
+            assert numbers is not None, "expected sampled elements for this part of the tensor"
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(samples):
                 reason = "found an index of a sample that the tensor does not have; the file is damaged"
                 raise SourceError(f"{part.folder}: {self.name}: {reason}")

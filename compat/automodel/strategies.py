@@ -406,8 +406,8 @@ BESIDE: Mapping[str, Group] = {
     "distributed.moe.reshard_after_forward": {},
     L + "override_opt_param_scheduler": {L + "use_checkpoint_opt_param_scheduler": False},
 }
-"""A table from settings that only few recipes allow to the other settings that a recipe with such a
-setting needs. The strategies draw these settings first.
+"""For each setting that only few recipes allow: the other settings that such a recipe needs. The
+strategies draw the rare settings first.
 """
 
 

@@ -48,8 +48,8 @@ PARTS = ("tensor_parallel", "pipeline_stages", "context_parallel", "expert_paral
 """The settings of the training script that set the sizes of the mesh axes."""
 SCRIPT = "train.py"
 HALVES = {"bf16": "BF16", "fp16": "F16"}
-"""A table from the config section that switches a 16-bit format on to the name of this format in
-safetensors files.
+"""The name of each 16-bit format in safetensors files, by the config section that switches the
+format on.
 """
 PARTIAL = "plan"
 """Marks a config that stagebridge has made from a plan (`Config.entry`). Only such a config may

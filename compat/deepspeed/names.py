@@ -115,8 +115,8 @@ ABSENT: Mapping[str, str] = {
     "model_implementations": KERNELS,
     "module_inject": f"{KERNELS}; init_inference runs a model with the model's own modules",
     "moe": (
-        "give the engine a model with its own experts, such as Mixtral; every rank holds all"
-        " experts"
+        "give the engine a model whose layers contain experts, such as Mixtral; every rank then holds"
+        " all experts"
     ),
     "monitor": "use engine.native.progress, or stagebridge train --json, for metrics of the run",
     "nvme": "the engine keeps all state on the device",

@@ -1169,7 +1169,7 @@ class DeepSpeed(Section):
         ),
     )
     gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(_lower)] | None = (
-        field(None, description="Gradients are averaged or summed over data-parallel ranks.")
+        field(None, description="How data-parallel ranks combine gradients: by their mean or by their sum.")
     )
     sparse_gradients: bool | None = field(
         None, description="Embedding gradients are reduced sparsely."

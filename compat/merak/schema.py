@@ -495,7 +495,7 @@ class TensorLists(Section):
     )
     weight_change_list: Annotated[tuple[Cut, ...], BeforeValidator(tuples)] | None = field(
         None,
-        description="Names of weights with the dimension that is split; each rank takes the first part.",
+        description="Names of weights, each with the dimension to split; Merak gives every rank the first part of the weight.",
     )
     tp_attr_list: Strings | None = field(
         None, description="Attributes of modules that are divided by the number of tensor ranks."

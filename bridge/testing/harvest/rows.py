@@ -41,10 +41,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a release, by file. Each of the `rows` holds for a window of releases. `gathered` are names that are
-    collected from all releases.
-
-    `unread` are messages about facts that could not be read.
+    """The facts that were read from a release: rows by the file that lists them, names in `gathered`
+    that are added to the names of other releases, and a message in `unread` for each fact that
+    could not be read.
     """
 
     rows: dict[str, list[Row]]
