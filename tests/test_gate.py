@@ -420,6 +420,9 @@ def test_the_script_of_the_action(said: Said, tmp_path: Path) -> None:
     done = subprocess.run(["bash", HOME / "examples/gate/check.sh"], capture_output=True, text=True, env=variables, check=False)
     assert done.returncode == 2 and "::notice file=configs/deep/odd.json" in done.stdout, done.stderr
     assert json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
+    wrong = {**variables, "STAGEBRIDGE_OPTIONS": "--no-such-option", "STAGEBRIDGE_SARIF": "none.sarif"}
+    done = subprocess.run(["bash", HOME / "examples/gate/check.sh"], capture_output=True, text=True, env=wrong, check=False)
+    assert done.returncode == 1 and not list(tmp_path.glob("none.sarif*"))
 
 
 class TestCommandLine:

@@ -8,6 +8,8 @@ read -r -d '' -a options <<<"${STAGEBRIDGE_OPTIONS:-}"
 stagebridge check "${paths[@]}" ${options[@]+"${options[@]}"} --format github
 code=$?
 if [ -n "${STAGEBRIDGE_SARIF:-}" ]; then
-    stagebridge check "${paths[@]}" ${options[@]+"${options[@]}"} --format sarif >"$STAGEBRIDGE_SARIF"
+    stagebridge check "${paths[@]}" ${options[@]+"${options[@]}"} --format sarif >"$STAGEBRIDGE_SARIF.part"
+    # Wrong options write nothing, and the upload of an empty file would hide their error.
+    if [ -s "$STAGEBRIDGE_SARIF.part" ]; then mv "$STAGEBRIDGE_SARIF.part" "$STAGEBRIDGE_SARIF"; else rm "$STAGEBRIDGE_SARIF.part"; fi
 fi
 exit "$code"
