@@ -152,6 +152,15 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
         raise BridgeError(f"{where}: not a baseline file; write a baseline with --write-baseline") from None
 
 
+def is_baseline(content: bytes) -> bool:
+    """Return whether `content` is that of a baseline file."""
+    try:
+        known_of(content.decode(), "")
+    except (BridgeError, UnicodeDecodeError):
+        return False
+    return True
+
+
 # Formats
 
 

@@ -307,6 +307,18 @@ class TestChoice:
         (tmp_path / "known.json").write_text("[]")
         assert "known.json: not a baseline file" in said(*words, "--baseline", "known.json")[2]
 
+    def test_a_new_baseline_replaces_nothing_but_a_baseline(self, said: Said, tmp_path: Path) -> None:
+        other, config = tmp_path / "other.yaml", "configs/good.json"
+        other.write_text("mine: 1\n")
+        for command in (("check", config), ("check", config, "configs"), ("diff", config, "configs/deep/odd.json")):
+            for file, told in ((config, "is the file that is read"), (other, "found a file that is not a baseline")):
+                before = (tmp_path / file).read_text()
+                code, _, err = said(*command, "--write-baseline", str(file))
+                assert code == 1 and told in err and (tmp_path / file).read_text() == before
+        for _ in "again":
+            assert said("check", "configs", "--write-baseline", "known.json")[0] == 0
+        assert "is the file that is read" in said("check", "known.json", "--write-baseline", "known.json")[2]
+
     def test_a_project(self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nfail-on = "same numbers"\nexclude = ["*/deep/*"]\n')
         assert said("check", "configs")[0] == 2 and "odd.json" not in said("check", "configs")[1]

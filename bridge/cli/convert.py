@@ -20,7 +20,7 @@ from bridge.cli.budget import bounded
 from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
 from bridge.cli.gathering import STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
-from bridge.cli.placing import differences, refuse_edited
+from bridge.cli.placing import differences, refuse_edited, refuse_other
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
 from bridge.dialect import Config, Dialect, Written
@@ -48,7 +48,7 @@ from bridge.files import (
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
 from bridge.findings import Finding
-from bridge.gate import FORMATS, Record, baseline, record, refusals
+from bridge.gate import FORMATS, Record, baseline, is_baseline, record, refusals
 from bridge.programs import scripted
 from bridge.releases import unknown_release
 from bridge.rules import How
@@ -272,12 +272,22 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
             return {"problems": list(one.problems), "exit_code": Exit.ERROR}
         return report.check_json(one.config, job.threshold, one.findings)
 
+    files = files_of(names, gate)
+    _refuse_other_baseline(job, gate, (file for file, named in files if named))
     with progress.told("the files"):
         found = [
             look(replace(job, file=file, loose=True), gate, named, reads)
-            for file, named in counted(files_of(names, gate))
+            for file, named in counted(files)
         ]
     return told(found, job, gate, view, each)
+
+
+def _refuse_other_baseline(job: Job, gate: Gate, files: Iterable[str]) -> None:
+    """Raise `SourceError` if --write-baseline names one of `files`, or a file that is not a baseline."""
+    if gate.write_baseline:
+        for file in files:
+            not_over_input(replace(job, file=file), [gate.write_baseline])
+        refuse_other(gate.write_baseline, "a baseline", is_baseline)
 
 
 def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
@@ -286,6 +296,7 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
 
     @bounded()
     def work() -> int:
+        _refuse_other_baseline(job, gate, names)
         one, two = _sides(job, names)
         findings = gate.choice.of(compare(one, two), other)
         code = report.exit_of(findings, job.threshold)
@@ -643,7 +654,7 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
         with suppress(OSError):
             # The same file may have several names: links, or capitals on some systems.
             if job.file != STDIN and path.samefile(job.file):
-                raise SourceError(f"{path}: is the file that is converted; name another output")
+                raise SourceError(f"{path}: is the file that is read; name another output")
 
 
 def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
