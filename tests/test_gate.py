@@ -304,6 +304,8 @@ class TestChoice:
         written(tmp_path / "configs", "new.json", ODD)
         code, out, _ = said(*words, "--baseline", "known.json", "--format", "json")
         assert code == 2 and [one["file"] for one in json.loads(out)["files"] if one["findings"]] == ["configs/new.json"]
+        both = ("--baseline", "known.json", "--write-baseline", "known.json")
+        assert said(*words, *both)[0] == 0 == said(*words, "--baseline", "known.json")[0], "with all findings, old and new"
         (tmp_path / "known.json").write_text("[]")
         assert "known.json: not a baseline file" in said(*words, "--baseline", "known.json")[2]
 

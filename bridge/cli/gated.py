@@ -87,8 +87,10 @@ def gate_of(
         (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
     )
     settings = settings_of(read_text(project), str(project)) if project else Settings()
-    # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
-    place = known or (Path(settings.baseline) if settings.baseline and not write_baseline else None)
+    place = known or (Path(settings.baseline) if settings.baseline else None)
+    if write_baseline:
+        # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
+        place = None
     chosen = format or settings.format or TEXT
     if chosen not in (TEXT, *FORMATS):
         raise BridgeError(

@@ -266,7 +266,7 @@ WriteBaseline = Annotated[
         "--write-baseline",
         metavar="FILE",
         callback=own_file,
-        help="Write the present findings to FILE as known.",
+        help="Write all present findings to FILE as known; --baseline then leaves none out.",
     ),
 ]
 Format = Annotated[
