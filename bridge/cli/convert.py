@@ -87,11 +87,6 @@ The first suffix that stands for the stack's default format is used.
 def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
     """Convert one file, or several into a folder. Returns the exit code."""
     job = gate.job(job)
-    BridgeError.raise_if(
-        ["--write-baseline: only check and diff write a baseline; remove the option"]
-        if gate.write_baseline
-        else []
-    )
     if gate.listed:
         return _convert_listed(job, asked, gate, names)
     if not several(names):

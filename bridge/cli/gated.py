@@ -74,8 +74,8 @@ def gate_of(
     select: Sequence[str] | None,
     ignore: Sequence[str] | None,
     known: Path | None,
-    write_baseline: Path | None,
     format: str | None,
+    write_baseline: Path | None = None,
 ) -> Gate:
     """Return the gate.
 
