@@ -105,6 +105,18 @@ class TestDiff:
         code, rows = self.rows(said, "launch.args", "ds.json")
         assert code == 2 and rows["clip_grad"]["change"] == "1.0 -> gradient_clipping 0.5"
 
+    def test_a_conversion_of_a_commit(self, said: Said, tmp_path: Path) -> None:
+        for words in (("init", "-q"), ("add", "."), ("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "one")):
+            subprocess.run(["git", *words], check=True, capture_output=True, cwd=tmp_path)
+        rest = ("--to", "deepspeed", "--world-size", "8")
+        code, out, _ = said("convert", "launch.args", *rest)
+        Path("launch.args").write_text("--lr 1.0")
+        assert said("convert", "git:HEAD:launch.args", *rest)[:2] == (code, out)
+        (tmp_path / "out").mkdir()
+        assert said("convert", "git:HEAD:launch.args", "git:HEAD:configs/good.json", *rest, "-o", "out")[0] == code
+        assert json.loads(Path("out/launch.json").read_text()) == json.loads(out) and Path("out/good.json").is_file()
+        assert "git:HEAD:none.json: no such file in that commit" in said("convert", "git:HEAD:none.json", *rest)[2]
+
     def test_the_threshold_is_that_of_every_command(self, said: Said, tmp_path: Path) -> None:
         self.changed(tmp_path, ("--sequence-parallel\n", ""))
         words = ("diff", "launch.args", "other.args", "--world-size", "8")

@@ -18,7 +18,7 @@ from bridge import limits, printed, report, stacks
 from bridge.cli import lacking, progress, sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
-from bridge.cli.gathering import STDIN, at_hand, several, within
+from bridge.cli.gathering import GIT, STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited, refuse_other
 from bridge.cli.sidecar import Sidecar
@@ -112,7 +112,9 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     suffix = next(
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
     )
-    outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
+    # The name of a file of a commit (git:REV:PATH) ends behind a colon, if PATH has no folder.
+    stems = [Path(file.rpartition(":")[2] if file.startswith(GIT) else file).stem for file, _ in files]
+    outputs = [folder / (stem + suffix) for stem in stems]
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
     BridgeError.raise_if(
@@ -151,7 +153,8 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
     codes = []
     for file, named, output in counted(_placed(asked, gate, names)):
         try:
-            dialect_of(job, document_of(replace(job, file=file)))
+            with at_hand(file) as place:
+                dialect_of(job, document_of(replace(job, file=place)))
             if not job.json:
                 say(f"{file} -> {output}")
             codes.append(
@@ -176,16 +179,7 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
 
     @bounded()
     def work() -> int:
-        target = stacks.load(asked.to)
-        # File and sidecar are one set: another run must not replace one of them between the two reads.
-        with together(job):
-            # Read once: the sidecar's digest, the config and the text that comes back are of the same bytes.
-            opened = replace(job, text=text_of(job))
-            beside = sidecar_of(opened, asked.with_carry)
-            if said := beside.note(job.file, target, "--no-carry"):
-                note(said)
-            result = translated(opened, target, asked.to_version, beside)
-            result = replace(result, carry=_kept(opened, result, output))
+        result, beside = _opened(job, asked, output)
         if asked.strict and not (result.exact and not beside.edited):
             _refuse(result, job, beside)
         result = replace(
@@ -209,6 +203,24 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
+
+
+def _opened(job: Job, asked: Asked, output: Path | None) -> tuple[Result, Sidecar]:
+    """Read and translate the job's file. Returns the result, and the sidecar that was read with the file."""
+    target = stacks.load(asked.to)
+    with at_hand(job.file) as place:
+        here = replace(job, file=place)
+        # File and sidecar are one set: another run must not replace one of them between the two reads.
+        with within(here), together(here):
+            # Read once: the sidecar's digest, the config and the text that comes back are of the same bytes.
+            here = replace(here, text=text_of(here))
+            beside = sidecar_of(here, asked.with_carry)
+            if said := beside.note(job.file, target, "--no-carry"):
+                note(said)
+            result = translated(here, target, asked.to_version, beside)
+            carry = _kept(here, result, output)
+    # The copy of a file of a commit is gone by now: nothing can be read from it on the way back.
+    return replace(result, carry=carry if place == job.file else replace(carry, source="")), beside
 
 
 def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
