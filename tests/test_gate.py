@@ -321,6 +321,20 @@ class TestChoice:
         (tmp_path / "known.json").write_text("[]")
         assert "known.json: not a baseline file" in said(*words, "--baseline", "known.json")[2]
 
+    def test_a_baseline_holds_from_every_folder(
+        self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rest = ("--fail-on", "same numbers")
+        assert said("check", "configs/deep/odd.json", *rest, "--write-baseline", "configs/known.json")[0] == 0
+        (row, *_) = json.loads(Path("configs/known.json").read_text())["known"]
+        assert row["file"] == "deep/odd.json", "relative to the baseline"
+        names = ("configs/deep/odd.json", "./configs/deep/../deep/odd.json", str(tmp_path / "configs/deep/odd.json"))
+        for name in names:
+            assert (said("check", name, *rest)[0], said("check", name, *rest, "--baseline", "configs/known.json")[0]) == (2, 0)
+        (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nbaseline = "configs/known.json"\n')
+        monkeypatch.chdir(tmp_path / "configs" / "deep")
+        assert said("check", "odd.json", *rest)[0] == 0
+
     def test_a_new_baseline_replaces_nothing_but_a_baseline(self, said: Said, tmp_path: Path) -> None:
         other, config = tmp_path / "other.yaml", "configs/good.json"
         other.write_text("mine: 1\n")

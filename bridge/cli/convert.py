@@ -309,7 +309,7 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         code = report.exit_of(findings, job.threshold)
         records = [record(finding, other, two.dialect.name) for finding in findings]
         if gate.write_baseline:
-            write_text(gate.write_baseline, baseline(records))
+            write_text(gate.write_baseline, baseline(records, gate.write_baseline))
             note(f"wrote {gate.write_baseline}: {len(records)} known findings")
             return Exit.CLEAN
         if gate.listed:

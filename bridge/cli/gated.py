@@ -87,10 +87,10 @@ def gate_of(
         (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
     )
     settings = settings_of(read_text(project), str(project)) if project else Settings()
-    place = known or (Path(settings.baseline) if settings.baseline else None)
-    if write_baseline:
-        # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
-        place = None
+    if project and settings.baseline:
+        known = known or project.parent / settings.baseline
+    # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
+    place = None if write_baseline else known
     chosen = format or settings.format or TEXT
     if chosen not in (TEXT, *FORMATS):
         raise BridgeError(
@@ -173,7 +173,7 @@ def told(
     code = worst(one.exit(job) for one in found)
     records = [row for one in found for row in one.records]
     if gate.write_baseline:
-        write_text(gate.write_baseline, baseline(records))
+        write_text(gate.write_baseline, baseline(records, gate.write_baseline))
         say(
             f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} known findings",
             sys.stderr,
