@@ -261,6 +261,12 @@ class TestManyFiles:
         assert time.process_time() - begun < 30
 
 
+def test_a_file_of_several_names_is_one_file(said: Said, tmp_path: Path) -> None:
+    names = ("configs//good.json", "configs/deep/../good.json", "./configs/good.json", str(tmp_path / "configs/good.json"))
+    found = json.loads(said("check", *names, "configs", "--json")[1])["files"]
+    assert [one["file"] for one in found] == ["configs//good.json", "configs/deep/odd.json"]
+
+
 class TestChoice:
     def test_patterns(self) -> None:
         rule = "deepspeed/disable_allgather/no-effect-drop-it"
