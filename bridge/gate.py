@@ -5,6 +5,7 @@ other programs read.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -107,7 +108,7 @@ class Choice:
         """Return whether a finding counts, by `select`, `ignore` and `known`."""
         chosen = not self.select or any(fits(finding.id, pattern) for pattern in self.select)
         left = any(fits(finding.id, pattern) for pattern in self.ignore)
-        return chosen and not left and (_place(file), finding.id, finding.path) not in self.known
+        return chosen and not left and (place_of(file), finding.id, finding.path) not in self.known
 
     def of(self, findings: Iterable[Finding], file: str) -> tuple[Finding, ...]:
         """Return the findings on a file that count."""
@@ -121,35 +122,61 @@ def fits(rule: str, pattern: str) -> bool:
     )
 
 
-def _place(file: str) -> str:
-    return Path(file).as_posix()
+def place_of(file: str) -> str:
+    """Return one name for all names of a file: its absolute path. A name that is no path of a file,
+    such as git:REV:PATH, is returned as it is.
+    """
+    # A link is a file of its own, as other files lie beside it; links to its folder are followed.
+    folder, name = os.path.split(file)
+    return os.path.join(os.path.realpath(folder), name) if os.path.isfile(file) else file
 
 
 # Baseline
 
 
-def baseline(records: Iterable[Record]) -> str:
-    """Return the text of a baseline file with the findings of `records`. Errors are left out,
-    because a file that is refused always fails.
+def baseline(records: Iterable[Record], where: Path) -> str:
+    """Return the text of the baseline file `where`, with the findings of `records`. Paths of files are
+    relative to its folder. Errors are left out, because a file that is refused always fails.
     """
+    folder = os.path.realpath(where.parent)
+
+    def kept(file: str) -> str:
+        place = place_of(file)
+        return Path(os.path.relpath(place, folder)).as_posix() if os.path.isabs(place) else place
+
     # By file, rule and setting, not by line: lines move with every edit above them.
-    rows = sorted(
-        {(_place(one.file), one.rule, one.path) for one in records if one.rule != REFUSED}
-    )
+    rows = sorted({(kept(one.file), one.rule, one.path) for one in records if one.rule != REFUSED})
     known = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
     return json.dumps({"stagebridge": 1, "known": known}, indent=1) + "\n"
 
 
 def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
-    """Return file, rule and path of each finding in a baseline file. Raises `BridgeError` if the
-    text is not a baseline.
+    """Return file, rule and path of each finding in the baseline file `where`. Files are named as by
+    `place_of`. Raises `BridgeError` if the text is not a baseline.
     """
+    folder = os.path.dirname(where)
     try:
         data = json.loads(text)
         rows = data["known"] if data["stagebridge"] == 1 else None
-        return frozenset((row["file"], row["rule"], row["path"]) for row in rows or ())
+        return frozenset(
+            (_found(folder, row["file"]), row["rule"], row["path"]) for row in rows or ()
+        )
     except (ValueError, TypeError, KeyError, RecursionError):
         raise BridgeError(f"{where}: not a baseline file; write a baseline with --write-baseline") from None
+
+
+def _found(folder: str, file: str) -> str:
+    place = place_of(os.path.join(folder, file))
+    return place if os.path.isabs(place) else file
+
+
+def is_baseline(content: bytes) -> bool:
+    """Return whether `content` is that of a baseline file."""
+    try:
+        known_of(content.decode(), "")
+    except (BridgeError, UnicodeDecodeError):
+        return False
+    return True
 
 
 # Formats
@@ -216,7 +243,7 @@ def _rule(one: Record) -> dict[str, Any]:
 def _result(one: Record, index: int) -> dict[str, Any]:
     from urllib.parse import quote
 
-    place: dict[str, Any] = {"artifactLocation": {"uri": quote(_place(one.file))}}
+    place: dict[str, Any] = {"artifactLocation": {"uri": quote(Path(one.file).as_posix())}}
     if one.line:
         place["region"] = {"startLine": one.line}
     return {

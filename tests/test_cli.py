@@ -202,7 +202,7 @@ class TestConvert:
     def test_the_input_is_not_written_over(self, cli: Cli, deepspeed: Path) -> None:
         done = cli("convert", deepspeed, "--to", "deepspeed", "-o", "./ds.json")
         assert done.code == 1
-        assert "is the file that is converted" in done.err
+        assert "is the file that is read" in done.err
         assert deepspeed.read_text() == DEEPSPEED
 
     def test_an_output_that_cannot_be_written(self, cli: Cli, deepspeed: Path, tmp_path: Path) -> None:

@@ -515,7 +515,7 @@ def test_drift_as_json(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--from-version", "0.19.8"], "elasticity: DeepSpeed 0.19.8 removed this key"),
         (["--from-version", "0.16.3", "--to-version", "0.19.9"], "the nearest known is 0.19.8"),
         (["--from-version", "0.16.33"], "the nearest known are"),
-        (["--from-version", "0.16.3", "-o", "OLD"], "is the file that is converted"),
+        (["--from-version", "0.16.3", "-o", "OLD"], "is the file that is read"),
     ],
 )
 def test_errors(old: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:

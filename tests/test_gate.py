@@ -105,6 +105,18 @@ class TestDiff:
         code, rows = self.rows(said, "launch.args", "ds.json")
         assert code == 2 and rows["clip_grad"]["change"] == "1.0 -> gradient_clipping 0.5"
 
+    def test_a_conversion_of_a_commit(self, said: Said, tmp_path: Path) -> None:
+        for words in (("init", "-q"), ("add", "."), ("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "one")):
+            subprocess.run(["git", *words], check=True, capture_output=True, cwd=tmp_path)
+        rest = ("--to", "deepspeed", "--world-size", "8")
+        code, out, _ = said("convert", "launch.args", *rest)
+        Path("launch.args").write_text("--lr 1.0")
+        assert said("convert", "git:HEAD:launch.args", *rest)[:2] == (code, out)
+        (tmp_path / "out").mkdir()
+        assert said("convert", "git:HEAD:launch.args", "git:HEAD:configs/good.json", *rest, "-o", "out")[0] == code
+        assert json.loads(Path("out/launch.json").read_text()) == json.loads(out) and Path("out/good.json").is_file()
+        assert "git:HEAD:none.json: no such file in that commit" in said("convert", "git:HEAD:none.json", *rest)[2]
+
     def test_the_threshold_is_that_of_every_command(self, said: Said, tmp_path: Path) -> None:
         self.changed(tmp_path, ("--sequence-parallel\n", ""))
         words = ("diff", "launch.args", "other.args", "--world-size", "8")
@@ -249,6 +261,12 @@ class TestManyFiles:
         assert time.process_time() - begun < 30
 
 
+def test_a_file_of_several_names_is_one_file(said: Said, tmp_path: Path) -> None:
+    names = ("configs//good.json", "configs/deep/../good.json", "./configs/good.json", str(tmp_path / "configs/good.json"))
+    found = json.loads(said("check", *names, "configs", "--json")[1])["files"]
+    assert [one["file"] for one in found] == ["configs//good.json", "configs/deep/odd.json"]
+
+
 class TestChoice:
     def test_patterns(self) -> None:
         rule = "deepspeed/disable_allgather/no-effect-drop-it"
@@ -304,8 +322,40 @@ class TestChoice:
         written(tmp_path / "configs", "new.json", ODD)
         code, out, _ = said(*words, "--baseline", "known.json", "--format", "json")
         assert code == 2 and [one["file"] for one in json.loads(out)["files"] if one["findings"]] == ["configs/new.json"]
+        both = ("--baseline", "known.json", "--write-baseline", "known.json")
+        assert said(*words, *both)[0] == 0 == said(*words, "--baseline", "known.json")[0], "with all findings, old and new"
         (tmp_path / "known.json").write_text("[]")
         assert "known.json: not a baseline file" in said(*words, "--baseline", "known.json")[2]
+
+    def test_a_baseline_holds_from_every_folder(
+        self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rest = ("--fail-on", "same numbers")
+        assert said("check", "configs/deep/odd.json", *rest, "--write-baseline", "configs/known.json")[0] == 0
+        (row, *_) = json.loads(Path("configs/known.json").read_text())["known"]
+        assert row["file"] == "deep/odd.json", "relative to the baseline"
+        names = ("configs/deep/odd.json", "./configs/deep/../deep/odd.json", str(tmp_path / "configs/deep/odd.json"))
+        for name in names:
+            assert (said("check", name, *rest)[0], said("check", name, *rest, "--baseline", "configs/known.json")[0]) == (2, 0)
+        (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nbaseline = "configs/known.json"\n')
+        monkeypatch.chdir(tmp_path / "configs" / "deep")
+        assert said("check", "odd.json", *rest)[0] == 0
+
+    def test_a_new_baseline_replaces_nothing_but_a_baseline(self, said: Said, tmp_path: Path) -> None:
+        other, config = tmp_path / "other.yaml", "configs/good.json"
+        other.write_text("mine: 1\n")
+        for command in (("check", config), ("check", config, "configs"), ("diff", config, "configs/deep/odd.json")):
+            for file, told in ((config, "is the file that is read"), (other, "found a file that is not a baseline")):
+                before = (tmp_path / file).read_text()
+                code, _, err = said(*command, "--write-baseline", str(file))
+                assert code == 1 and told in err and (tmp_path / file).read_text() == before
+        for _ in "again":
+            assert said("check", "configs", "--write-baseline", "known.json")[0] == 0
+        assert "is the file that is read" in said("check", "known.json", "--write-baseline", "known.json")[2]
+
+    def test_only_check_and_diff_write_a_baseline(self, said: Said) -> None:
+        with_option = {name: "--write-baseline" in said(name, "--help")[1] for name in ("check", "diff", "convert")}
+        assert with_option == {"check": True, "diff": True, "convert": False}
 
     def test_a_project(self, said: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nfail-on = "same numbers"\nexclude = ["*/deep/*"]\n')
@@ -375,10 +425,6 @@ class TestFormats:
     def test_records_of_a_conversion_need_a_place_for_the_file(self, said: Said) -> None:
         code, out, err = said("convert", "launch.args", "--to", "fast_llm", "--format", "sarif")
         assert (code, out) == (1, "") and "--format sarif: needs -o OUT" in err
-        assert (
-            "--write-baseline: only check and diff"
-            in said("convert", "launch.args", "--to", "fast_llm", "--write-baseline", "x")[2]
-        )
 
     def test_json_for_wrong_usage_too(self, said: Said) -> None:
         for words in (("check", "--nope", "--json"), ("diff", "x", "--format", "json"), ("check", "--format=json")):

@@ -34,6 +34,9 @@ def test_a_picture_is_what_its_file_ends_in(ending: str, words: list[str], capsy
     assert first.startswith(PICTURES[ending])
     assert run([*words, "--plot", str(path), "--memory", "80"]) in (0, 2)
     assert ending == ".html" or ending == ".svg" or path.read_bytes() == first
+    path.write_text("mine")
+    assert run([*words, "--plot", str(path)]) == 1 and path.read_text() == "mine"
+    assert "found a file that is not a picture of stagebridge" in capsys.readouterr().err
 
 
 def test_it_says_ranks_kinds_sizes_and_the_memory(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

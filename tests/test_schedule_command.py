@@ -59,6 +59,21 @@ def test_picture_and_table(capsys: pytest.CaptureFixture[str], launch: str, tmp_
     assert csv.read_text().splitlines()[3].startswith("3F0,3B0,3F1")
 
 
+@pytest.mark.parametrize(("option", "name"), [("--csv", "mine.csv"), ("--csv", "a.json"), ("--plot", "mine.svg")])
+def test_a_file_of_another_kind_is_kept(
+    capsys: pytest.CaptureFixture[str], launch: str, tmp_path: Path, option: str, name: str
+) -> None:
+    if option == "--plot":
+        pytest.importorskip("matplotlib")
+    path = tmp_path / name
+    path.write_text("0F0,1\n")
+    code, _, error = said(capsys, launch, "--world-size", "4", option, str(path))
+    assert code == 1 and f"{path}: found a file that is not a" in error and path.read_text() == "0F0,1\n"
+    path.unlink()
+    for _ in "again":
+        assert said(capsys, launch, "--world-size", "4", option, str(path))[0] == 0
+
+
 PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".PNG": b"\x89PNG"}
 
 

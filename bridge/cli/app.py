@@ -9,6 +9,8 @@ import typer
 
 from bridge.cli.job import Job
 from bridge.cli.options import (
+    CHOOSING,
+    GATING,
     DryRun,
     Force,
     Json,
@@ -496,7 +498,7 @@ def help_of(
 
 
 @app.command(help=CONVERT, short_help="Convert a config to another stack, and say what was lost.")
-@reads_file(counts=True, reports=True, gates=True, many=True)
+@reads_file(counts=True, reports=True, gating=CHOOSING, many=True)
 def convert(
     job: Job,
     view: View,
@@ -536,7 +538,7 @@ def convert(
 
 
 @app.command(help=CHECK, short_help="Say what is wrong or surprising in a config.")
-@reads_file(counts=True, reports=True, gates=True, many=True)
+@reads_file(counts=True, reports=True, gating=GATING, many=True)
 def check(
     job: Job,
     view: View,
@@ -550,7 +552,7 @@ def check(
 
 
 @app.command(help=DIFFERENCE, short_help="Say where the meanings of two configs differ.")
-@reads_file(counts=True, reports=True, gates=True)
+@reads_file(counts=True, reports=True, gating=GATING)
 def diff(
     job: Job,
     other: Annotated[

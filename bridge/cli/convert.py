@@ -18,9 +18,9 @@ from bridge import limits, printed, report, stacks
 from bridge.cli import lacking, progress, sidecar
 from bridge.cli.budget import bounded
 from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
-from bridge.cli.gathering import STDIN, at_hand, several, within
+from bridge.cli.gathering import GIT, STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
-from bridge.cli.placing import differences, refuse_edited
+from bridge.cli.placing import differences, refuse_edited, refuse_other
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
 from bridge.dialect import Config, Dialect, Written
@@ -48,7 +48,7 @@ from bridge.files import (
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
 from bridge.findings import Finding
-from bridge.gate import FORMATS, Record, baseline, record, refusals
+from bridge.gate import FORMATS, Record, baseline, is_baseline, record, refusals
 from bridge.programs import scripted
 from bridge.releases import unknown_release
 from bridge.rules import How
@@ -87,11 +87,6 @@ The first suffix that stands for the stack's default format is used.
 def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
     """Convert one file, or several into a folder. Returns the exit code."""
     job = gate.job(job)
-    BridgeError.raise_if(
-        ["--write-baseline: only check and diff write a baseline; remove the option"]
-        if gate.write_baseline
-        else []
-    )
     if gate.listed:
         return _convert_listed(job, asked, gate, names)
     if not several(names):
@@ -117,7 +112,9 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     suffix = next(
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
     )
-    outputs = [folder / (Path(file).stem + suffix) for file, _ in files]
+    # The name of a file of a commit (git:REV:PATH) ends behind a colon, if PATH has no folder.
+    stems = [Path(file.rpartition(":")[2] if file.startswith(GIT) else file).stem for file, _ in files]
+    outputs = [folder / (stem + suffix) for stem in stems]
     # a.json and a.yaml would both become a.args; neither may be lost.
     twice = {str(path) for path in outputs if outputs.count(path) > 1}
     BridgeError.raise_if(
@@ -156,7 +153,8 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
     codes = []
     for file, named, output in counted(_placed(asked, gate, names)):
         try:
-            dialect_of(job, document_of(replace(job, file=file)))
+            with at_hand(file) as place:
+                dialect_of(job, document_of(replace(job, file=place)))
             if not job.json:
                 say(f"{file} -> {output}")
             codes.append(
@@ -181,16 +179,7 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
 
     @bounded()
     def work() -> int:
-        target = stacks.load(asked.to)
-        # File and sidecar are one set: another run must not replace one of them between the two reads.
-        with together(job):
-            # Read once: the sidecar's digest, the config and the text that comes back are of the same bytes.
-            opened = replace(job, text=text_of(job))
-            beside = sidecar_of(opened, asked.with_carry)
-            if said := beside.note(job.file, target, "--no-carry"):
-                note(said)
-            result = translated(opened, target, asked.to_version, beside)
-            result = replace(result, carry=_kept(opened, result, output))
+        result, beside = _opened(job, asked, output)
         if asked.strict and not (result.exact and not beside.edited):
             _refuse(result, job, beside)
         result = replace(
@@ -214,6 +203,24 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
+
+
+def _opened(job: Job, asked: Asked, output: Path | None) -> tuple[Result, Sidecar]:
+    """Read and translate the job's file. Returns the result, and the sidecar that was read with the file."""
+    target = stacks.load(asked.to)
+    with at_hand(job.file) as place:
+        here = replace(job, file=place)
+        # File and sidecar are one set: another run must not replace one of them between the two reads.
+        with within(here), together(here):
+            # Read once: the sidecar's digest, the config and the text that comes back are of the same bytes.
+            here = replace(here, text=text_of(here))
+            beside = sidecar_of(here, asked.with_carry)
+            if said := beside.note(job.file, target, "--no-carry"):
+                note(said)
+            result = translated(here, target, asked.to_version, beside)
+            carry = _kept(here, result, output)
+    # The copy of a file of a commit is gone by now: nothing can be read from it on the way back.
+    return replace(result, carry=carry if place == job.file else replace(carry, source="")), beside
 
 
 def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
@@ -272,12 +279,22 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
             return {"problems": list(one.problems), "exit_code": Exit.ERROR}
         return report.check_json(one.config, job.threshold, one.findings)
 
+    files = files_of(names, gate)
+    _refuse_other_baseline(job, gate, (file for file, named in files if named))
     with progress.told("the files"):
         found = [
             look(replace(job, file=file, loose=True), gate, named, reads)
-            for file, named in counted(files_of(names, gate))
+            for file, named in counted(files)
         ]
     return told(found, job, gate, view, each)
+
+
+def _refuse_other_baseline(job: Job, gate: Gate, files: Iterable[str]) -> None:
+    """Raise `SourceError` if --write-baseline names one of `files`, or a file that is not a baseline."""
+    if gate.write_baseline:
+        for file in files:
+            not_over_input(replace(job, file=file), [gate.write_baseline])
+        refuse_other(gate.write_baseline, "a baseline", is_baseline)
 
 
 def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
@@ -286,12 +303,13 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
 
     @bounded()
     def work() -> int:
+        _refuse_other_baseline(job, gate, names)
         one, two = _sides(job, names)
         findings = gate.choice.of(compare(one, two), other)
         code = report.exit_of(findings, job.threshold)
         records = [record(finding, other, two.dialect.name) for finding in findings]
         if gate.write_baseline:
-            write_text(gate.write_baseline, baseline(records))
+            write_text(gate.write_baseline, baseline(records, gate.write_baseline))
             note(f"wrote {gate.write_baseline}: {len(records)} known findings")
             return Exit.CLEAN
         if gate.listed:
@@ -643,7 +661,7 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
         with suppress(OSError):
             # The same file may have several names: links, or capitals on some systems.
             if job.file != STDIN and path.samefile(job.file):
-                raise SourceError(f"{path}: is the file that is converted; name another output")
+                raise SourceError(f"{path}: is the file that is read; name another output")
 
 
 def _refuse(result: Result, job: Job, beside: Sidecar) -> None:

@@ -74,8 +74,8 @@ def gate_of(
     select: Sequence[str] | None,
     ignore: Sequence[str] | None,
     known: Path | None,
-    write_baseline: Path | None,
     format: str | None,
+    write_baseline: Path | None = None,
 ) -> Gate:
     """Return the gate.
 
@@ -87,8 +87,10 @@ def gate_of(
         (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
     )
     settings = settings_of(read_text(project), str(project)) if project else Settings()
+    if project and settings.baseline:
+        known = known or project.parent / settings.baseline
     # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
-    place = known or (Path(settings.baseline) if settings.baseline and not write_baseline else None)
+    place = None if write_baseline else known
     chosen = format or settings.format or TEXT
     if chosen not in (TEXT, *FORMATS):
         raise BridgeError(
@@ -171,7 +173,7 @@ def told(
     code = worst(one.exit(job) for one in found)
     records = [row for one in found for row in one.records]
     if gate.write_baseline:
-        write_text(gate.write_baseline, baseline(records))
+        write_text(gate.write_baseline, baseline(records, gate.write_baseline))
         say(
             f"wrote {gate.write_baseline}: {sum(row.rule != REFUSED for row in records)} known findings",
             sys.stderr,

@@ -16,6 +16,7 @@ from bridge.cli import lacking
 from bridge.cli.job import Job
 from bridge.errors import BridgeError, SourceError
 from bridge.files import as_private_as, reaching
+from bridge.gate import place_of
 
 SUFFIXES = (".json", ".hjson", ".yaml", ".yml", ".sh", ".args")
 """Suffixes of files in a folder that may be configs."""
@@ -28,7 +29,7 @@ MANY = 200
 
 
 def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
-    """Yield each file once, with true if the user named it.
+    """Yield each file once, under the first of its names, with true if the user named it.
 
     Files that come from a folder or pattern have false, as they may belong to no stack. Raises
     `SourceError` for a pattern that matches no file.
@@ -39,10 +40,11 @@ def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tupl
         if not found and glob.has_magic(name):
             raise SourceError(f"{name}: no file matches the pattern; check the pattern")
         for path, named in found:
-            if path not in seen and (
+            place = place_of(path)
+            if place not in seen and (
                 named or not any(fnmatch(path, pattern) for pattern in exclude)
             ):
-                seen.add(path)
+                seen.add(place)
                 yield path, named
 
 

@@ -18,6 +18,7 @@ from bridge.cli.budget import bounded
 from bridge.cli.convert import answered, not_over_input, read
 from bridge.cli.folder import model_in
 from bridge.cli.job import Job
+from bridge.cli.pictures import refuse_other_file
 from bridge.cli.terminal import console, print_json, say
 from bridge.engine.fields import beyond
 from bridge.errors import BridgeError, ConfigError
@@ -93,7 +94,9 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
             *_left_out(plan, outline, job.world_size),
             *_too_large(outline, picture.bytes),
         )
-        not_over_input(job, [picture.path] if picture.path else [])
+        if picture.path:
+            not_over_input(job, [picture.path])
+            refuse_other_file(picture.path)
         if job.json:
             print_json(
                 {

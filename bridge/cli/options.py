@@ -266,7 +266,7 @@ WriteBaseline = Annotated[
         "--write-baseline",
         metavar="FILE",
         callback=own_file,
-        help="Write the present findings to FILE as known.",
+        help="Write all present findings to FILE as known; --baseline then leaves none out.",
     ),
 ]
 Format = Annotated[
@@ -313,14 +313,18 @@ VIEWING: Mapping[str, tuple[str, Any, Any]] = {
 }
 """Options that set which part of the report is shown."""
 
-GATING: Mapping[str, tuple[str, Any, Any]] = {
+CHOOSING: Mapping[str, tuple[str, Any, Any]] = {
     "select": ("select", Select, None),
     "ignore": ("ignore", Ignore, None),
     "baseline": ("known", Baseline, None),
-    "write_baseline": ("write_baseline", WriteBaseline, None),
     "format": ("format", Format, None),
 }
 """Options that set which findings are reported, and in which format."""
+GATING: Mapping[str, tuple[str, Any, Any]] = {
+    **CHOOSING,
+    "write_baseline": ("write_baseline", WriteBaseline, None),
+}
+"""The options of `CHOOSING`, and the one that writes the findings as known."""
 OWN = ("job", "view", "gate", "names")
 """Arguments of a command function that are built from several options."""
 
@@ -331,18 +335,18 @@ def reads_file(
     *,
     counts: bool = False,
     reports: bool = False,
-    gates: bool = False,
+    gating: Mapping[str, tuple[str, Any, Any]] = {},
     many: bool = False,
     **otherwise: Any,
 ) -> Callable[[Command], Command]:
     """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
     With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the
-    parts of the report to show. With `gates`, it gets `gate`; with `many`, it gets the `names` of
+    parts of the report to show. With options for `gating`, it gets `gate`; with `many`, it gets the `names` of
     all files. `otherwise` replaces declarations of options in `READING`.
     """
     options = {**READING, **(COUNTING if counts else {})}
-    viewing, gating = VIEWING if reports else {}, GATING if gates else {}
+    viewing = VIEWING if reports else {}
 
     def made(command: Command) -> Command:
         @wraps(command)

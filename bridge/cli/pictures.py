@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.cli.placing import refuse_other
 from bridge.errors import BridgeError
 from bridge.files import write_all
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf", ".html": "svg"}
 """Format of a picture by the suffix of its file. An HTML page contains an SVG picture."""
+BEGINS = (b"\x89PNG", b"<?xml", b"%PDF", b"<!doctype html>")
+"""First bytes of a picture in each of the formats."""
 WIDE = 10.0
 """Width of a page in inches."""
 PAGE = """<!doctype html>
@@ -39,6 +42,17 @@ def format_of(path: Path) -> str:
     if find_spec("matplotlib") is None:
         raise BridgeError(f"{path}: matplotlib is not installed; pip install 'stagebridge[plot]'")
     return format
+
+
+def refuse_other_file(path: Path) -> None:
+    """Raise `BridgeError` if no picture can be written to `path`, or if the file there is not such a picture."""
+    format_of(path)
+    # Matplotlib writes its name into pictures of every format.
+    refuse_other(
+        path,
+        "a picture of stagebridge",
+        lambda content: content.startswith(BEGINS) and b"Matplotlib" in content,
+    )
 
 
 def blank(height: float) -> Figure:

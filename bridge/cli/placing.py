@@ -1,10 +1,10 @@
-"""Checks before files are written: a file that a person edited is replaced only with --force, and a
-dry run shows the changes.
+"""Checks before files are written: a file that a person edited is replaced only with --force, a file
+of another kind never, and a dry run shows the changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import unified_diff
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +25,17 @@ def refuse_edited(texts: Texts, output: Path) -> None:
         "it, --dry-run shows the changes"
         for path in edited(texts, output)
     )
+
+
+def refuse_other(path: Path, kind: str, ours: Callable[[bytes], bool]) -> None:
+    """Raise `SourceError` if there is a file at `path` whose content is not of the kind that the
+    command writes. An empty file may be replaced.
+    """
+    content = _content(path)
+    if content and not ours(content):
+        raise SourceError(
+            f"{path}: found a file that is not {kind}, and would be replaced; remove the file, or choose another name"
+        )
 
 
 def edited(texts: Texts, output: Path) -> Iterator[Path]:
@@ -56,20 +67,25 @@ def _known(output: Path) -> Mapping[str, str] | None:
 
 
 def _digest(path: Path, followed: bool) -> str | None:
-    """Return the digest of a file; None if the file is empty or missing.
+    """Return the digest of a file; None if the file is empty or missing."""
+    # Writing replaces a link beside the output, and writes through one that is the output.
+    content = b"" if path.is_symlink() and not followed else _content(path)
+    return sha256(content).hexdigest() if content else None
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a file; empty if it is missing.
 
     Raises `SourceError` if the file may not be read.
     """
     try:
-        # Writing replaces a link beside the output, and writes through one that is the output.
-        content = b"" if path.is_symlink() and not followed else path.read_bytes()
+        return path.read_bytes()
     except PermissionError as error:
         raise SourceError(
             f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); name another output"
         ) from None
     except OSError:
-        return None
-    return sha256(content).hexdigest() if content else None
+        return b""
 
 
 def differences(texts: Texts, output: Path) -> Iterator[str]:

@@ -15,6 +15,8 @@ from bridge.batch import solve
 from bridge.cli.budget import bounded
 from bridge.cli.convert import answered, not_over_input, read
 from bridge.cli.job import Job
+from bridge.cli.pictures import refuse_other_file
+from bridge.cli.placing import refuse_other
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import ConfigError
 from bridge.exits import Exit
@@ -22,7 +24,7 @@ from bridge.files import write_all
 from bridge.layout.partition import Layers, partition
 from bridge.layout.pipeline import described, name_of, ranks_of, schedule_of, text_of
 from bridge.layout.schedule import Costs, Kind, Timeline, prove, timeline
-from bridge.layout.schedule.table import written
+from bridge.layout.schedule.table import is_table, written
 from bridge.layout.schedule.timeline import in_flight
 from bridge.plan import Plan
 from bridge.translation import lift
@@ -59,7 +61,7 @@ def schedule(job: Job, options: Options) -> int:
     def work() -> int:
         with bounded():
             found, notes = timed(lift(read(job)), options.microbatches)
-        not_over_input(job, [path for path in (options.csv, options.png) if path])
+        _refuse_other_files(job, options)
         if options.csv:
             write_all({options.csv: written(found.schedule)})
         if options.png:
@@ -74,6 +76,19 @@ def schedule(job: Job, options: Options) -> int:
 
     with _uncollected():
         return answered(job, work)
+
+
+def _refuse_other_files(job: Job, options: Options) -> None:
+    """Raise `SourceError` if an output is the file that is read, or a file of another kind."""
+    not_over_input(job, [path for path in (options.csv, options.png) if path])
+    if options.csv:
+        refuse_other(
+            options.csv,
+            "a table of a schedule",
+            lambda content: is_table(content.decode(errors="replace")),
+        )
+    if options.png:
+        refuse_other_file(options.png)
 
 
 @contextmanager

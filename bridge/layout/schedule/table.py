@@ -35,6 +35,12 @@ def written(schedule: Schedule) -> str:
     return text.getvalue()
 
 
+def is_table(text: str) -> bool:
+    """Return whether `text` may come from `written`: each cell has an action, or is empty."""
+    cells = (cell for line in text.splitlines() for cell in line.split(","))
+    return all(not cell or CELL.fullmatch(cell) for cell in cells)
+
+
 def read(text: str, where: str = "schedule.csv") -> Schedule:
     """Return the schedule that the CSV `text` describes. In an empty cell the rank is idle. Raises
     `ConfigError` with all problems of the text.
