@@ -131,7 +131,7 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     problems += [
         f"--auto-from: {name}: {flaw}"
         for name, value in known.items()
-        if (flaw := _flaw(value, DEFAULTS[name]))
+        if (flaw := misfit(value, DEFAULTS[name]))
     ]
     ConfigError.raise_if(problems)
     # No defaults yet: they would win over those of a launch script.
@@ -144,29 +144,35 @@ SPELLED: Mapping[str, str] = {
     "clip": "max_grad_norm",
     "lr": "learning_rate",
     "eps": "adam_epsilon",
+    MICRO: "per_device_train_batch_size",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "optimizer.params.betas": "betas",
 }
-"""A table from facts of --auto to TrainingArguments, for those whose two names differ."""
+"""A table from facts and keys of --auto to TrainingArguments, for those whose two names differ."""
 
 
 def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the TrainingArguments that the facts of --auto set. A fact given with --auto takes
-    precedence over the same argument in a dump or a script. A fact whose value has the wrong type
-    is left out, because the rules for "auto" report the problem.
+    precedence over the same argument in a dump or a script. A key whose value has the wrong type
+    is left out, because the problem is reported where the key is set.
     """
     found = {SPELLED.get(name, name): value for name, value in values.items()}
     betas = found.get("betas")
     if isinstance(betas, list | tuple) and len(betas) == 2:
         found |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
-    if (precision := found.get("mixed_precision")) in ("no", "fp16", "bf16"):
-        found |= {name: name == precision for name in ("fp16", "bf16")}
+    if "mixed_precision" in found:
+        found |= {name: name == found["mixed_precision"] for name in ("fp16", "bf16")}
     return {
         name: value
         for name, value in found.items()
-        if name in DEFAULTS and not _flaw(value, DEFAULTS[name])
+        if name in DEFAULTS and not misfit(value, DEFAULTS[name])
     }
 
 
-def _flaw(value: Any, usual: Any) -> str:
+def misfit(value: Any, usual: Any) -> str:
     """Return a message if an argument's value does not have the type of the default `usual`, else
     an empty string.
     """

@@ -283,6 +283,34 @@ SCRIPT = """torchrun train.py --deepspeed ./zero3.json --bf16 True --per_device_
 """
 
 
+WRONG = {
+    "lr": "abc",
+    "learning_rate": "auto",
+    "optimizer.params.lr": "abc",
+    "weight_decay": "xyz",
+    "eps": "abc",
+    "max_grad_norm": float("nan"),
+    "betas": [0.9],
+    "adam_beta1": "abc",
+    "mixed_precision": "fp17",
+    "total_steps": "abc",
+    "micro_batch": 0,
+}
+"""Values of --auto that were dropped without a word where --auto-from gave another value."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_fact_beside_a_dump_is_refused(deepspeed: Dialect, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: found .*, expected "):
+        deepspeed.read(HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, name: WRONG[name]})
+
+
+def test_a_key_beside_a_dump_counts_wherever_the_argument_does(deepspeed: Dialect) -> None:
+    auto = {"hidden_size": 64, "optimizer.params.lr": 1e-4}
+    given = deepspeed.read(HF, world_size=8, trainer={"learning_rate": 2e-5, "max_steps": 50}, auto=auto).given
+    assert given["optimizer.params.lr"] == given["scheduler.params.warmup_max_lr"] == 1e-4
+
+
 @pytest.mark.parametrize(
     ("fact", "wanted"),
     [
@@ -297,6 +325,8 @@ SCRIPT = """torchrun train.py --deepspeed ./zero3.json --bf16 True --per_device_
         ("micro_batch=3", {"train_micro_batch_size_per_gpu": 3, "train_batch_size": 48}),
         ("accumulation=5", {"gradient_accumulation_steps": 5, "train_batch_size": 160}),
         ("mixed_precision=fp16", {"fp16.enabled": True, "bf16.enabled": False}),
+        ("mixed_precision=no", {"fp16.enabled": False, "bf16.enabled": False}),
+        ("mixed_precision=false", {"fp16.enabled": False, "bf16.enabled": False}),
         ("warmup_steps=9", {"scheduler.params.warmup_num_steps": 9}),
         ("max_steps=77", {"scheduler.params.total_num_steps": 77}),
     ],
@@ -306,7 +336,7 @@ def test_a_fact_beside_a_dump_wins(deepspeed: Dialect, fact: str, wanted: dict[s
     dump = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 2e-5, "bf16": True}
     dump |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "max_grad_norm": 1.0, "max_steps": 50, "warmup_steps": 3}
     name, _, said = fact.partition("=")
-    auto = {"hidden_size": 64, name: json.loads(said) if said[0] in "[0123456789" else said}
+    auto = {"hidden_size": 64, name: json.loads(said) if said[0] in "[0123456789" or said == "false" else said}
     given = deepspeed.read(HF, world_size=8, trainer=dump, auto=auto).given
     assert {path: tuple(found) if isinstance(found := given[path], list) else found for path in wanted} == wanted
 
