@@ -14,7 +14,7 @@ from bridge.config import fields, shown
 from bridge.errors import ConfigError, nearest
 from compat.deepspeed.leaves import typed
 from compat.deepspeed.schema import DeepSpeed
-from compat.deepspeed.trainer import DEFAULTS, misfit
+from compat.deepspeed.trainer import DEFAULTS, NAMES, misfit
 
 REAL = frozenset(
     {
@@ -316,7 +316,7 @@ def flaw(name: str, value: Any) -> str:
     if name in BETAS:
         return misfit(value, DEFAULTS[name])
     if fact not in known:
-        if name in DEFAULTS:
+        if name in NAMES:
             return f"--auto does not take this TrainingArgument; use --auto-from {name}={_spelled(value)}"
         return f"neither a key of DeepSpeed nor the name of a fact{nearest(name, {*known, *SPELLED})}"
     # True and false are whole numbers to Python, so they are ruled out by name.

@@ -611,6 +611,7 @@ class _Reader(Reader):
         """
         fit = {name: value for name, value in values.items() if not auto.flaw(name, value)}
         arguments = {**arguments, **trainer.said_beside(fit)}
+        self.problems.extend(trainer.clashes(arguments))
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
         said = trainer.filling(arguments, ranks, fit.get("total_steps"))
         for path, problem in said.refusals(self.given):
