@@ -139,7 +139,7 @@ FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in r
 """The names of all facts. Facts about sizes count samples, ranks or optimizer steps."""
 
 _TYPED_AS: Mapping[str, str] = {
-    rule.needs[0]: path for path, rule in reversed(RULES.items()) if rule.value is _itself
+    rule.needs[0]: path for path, rule in reversed([*RULES.items()]) if rule.value is _itself
 }
 """The key of each fact that is the value of a key as it is; the fact has the key's type."""
 

@@ -350,6 +350,7 @@ def test_a_key_beside_a_dump_counts_wherever_the_argument_does(deepspeed: Dialec
         ("micro_batch=3", {"train_micro_batch_size_per_gpu": 3, "train_batch_size": 48}),
         ("accumulation=5", {"gradient_accumulation_steps": 5, "train_batch_size": 160}),
         ("mixed_precision=fp16", {"fp16.enabled": True, "bf16.enabled": False}),
+        ("data_parallel=2", {"train_batch_size": 16}),
         ("mixed_precision=no", {"fp16.enabled": False, "bf16.enabled": False}),
         ("mixed_precision=false", {"fp16.enabled": False, "bf16.enabled": False}),
         ("warmup_steps=9", {"scheduler.params.warmup_num_steps": 9}),
