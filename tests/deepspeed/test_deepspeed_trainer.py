@@ -330,6 +330,11 @@ def test_a_wrong_fact_beside_a_dump_is_refused(deepspeed: Dialect, name: str) ->
         deepspeed.read(HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, name: WRONG[name]})
 
 
+def test_data_ranks_that_contradict_the_world_are_refused(deepspeed: Dialect) -> None:
+    with pytest.raises(ConfigError, match="train_batch_size"):
+        deepspeed.read(HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, "data_parallel": 2})
+
+
 def test_a_key_beside_a_dump_counts_wherever_the_argument_does(deepspeed: Dialect) -> None:
     auto = {"hidden_size": 64, "optimizer.params.lr": 1e-4}
     given = deepspeed.read(HF, world_size=8, trainer={"learning_rate": 2e-5, "max_steps": 50}, auto=auto).given
@@ -350,7 +355,6 @@ def test_a_key_beside_a_dump_counts_wherever_the_argument_does(deepspeed: Dialec
         ("micro_batch=3", {"train_micro_batch_size_per_gpu": 3, "train_batch_size": 48}),
         ("accumulation=5", {"gradient_accumulation_steps": 5, "train_batch_size": 160}),
         ("mixed_precision=fp16", {"fp16.enabled": True, "bf16.enabled": False}),
-        ("data_parallel=2", {"train_batch_size": 16}),
         ("mixed_precision=no", {"fp16.enabled": False, "bf16.enabled": False}),
         ("mixed_precision=false", {"fp16.enabled": False, "bf16.enabled": False}),
         ("warmup_steps=9", {"scheduler.params.warmup_num_steps": 9}),
