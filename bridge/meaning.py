@@ -157,6 +157,11 @@ def _idle(path: str, value: Any, values: Values) -> bool:
     return path in UNREACHED and UNREACHED[path](values)
 
 
+def _level(values: Values) -> bool:
+    """Return whether the learning rate stays constant after the warmup, so that it has no end."""
+    return bool(values.get(SCHEDULE + "name") == "constant")
+
+
 def _constant(values: Values) -> bool:
     """Return whether the loss is scaled by a constant."""
     return bool(values.get(LOSS_SCALE + "static"))
@@ -182,7 +187,7 @@ def _above(values: Values) -> bool:
 
 
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
-    SCHEDULE + "minimum": lambda values: values.get(SCHEDULE + "name") == "constant",
+    **{SCHEDULE + name: _level for name in ("minimum", "total_steps")},
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
     **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},
     LOSS_SCALE + "late": _late,

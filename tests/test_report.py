@@ -111,6 +111,19 @@ class TestRows:
         (row,) = re.findall(r"^  2 .*? samples.*?counts are rounded to whole optimizer steps$", text, re.MULTILINE | re.DOTALL)
         assert row.count(" samples -> ") == 3
 
+    def test_a_rate_that_stays_constant_has_no_length(self, said: Said, tmp_path: Path) -> None:
+        """Steps of the run are no length of a warmup without a decay, so nothing was rounded or left to a default."""
+        warmup = {"type": "WarmupLR", "params": {"warmup_max_lr": 2e-5, "warmup_num_steps": 100}}
+        optimizer = {"type": "AdamW", "params": {"lr": 2e-5}}
+        data = {"train_batch_size": 8, "gradient_clipping": 1.0, "optimizer": optimizer, "scheduler": warmup}
+        (tmp_path / "sch.json").write_text(json.dumps(data))
+        verdicts = set()
+        for steps in ((), ("--code", "steps=1000")):
+            text = said("convert", "sch.json", "--to", "megatron", "--world-size", "8", *steps)[2]
+            assert "rounded" not in text and "total_steps" not in text
+            verdicts.add(text.partition(",")[0])
+        assert verdicts == {"different numbers: 1 thing"}
+
     def test_a_value_is_told_in_the_words_of_file_and_target(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "x.args").write_text(SAMPLED.replace("--lr-warmup-samples 3906252", "--lr-warmup-samples 1280"))
         text = said("convert", "x.args", "--to", "deepspeed", "--world-size", "8", "--all")[2]

@@ -12,7 +12,9 @@ from typing import Any
 
 from bridge.config import fields, shown
 from bridge.errors import ConfigError, nearest
+from compat.deepspeed.leaves import typed
 from compat.deepspeed.schema import DeepSpeed
+from compat.deepspeed.trainer import DEFAULTS, NAMES, misfit
 
 REAL = frozenset(
     {
@@ -48,8 +50,12 @@ class Rule:
     value: Callable[..., Any]
 
 
+def _itself(value: Any) -> Any:
+    return value
+
+
 def _same(fact: str) -> Rule:
-    return Rule((fact,), lambda value: value)
+    return Rule((fact,), _itself)
 
 
 RULES: Mapping[str, Rule] = {
@@ -124,8 +130,18 @@ WHOLE = frozenset(
 )
 """Facts that must be whole numbers."""
 
+PRECISIONS = ("no", "fp16", "bf16", "fp8")
+"""The values of accelerate's `mixed_precision`."""
+BETAS = ("adam_beta1", "adam_beta2")
+"""The two TrainingArguments that make the fact `betas`."""
+
 FACTS = frozenset({"world_size", *(fact for rule in RULES.values() for fact in rule.needs)})
 """The names of all facts. Facts about sizes count samples, ranks or optimizer steps."""
+
+_TYPED_AS: Mapping[str, str] = {
+    rule.needs[0]: path for path, rule in reversed([*RULES.items()]) if rule.value is _itself
+}
+"""The key of each fact that is the value of a key as it is; the fact has the key's type."""
 
 _KNOWN_AS: Mapping[str, str] = {
     "micro_batch": MICRO,
@@ -175,26 +191,27 @@ def resolved(
     accelerate starts the run.
     """
     open_ = [path for path, value in given.items() if value == "auto" and path not in REAL]
-    said = _as_facts(values or {})
-    problems = _strange(said)
-    facts: dict[str, Any] = {}
-    if not problems:
-        facts = _facts(given, {"world_size": world, **said} if world else said)
+    flaws = {name: text for name, value in (values or {}).items() if (text := flaw(name, value))}
+    wrong = {"betas" if name in BETAS else SPELLED.get(name, name) for name in flaws}
+    said = _as_facts({name: value for name, value in (values or {}).items() if name not in flaws})
+    facts = _facts(given, {"world_size": world, **said} if world else said)
+    # The user first learns that a fact is wrong; no other value takes its place.
+    facts = {fact: value for fact, value in facts.items() if fact not in wrong}
     found: dict[str, Any] = {}
     for path in open_ if values is not None else ():
         value = said.get(path)
-        # A wrong fact makes no values by rule: the user first learns that it is wrong.
-        if path not in said and not problems:
+        if path not in said:
             value = _by_rule(path, facts)
         if value is not None:
             found[path] = value
             # A key that is now known may be the fact of another: a
             # resolved micro batch completes the total.
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
-    left = [path for path in open_ if path not in found]
-    return Resolved(
-        found, (*problems, *_left(left, facts, where or {})), tuple(_asked(left, facts))
-    )
+    spoilt = {path for path, rule in RULES.items() if not wrong.isdisjoint(rule.needs)}
+    left = [path for path in open_ if path not in found and path not in spoilt]
+    problems = (*(f"auto: {name}: {text}" for name, text in flaws.items()), *_left(left, facts, where or {}))
+    # A command that repeats a wrong option would be refused again.
+    return Resolved(found, problems, () if flaws else tuple(_asked(left, facts)))
 
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,12 +219,11 @@ def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     said = {
         SPELLED.get(name, name): value
         for name, value in values.items()
-        if name not in ("adam_beta1", "adam_beta2")
+        if name not in BETAS
     }
     # Two arguments make one fact. The one that is not given has the Trainer's default.
-    if "adam_beta1" in values or "adam_beta2" in values:
-        first, second = SAMPLES["betas"]
-        said["betas"] = (values.get("adam_beta1", first), values.get("adam_beta2", second))
+    if not values.keys().isdisjoint(BETAS):
+        said["betas"] = tuple(map(values.get, BETAS, SAMPLES["betas"]))
     return said
 
 
@@ -281,22 +297,37 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
             value = SAMPLES.get(fact, fact.upper())
             yield from (
                 "--auto",
-                f"{fact}={value if isinstance(value, str) else json.dumps(value)}",
+                f"{fact}={_spelled(value)}",
             )
 
 
-def _strange(values: Mapping[str, Any]) -> list[str]:
-    known = {*fields(DeepSpeed), *FACTS}
-    names = [
-        f"auto: {name}: neither a key of DeepSpeed nor the name of a"
-        f" fact{nearest(name, {*known, *SPELLED})}"
-        for name in values
-        if name not in known
-    ]
+def _spelled(value: Any) -> str:
+    """Return `value` as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def flaw(name: str, value: Any) -> str:
+    """Return a message if there is no fact or key `name`, or if the fact cannot have this value.
+    Otherwise return an empty string.
+
+    The value of a key is checked where the key is set.
+    """
+    fact, known = SPELLED.get(name, name), {*fields(DeepSpeed), *FACTS}
+    if name in BETAS:
+        return misfit(value, DEFAULTS[name])
+    if fact not in known:
+        if name in NAMES:
+            return f"--auto does not take this TrainingArgument; use --auto-from {name}={_spelled(value)}"
+        return f"neither a key of DeepSpeed nor the name of a fact{nearest(name, {*known, *SPELLED})}"
     # True and false are whole numbers to Python, so they are ruled out by name.
-    flaws = [
-        f"auto: {name}: found {shown(value)}, expected a whole number"
-        for name, value in values.items()
-        if name in WHOLE and (isinstance(value, bool) or not isinstance(value, int))
-    ]
-    return [*names, *flaws]
+    if fact in WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
+        return f"found {shown(value)}, expected a whole number"
+    # YAML reads the word no as false.
+    if fact == "mixed_precision" and value not in PRECISIONS and value is not False:
+        return f"found {shown(value)}, expected one of {', '.join(PRECISIONS)}"
+    try:
+        if fact in _TYPED_AS:
+            typed(_TYPED_AS[fact], value)
+    except ValueError as error:
+        return str(error)
+    return ""

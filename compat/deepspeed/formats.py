@@ -588,11 +588,14 @@ class _Reader(Reader):
         }
         said = auto.resolved(self.given, values, lines, self.world)
         self.problems.extend(said.problems)
+        before = len(self.problems)
         for path, value in said.found.items():
             self._value(path, path, value)
+        refused = len(self.problems) > before
         if said.found and not scheduled and not self._scheduled():
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
-        return said.words
+        # A command that repeats a refused value would be refused again.
+        return () if refused else said.words
 
     def _scheduled(self) -> bool:
         return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
@@ -606,8 +609,11 @@ class _Reader(Reader):
         the file that the Trainer refuses, and store the optimizer and the schedule that the Trainer
         would build. Return command-line options for facts that are missing.
         """
-        arguments = {**arguments, **trainer.said_beside(values)}
-        said = trainer.filling(arguments, self.world, values.get("total_steps"))
+        fit = {name: value for name, value in values.items() if not auto.flaw(name, value)}
+        arguments = {**arguments, **trainer.said_beside(fit)}
+        self.problems.extend(trainer.clashes(arguments))
+        ranks = fit.get("data_parallel", fit.get("world_size", self.world))
+        said = trainer.filling(arguments, ranks, fit.get("total_steps"))
         for path, problem in said.refusals(self.given):
             self.problem(path, problem)
         # The Trainer overwrites keys of the file, but not what the user said of the script.

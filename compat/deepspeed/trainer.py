@@ -40,6 +40,37 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
 
+NAMES = frozenset(
+    {
+        *DEFAULTS,
+        "accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adafactor",
+        "average_tokens_across_devices", "batch_eval_metrics", "data_seed", "dataloader_drop_last",
+        "dataloader_in_order", "dataloader_multiprocessing_context", "dataloader_num_workers",
+        "dataloader_persistent_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_backend",
+        "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters", "ddp_static_graph",
+        "ddp_timeout", "debug", "deepspeed", "disable_tqdm", "do_eval", "do_predict", "do_train",
+        "enable_jit_checkpoint", "eval_accumulation_steps", "eval_delay", "eval_do_concat_batches",
+        "eval_on_start", "eval_steps", "eval_strategy", "eval_use_gather_object", "evaluation_strategy",
+        "fp16_opt_level", "fsdp", "fsdp_config", "full_determinism", "gradient_checkpointing",
+        "gradient_checkpointing_kwargs", "greater_is_better", "group_by_length", "half_precision_backend",
+        "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token",
+        "ignore_data_skip", "include_for_metrics", "include_num_input_tokens_seen", "label_names",
+        "label_smoothing_factor", "length_column_name", "liger_kernel_config", "load_best_model_at_end",
+        "local_rank", "log_level", "log_level_replica", "log_on_each_node", "logging_dir",
+        "logging_first_step", "logging_nan_inf_filter", "logging_steps", "logging_strategy",
+        "metric_for_best_model", "neftune_noise_alpha", "no_cuda", "num_train_epochs", "optim_args",
+        "optim_target_modules", "output_dir", "overwrite_output_dir", "parallelism_config",
+        "per_device_eval_batch_size", "prediction_loss_only", "project", "push_to_hub",
+        "remove_unused_columns", "report_to", "restore_callback_states_from_checkpoint",
+        "resume_from_checkpoint", "run_name", "save_only_model", "save_safetensors", "save_steps",
+        "save_strategy", "save_total_limit", "seed", "skip_memory_metrics", "tf32", "torch_compile",
+        "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "trackio_bucket_id",
+        "trackio_space_id", "trackio_static_space_id", "train_sampling_strategy", "use_cache", "use_cpu",
+        "use_liger_kernel",
+    }
+)
+"""The names of all TrainingArguments (training_args.py in transformers 4 and 5)."""
+
 SCHEDULES: Mapping[str, str] = {
     "linear": "linear",
     "cosine": "cosine",
@@ -113,17 +144,17 @@ class Filling:
 
 
 def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
-    """Return the arguments in `said` that affect a DeepSpeed file. If `said` is a `whole` dump,
-    other arguments are left out. Raises `ConfigError` with all problems: wrong values, and other
-    arguments if `said` is not a whole dump.
+    """Return the arguments in `said` that affect a DeepSpeed file, without the other
+    TrainingArguments. If `said` is a `whole` dump, it may also have arguments of a class of the
+    user. Raises `ConfigError` with all problems: wrong values, and names of no argument.
     """
     known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
-    strange = [] if whole else [name for name in said if name not in DEFAULTS]
+    strange = [] if whole else [name for name in said if name not in NAMES]
     problems = [
-        f"--auto-from: {name}: this argument fills in no DeepSpeed key{nearest(name, DEFAULTS)}"
+        f"--auto-from: {name}: found no TrainingArgument of this name{nearest(name, NAMES)}"
         for name in strange
     ]
-    if whole and not known:
+    if said and not strange and DEFAULTS.keys().isdisjoint(said):
         problems.append(
             "--auto-from: found no TrainingArguments that fill in a DeepSpeed file, expected for"
             f" example {', '.join(list(DEFAULTS)[:4])}"
@@ -131,11 +162,23 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     problems += [
         f"--auto-from: {name}: {flaw}"
         for name, value in known.items()
-        if (flaw := _flaw(value, DEFAULTS[name]))
+        if (flaw := misfit(value, DEFAULTS[name]))
     ]
     ConfigError.raise_if(problems)
     # No defaults yet: they would win over those of a launch script.
     return known
+
+
+def clashes(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a problem for each pair of formats that the Trainer refuses together
+    (TrainingArguments.__post_init__).
+    """
+    for one, other in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
+        if given.get(one) and given.get(other):
+            yield (
+                f"TrainingArguments: found {one} and {other}, and the Trainer refuses both at once;"
+                " keep one of them"
+            )
 
 
 SPELLED: Mapping[str, str] = {
@@ -144,29 +187,35 @@ SPELLED: Mapping[str, str] = {
     "clip": "max_grad_norm",
     "lr": "learning_rate",
     "eps": "adam_epsilon",
+    MICRO: "per_device_train_batch_size",
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "optimizer.params.betas": "betas",
 }
-"""A table from facts of --auto to TrainingArguments, for those whose two names differ."""
+"""A table from facts and keys of --auto to TrainingArguments, for those whose two names differ."""
 
 
 def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the TrainingArguments that the facts of --auto set. A fact given with --auto takes
-    precedence over the same argument in a dump or a script. A fact whose value has the wrong type
-    is left out, because the rules for "auto" report the problem.
+    precedence over the same argument in a dump or a script. A key whose value has the wrong type
+    is left out, because the problem is reported where the key is set.
     """
     found = {SPELLED.get(name, name): value for name, value in values.items()}
     betas = found.get("betas")
     if isinstance(betas, list | tuple) and len(betas) == 2:
         found |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
-    if (precision := found.get("mixed_precision")) in ("no", "fp16", "bf16"):
-        found |= {name: name == precision for name in ("fp16", "bf16")}
+    if "mixed_precision" in found:
+        found |= {name: name == found["mixed_precision"] for name in ("fp16", "bf16")}
     return {
         name: value
         for name, value in found.items()
-        if name in DEFAULTS and not _flaw(value, DEFAULTS[name])
+        if name in DEFAULTS and not misfit(value, DEFAULTS[name])
     }
 
 
-def _flaw(value: Any, usual: Any) -> str:
+def misfit(value: Any, usual: Any) -> str:
     """Return a message if an argument's value does not have the type of the default `usual`, else
     an empty string.
     """

@@ -139,8 +139,38 @@ def test_keys_without_a_rule_need_a_value(deepspeed: Dialect) -> None:
 
 
 def test_resolved_values_are_checked(deepspeed: Dialect) -> None:
-    with pytest.raises(ConfigError, match="gradient_clipping: found 'much', expected a number"):
+    with pytest.raises(ConfigError, match=r"^auto: clip: found 'much', expected a number of at least 0$"):
         _read(deepspeed, {"train_batch_size": 8, "gradient_clipping": "auto"}, auto={"clip": "much"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"foo": 1}, "neither a key of DeepSpeed nor the name of a fact"),
+        ({"hidden_size": 1e3}, "found 1000.0, expected a whole number"),
+        ({"warmup_ratio": 0.1}, "--auto does not take this TrainingArgument; use --auto-from warmup_ratio=0.1"),
+        ({"bf16": True}, "--auto does not take this TrainingArgument; use --auto-from bf16=true"),
+    ],
+)
+def test_a_wrong_value_does_not_void_the_others(deepspeed: Dialect, wrong: dict[str, Any], says: str) -> None:
+    """It is named alone, and no command that repeats it is printed."""
+    data = {"train_batch_size": 8, "gradient_clipping": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    (name,) = wrong
+    with pytest.raises(ConfigError) as raised:
+        _read(deepspeed, data, auto={"lr": 1e-4, "clip": 1.0} | wrong)
+    assert raised.value.problems == (f"auto: {name}: {says}",)
+    with pytest.raises(ConfigError) as raised:
+        _read(deepspeed, data, auto={"lr": 1e-4} | wrong)
+    assert len(raised.value.problems) == 2 and "or pass clip with" in raised.value.problems[1]
+    assert raised.value.words == ()
+
+
+@pytest.mark.parametrize("name", ["lr", "optimizer.params.lr"])
+def test_no_command_repeats_a_value_that_is_refused(deepspeed: Dialect, name: str) -> None:
+    data = {"train_batch_size": 8, "gradient_clipping": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}
+    with pytest.raises(ConfigError, match=f"{name}: found 'abc'") as raised:
+        _read(deepspeed, data, auto={name: "abc"})
+    assert raised.value.words == ()
 
 
 def test_unknown_facts_are_named(deepspeed: Dialect) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 import shlex
@@ -49,7 +50,7 @@ ARGUMENTS = st.fixed_dictionaries(
         "save_on_each_node": st.booleans(),
         "auto_find_batch_size": st.booleans(),
     },
-)
+).filter(lambda said: not [*trainer.clashes(said)])
 FIXED: dict[str, st.SearchStrategy[Any]] = {
     "train_micro_batch_size_per_gpu": st.integers(1, 9),
     "gradient_accumulation_steps": st.integers(1, 5),
@@ -151,12 +152,36 @@ def read(deepspeed: Dialect, data: dict[str, Any], **said: Any) -> Any:
 
 def test_a_dump_has_what_does_not_count_here(deepspeed: Dialect) -> None:
     assert read(deepspeed, FILE, output_dir="x", hub_token=None, learning_rate=1e-5).given["optimizer.params.lr"] == 1e-5
-    with pytest.raises(ConfigError, match="output_dire: this argument fills in no DeepSpeed key"):
+    with pytest.raises(ConfigError, match="output_dire: found no TrainingArgument of this name"):
         read(deepspeed, FILE, output_dire="x")
-    with pytest.raises(ConfigError, match=r"learnin_rate: this argument .*; did you mean learning_rate\?"):
+    with pytest.raises(ConfigError, match=r"learnin_rate: found no TrainingArgument .*; did you mean learning_rate\?"):
         read(deepspeed, FILE, learnin_rate=1e-5)
-    with pytest.raises(ConfigError, match="found no TrainingArguments that fill in"):
-        read(deepspeed, FILE, output_dir="x")
+    for name in ("output_dir", "num_train_epochs"):
+        with pytest.raises(ConfigError, match="found no TrainingArguments that fill in"):
+            read(deepspeed, FILE, **{name: 3})
+
+
+def test_names_that_fill_in_nothing_are_taken_without_an_output_dir(said: Said, tmp_path: Path) -> None:
+    more = ("--auto", "hidden_size=64", "--auto", "total_steps=100", "--world-size", "8", "--json")
+    told = []
+    for beside in ({}, {"output_dir": "x"}):
+        (tmp_path / "args.json").write_text(json.dumps({"learning_rate": 1e-4, "num_train_epochs": 3} | beside))
+        told.append(json.loads(said(*TO, "--auto-from", "args.json", *more)[1])["target"])
+    assert told[0] == told[1] and told[0]["given"]["lr"] == 1e-4
+
+
+@pytest.mark.parametrize("names", [("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")])
+def test_two_formats_at_once_are_refused(deepspeed: Dialect, names: tuple[str, str]) -> None:
+    """As TrainingArguments does; it was read as bf16."""
+    with pytest.raises(ConfigError, match=f"found {names[0]} and {names[1]}, and the Trainer refuses both at once"):
+        read(deepspeed, FILE, **dict.fromkeys(names, True))
+    assert read(deepspeed, FILE, **{names[1]: True}).given["bf16.enabled"] is True
+
+
+def test_transformers_knows_the_names() -> None:
+    training = pytest.importorskip("transformers.training_args")
+    theirs = {field.name for field in dataclasses.fields(training.TrainingArguments) if not field.name.startswith("_")}
+    assert theirs <= trainer.NAMES
 
 
 @pytest.mark.parametrize(
@@ -283,6 +308,39 @@ SCRIPT = """torchrun train.py --deepspeed ./zero3.json --bf16 True --per_device_
 """
 
 
+WRONG = {
+    "lr": "abc",
+    "learning_rate": "auto",
+    "optimizer.params.lr": "abc",
+    "weight_decay": "xyz",
+    "eps": "abc",
+    "max_grad_norm": float("nan"),
+    "betas": [0.9],
+    "adam_beta1": "abc",
+    "mixed_precision": "fp17",
+    "total_steps": "abc",
+    "micro_batch": 0,
+}
+"""Values of --auto that were dropped without a word where --auto-from gave another value."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_fact_beside_a_dump_is_refused(deepspeed: Dialect, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: found .*, expected "):
+        deepspeed.read(HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, name: WRONG[name]})
+
+
+def test_data_ranks_that_contradict_the_world_are_refused(deepspeed: Dialect) -> None:
+    with pytest.raises(ConfigError, match="train_batch_size"):
+        deepspeed.read(HF, world_size=8, trainer={"max_steps": 50}, auto={"hidden_size": 64, "data_parallel": 2})
+
+
+def test_a_key_beside_a_dump_counts_wherever_the_argument_does(deepspeed: Dialect) -> None:
+    auto = {"hidden_size": 64, "optimizer.params.lr": 1e-4}
+    given = deepspeed.read(HF, world_size=8, trainer={"learning_rate": 2e-5, "max_steps": 50}, auto=auto).given
+    assert given["optimizer.params.lr"] == given["scheduler.params.warmup_max_lr"] == 1e-4
+
+
 @pytest.mark.parametrize(
     ("fact", "wanted"),
     [
@@ -297,6 +355,8 @@ SCRIPT = """torchrun train.py --deepspeed ./zero3.json --bf16 True --per_device_
         ("micro_batch=3", {"train_micro_batch_size_per_gpu": 3, "train_batch_size": 48}),
         ("accumulation=5", {"gradient_accumulation_steps": 5, "train_batch_size": 160}),
         ("mixed_precision=fp16", {"fp16.enabled": True, "bf16.enabled": False}),
+        ("mixed_precision=no", {"fp16.enabled": False, "bf16.enabled": False}),
+        ("mixed_precision=false", {"fp16.enabled": False, "bf16.enabled": False}),
         ("warmup_steps=9", {"scheduler.params.warmup_num_steps": 9}),
         ("max_steps=77", {"scheduler.params.total_num_steps": 77}),
     ],
@@ -306,7 +366,7 @@ def test_a_fact_beside_a_dump_wins(deepspeed: Dialect, fact: str, wanted: dict[s
     dump = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 2e-5, "bf16": True}
     dump |= {"adam_beta1": 0.9, "adam_beta2": 0.95, "max_grad_norm": 1.0, "max_steps": 50, "warmup_steps": 3}
     name, _, said = fact.partition("=")
-    auto = {"hidden_size": 64, name: json.loads(said) if said[0] in "[0123456789" else said}
+    auto = {"hidden_size": 64, name: json.loads(said) if said[0] in "[0123456789" or said == "false" else said}
     given = deepspeed.read(HF, world_size=8, trainer=dump, auto=auto).given
     assert {path: tuple(found) if isinstance(found := given[path], list) else found for path in wanted} == wanted
 
