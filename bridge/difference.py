@@ -95,11 +95,14 @@ def _settings(pair: Pair) -> Iterator[Finding]:
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
     """Return the effect on the run of a setting that differs between the two configs. Each config
-    has an effect of losing the setting, and the worse of these two effects is returned.
+    has an effect of losing the setting. Unless the rule states the effect of another value, the
+    worse of these two effects is returned.
     """
     if ours and not lost:
         return Effect.NONE
     rule = claims(pair.one.dialect)[path]
+    if rule.other:
+        return rule.other
     effects = (rule.effect_of_losing(lost, config.effective) for config in (pair.one, pair.other))
     return min(effects, key=lambda effect: effect.rank)
 

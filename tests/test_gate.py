@@ -96,6 +96,29 @@ class TestDiff:
             assert (done, rows[path]["effect"]) == (code, effect)
             assert rows[path]["rule"] == f"difference/{path}"
 
+    @pytest.mark.parametrize(
+        ("one", "other", "effect"),
+        [
+            ("--data-path /a/pile", "--data-path /a/c4", "different numbers"),
+            ("--mock-data", "--data-path /a/pile", "different numbers"),
+            ("--train-data-path /a/pile", "--train-data-path /a/c4", "different numbers"),
+            ("--data-path /a/pile --split 98,1,1", "--data-path /a/pile --split 90,5,5", "different numbers"),
+            ("--tokenizer-type GPT2BPETokenizer", "--tokenizer-type NullTokenizer", "different numbers"),
+            ("--tokenizer-model /a/one", "--tokenizer-model /a/two", "different numbers"),
+            ("--data-cache-path /a/one", "--data-cache-path /a/two", "same numbers"),
+        ],
+    )
+    def test_other_data_is_another_run(self, said: Said, tmp_path: Path, one: str, other: str, effect: str) -> None:
+        """What is harmless to leave out of another stack's file, which names the same data in its own way."""
+        text = launch().replace("--data-path corpus_text_document\n", "")
+        for name, words in (("launch.args", one), ("other.args", other)):
+            (tmp_path / name).write_text(f"{text}\n{words}\n")
+        _, rows = self.rows(said, "launch.args", "other.args")
+        assert {row["effect"] for row in rows.values()} == {effect}
+        report = json.loads(said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "--json")[1])
+        lost = [row for row in report["findings"] if row["path"] in rows]
+        assert lost and {row["effect"] for row in lost} == {"same numbers"}
+
     def test_two_stacks(self, said: Said) -> None:
         said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
         code, rows = self.rows(said, "launch.args", "ds.json")
