@@ -12,15 +12,14 @@ from bridge.config import shown
 from bridge.dialect import Config
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
-from bridge.rules import Effect, How
+from bridge.rules import Effect, How, Rule
+from bridge.sections import Setting, leaves, settings, worth
 from bridge.translation import unheld
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
 SCRIPTED = ("model.", "run.")
 """Prefixes of plan fields that the training script sets if the stack's config defines no model."""
-LONG = 40
-"""Maximum number of characters that a difference shows of a value."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,53 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         same = rule.ours and not lost
         why = "both configs mean the same here, or the setting has no effect in this run" if same else ""
         effect = _weight(pair, rule.ours, lost, path)
-        yield _finding(path, effect, why, before.get(path), after.get(path), pair)
+        whole = _finding(path, effect, why, before.get(path), after.get(path), pair)
+        yield from _in_parts(pair, rule, whole, lost)
     yield from _untold(pair, told)
+
+
+def _in_parts(
+    pair: Pair, rule: Rule, whole: Finding, lost: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Yield one finding for each setting that differs in a section, with its own line. A finding
+    that is not on a section is yielded as it is.
+    """
+    one, other = pair.one.given.get(whole.path), pair.other.given.get(whole.path)
+    parts = (
+        *settings(pair.one, rule, whole.path, other),
+        *settings(pair.other, rule, whole.path, one),
+    )
+    if not parts:
+        yield whole
+        return
+    effects: dict[str, Effect] = {}
+    for part in parts:
+        effect = min(_worth_of(rule, whole, part, lost), effects.get(part.path, Effect.NONE), key=_rank)
+        effects[part.path] = effect
+    # Settings may matter only together: then each of them has the effect of the section.
+    apart = min(effects.values(), key=_rank) is whole.effect
+    before, after = dict(leaves(one or {})), dict(leaves(other or {}))
+    for part in {part.path: part for part in parts}.values():
+        found = _finding(
+            part.path,
+            effects[part.path] if apart else whole.effect,
+            whole.message,
+            before.get(part.keys),
+            after.get(part.keys),
+            pair,
+        )
+        yield replace(found, given=True, rule=whole.rule)
+
+
+def _worth_of(rule: Rule, whole: Finding, part: Setting, lost: tuple[str, ...]) -> Effect:
+    mine = tuple(ours for ours in lost if ours in part.stands)
+    if mine:
+        return rule.effect_of_losing(mine, part.alone)
+    return Effect.NONE if rule.ours and not part.behind else worth(rule, whole.effect, part)
+
+
+def _rank(effect: Effect) -> int:
+    return effect.rank
 
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
@@ -115,7 +159,8 @@ def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair:
 
 
 def _said(value: Any) -> str:
-    return "not set" if value is None else shown(value, LONG)
+    # Never cut: two long values may differ at their ends only.
+    return "not set" if value is None else shown(value, None)
 
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
@@ -156,11 +201,30 @@ def _apart(pair: Pair) -> Iterator[Finding]:
             yield row
     for config in (pair.one, pair.other):
         for finding in unheld(config):
-            change = f"{_said(finding.before)}, in {config.dialect.title} alone"
-            origin = finding.origin if config is pair.other else None
-            yield replace(
-                finding, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
-            )
+            for part in _alone(config, finding):
+                change = f"{_said(part.before)}, in {config.dialect.title} alone"
+                origin = part.origin if config is pair.other else None
+                yield replace(
+                    part, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
+                )
+
+
+def _alone(config: Config, whole: Finding) -> Iterator[Finding]:
+    """Yield one finding for each setting in a section, or the finding itself if it is on no
+    section.
+    """
+    rule = claims(config.dialect)[whole.path]
+    parts = settings(config, rule, whole.path)
+    for part in parts:
+        yield replace(
+            whole,
+            path=part.path,
+            effect=worth(rule, whole.effect, part),
+            before=part.value,
+            origin=config.origins.get(part.path, whole.origin),
+        )
+    if not parts:
+        yield whole
 
 
 def _named(config: Config, ours: str) -> str:

@@ -119,6 +119,24 @@ class TestDiff:
         lost = [row for row in report["findings"] if row["path"] in rows]
         assert lost and {row["effect"] for row in lost} == {"same numbers"}
 
+    def test_values_are_whole(self, said: Said, tmp_path: Path) -> None:
+        """Two long values may differ at their ends only, and of a section what differs has a line of its own."""
+        where = "/data/" + "folder/" * 40
+        for name in ("one", "other"):
+            (tmp_path / f"{name}.args").write_text(f"{launch()}\n--load {where}{name}\n")
+        _, rows = self.rows(said, "one.args", "other.args")
+        assert rows["load"]["change"] == f"'{where}one' -> '{where}other'"
+        recipe = (Path(compat.__file__).parent.parent / "examples/automodel/interleaved.yaml").read_text()
+        set_ = "dataset:\n  _target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset\n"
+        for name in ("one", "other"):
+            (tmp_path / f"{name}.yaml").write_text(f"{recipe}\n{set_}  split: train\n  path_or_dataset: rajpurkar/{name}\n")
+        line = len(Path("one.yaml").read_text().splitlines())
+        out = said("diff", "one.yaml", "other.yaml", "--world-size", "8")[1]
+        assert f"1 dataset.path_or_dataset (line {line}) 'rajpurkar/one' -> 'rajpurkar/other' (line {line})" in " ".join(out.split())
+        assert "_target_" not in out and "…" not in out
+        out = said("diff", "one.yaml", "launch.args", "--world-size", "8")[1]
+        assert f"dataset.path_or_dataset (line {line}) 'rajpurkar/one', in NeMo AutoModel alone" in " ".join(out.split())
+
     def test_two_stacks(self, said: Said) -> None:
         said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
         code, rows = self.rows(said, "launch.args", "ds.json")
