@@ -242,7 +242,11 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     weights = {ours: _worth(pair, ours) for ours in fields}
     worst = min(weights, key=lambda ours: weights[ours][0].rank)
     effect, why = weights[worst]
-    before, after = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
+    meant = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
+    before, after = _own(pair.one, mine, meant[0]), _own(pair.other, theirs, meant[1])
+    if not why and (before, after) != meant:
+        # The files' own values may be equal, or in other units: what they amount to differs.
+        why = f"in stagebridge's plan, {worst} differs: {_said(meant[0])} -> {_said(meant[1])}"
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
     path = theirs if other and not own else mine
@@ -252,6 +256,17 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     return Finding(
         path, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change
     )
+
+
+def _own(config: Config, path: str, meant: Any) -> Any:
+    """Return the value at `path` as the file or its stack has it, or None if nobody wrote it and it
+    has no effect. Return `meant`, the value of the plan field, if `path` is no single setting.
+    """
+    if path not in claims(config.dialect):
+        return meant
+    usual = None if meant is None else config.effective.get(path)
+    value = config.given.get(path, usual)
+    return meant if isinstance(value, Mapping) else value
 
 
 def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:

@@ -119,6 +119,19 @@ class TestDiff:
         lost = [row for row in report["findings"] if row["path"] in rows]
         assert lost and {row["effect"] for row in lost} == {"same numbers"}
 
+    def test_a_field_has_the_value_that_its_file_has(self, said: Said, tmp_path: Path) -> None:
+        """Where it amounts to something else, the plan's field says what."""
+        said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
+        data = json.loads(Path("ds.json").read_text())
+        written(tmp_path, "alone.json", {**data, "train_batch_size": 512})
+        (tmp_path / "other.args").write_text(launch() + "\n--decoupled-lr 5.0e-4\n")
+        words = ("alone.json", "--world-size", "8", "--all")
+        told = {one: " ".join(said("diff", one, *words)[1].split()) for one in ("launch.args", "other.args")}
+        batch = r"data_parallel_size 2 -> train_batch_size 512 \(line 2\):? in stagebridge's plan, parallel.data differs: 2 -> 8"
+        assert re.search(batch, told["launch.args"])
+        assert re.search(r"normalization \(line \d+\) 'RMSNorm' -> not set", told["launch.args"])
+        assert re.search(r"decoupled_lr \(line \d+\) 0.0005 -> not set", told["other.args"])
+
     def test_values_are_whole(self, said: Said, tmp_path: Path) -> None:
         """Two long values may differ at their ends only, and of a section what differs has a line of its own."""
         where = "/data/" + "folder/" * 40
@@ -132,7 +145,8 @@ class TestDiff:
             (tmp_path / f"{name}.yaml").write_text(f"{recipe}\n{set_}  split: train\n  path_or_dataset: rajpurkar/{name}\n")
         line = len(Path("one.yaml").read_text().splitlines())
         out = said("diff", "one.yaml", "other.yaml", "--world-size", "8")[1]
-        assert f"1 dataset.path_or_dataset (line {line}) 'rajpurkar/one' -> 'rajpurkar/other' (line {line})" in " ".join(out.split())
+        change = f"(line {line}) 'rajpurkar/one' -> 'rajpurkar/other' (line {line})"
+        assert f"1 dataset.path_or_dataset {change}" in " ".join(out.split())
         assert "_target_" not in out and "…" not in out
         out = said("diff", "one.yaml", "launch.args", "--world-size", "8")[1]
         assert f"dataset.path_or_dataset (line {line}) 'rajpurkar/one', in NeMo AutoModel alone" in " ".join(out.split())
