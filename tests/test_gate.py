@@ -119,6 +119,13 @@ class TestDiff:
         lost = [row for row in report["findings"] if row["path"] in rows]
         assert lost and {row["effect"] for row in lost} == {"same numbers"}
 
+    def test_each_change_is_a_thing_of_its_own(self, said: Said, tmp_path: Path) -> None:
+        changes = {"--lr 3.0e-4": "--lr 1.0e-4", "--adam-beta2 0.95": "--adam-beta2 0.99", "--clip-grad 1.0": "--clip-grad 2"}
+        self.changed(tmp_path, *changes.items())
+        out = said("diff", "launch.args", "other.args", "--world-size", "8")[1]
+        assert out.splitlines()[0] == "different numbers: 3 things"
+        assert re.findall(r"^ +(\d) (\w+) ", out, re.MULTILINE) == [("1", "lr"), ("2", "adam_beta2"), ("3", "clip_grad")]
+
     def test_a_field_has_the_value_that_its_file_has(self, said: Said, tmp_path: Path) -> None:
         """Where it amounts to something else, the plan's field says what."""
         said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
