@@ -62,8 +62,7 @@ def causes(findings: Iterable[Finding]) -> list[Cause]:
     """Group findings by reason and effect, the worst effect first, then in the order of the file.
 
     A finding without a reason is a cause of its own. A repeated finding appears once. A value that
-    only changed its unit or rounding comes after
-    values that are lost or changed their meaning.
+    only changed its unit or rounding comes after values that are lost or changed their meaning.
     """
     rows: dict[tuple[str, Effect], Cause] = {}
     for finding in sorted(

@@ -119,6 +119,15 @@ class TestDiff:
         lost = [row for row in report["findings"] if row["path"] in rows]
         assert lost and {row["effect"] for row in lost} == {"same numbers"}
 
+    def test_commands_of_help_show_a_field(self, said: Said) -> None:
+        """A field may be of the first file's stack alone."""
+        said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
+        out = said("diff", "launch.args", "ds.json", "--world-size", "8", "--format", "sarif")[1]
+        told = [rule["help"]["text"].split() for rule in json.loads(out)["runs"][0]["tool"]["driver"]["rules"] if "help" in rule]
+        assert ["stagebridge", "show", "megatron", "num_attention_heads"] in told
+        assert {words[2] for words in told} == {"megatron", "deepspeed"}
+        assert not [words for words in told if said(*words[1:])[0]]
+
     def test_each_change_is_a_thing_of_its_own(self, said: Said, tmp_path: Path) -> None:
         changes = {"--lr 3.0e-4": "--lr 1.0e-4", "--adam-beta2 0.95": "--adam-beta2 0.99", "--clip-grad 1.0": "--clip-grad 2"}
         self.changed(tmp_path, *changes.items())
