@@ -85,8 +85,9 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         if path not in written and (not lost or told.issuperset(lost)):
             continue
         told.update(lost)
-        same = rule.ours and not lost
-        why = "both configs mean the same here, or the setting has no effect in this run" if same else ""
+        why = "; ".join(dict.fromkeys(_rounded(pair.one, path) + _rounded(pair.other, path)))
+        if rule.ours and not lost and not why:
+            why = "both configs mean the same here, or the setting has no effect in this run"
         effect = _weight(pair, rule.ours, lost, path)
         whole = _finding(path, effect, why, before.get(path), after.get(path), pair)
         yield from _in_parts(pair, rule, whole, lost)
@@ -142,13 +143,23 @@ def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str)
     has an effect of losing the setting. Unless the rule states the effect of another value, the
     worse of these two effects is returned.
     """
-    if ours and not lost:
+    rounded = _rounded(pair.one, path) or _rounded(pair.other, path)
+    if ours and not lost and not rounded:
         return Effect.NONE
     rule = claims(pair.one.dialect)[path]
     if rule.other:
         return rule.other
     effects = (rule.effect_of_losing(lost, config.effective) for config in (pair.one, pair.other))
     return min(effects, key=lambda effect: effect.rank)
+
+
+def _rounded(config: Config, path: str) -> tuple[str, ...]:
+    """Return how a plan rounds the value at `path`, in words, or nothing if a plan holds it."""
+    rule = claims(config.dialect).get(path)
+    if rule is None or rule.becomes is None or path not in config.given:
+        return ()
+    said = rule.becomes(path, rule.seen(rule.theirs, config.effective))
+    return (said,) if said else ()
 
 
 def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair: Pair) -> Finding:
@@ -200,12 +211,33 @@ def _apart(pair: Pair) -> Iterator[Finding]:
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
             yield row
     for config in (pair.one, pair.other):
+        yield from _counts(pair, config)
         for finding in unheld(config):
             for part in _alone(config, finding):
                 change = f"{_said(part.before)}, in {config.dialect.title} alone"
                 origin = part.origin if config is pair.other else None
                 yield replace(
                     part, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
+                )
+
+
+def _counts(pair: Pair, config: Config) -> Iterator[Finding]:
+    """Yield a finding for each value of `config` that a plan rounds. Two meanings can be equal only
+    because of the rounding; where they differ, the plan field has a finding already.
+    """
+    for path in config.given:
+        rule = claims(config.dialect).get(path)
+        for said in _rounded(config, path):
+            if rule and pair.strayed.isdisjoint(rule.carried(path)):
+                yield Finding(
+                    path,
+                    rule.lossy,
+                    rule.effect_of(config.effective),
+                    True,
+                    before=config.given[path],
+                    origin=config.origins.get(path) if config is pair.other else None,
+                    rule=f"{RULE}/{path}",
+                    change=said,
                 )
 
 

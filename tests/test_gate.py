@@ -128,6 +128,23 @@ class TestDiff:
         assert {words[2] for words in told} == {"megatron", "deepspeed"}
         assert not [words for words in told if said(*words[1:])[0]]
 
+    def test_a_rounded_count_is_another_run(self, said: Said, tmp_path: Path) -> None:
+        """`convert` says so too, of the same two files."""
+        counts = {"--train-iters": "--train-samples", "--lr-decay-iters": "--lr-decay-samples"}
+        for name, end in {"one": "100100", "other": "100096"}.items():
+            text = launch().replace("--lr-warmup-iters 500", "--lr-warmup-samples 1280")
+            for old, new in counts.items():
+                text = re.sub(rf"{old} \d+", f"{new} {end}", text)
+            (tmp_path / f"{name}.args").write_text(text)
+        assert said("convert", "one.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")[0] == 2
+        for names in (("one.args", "ds.json"), ("ds.json", "one.args"), ("one.args", "other.args")):
+            code, rows = self.rows(said, *names)
+            assert code == 2 and rows["lr_decay_samples"]["effect"] == "different numbers"
+            assert "100100 samples -> 782 steps, rounded down from" in str(rows["train_samples"])
+        assert "lr_warmup_samples" not in rows
+        assert said("convert", "other.args", "--to", "deepspeed", "--world-size", "8", "-o", "whole.json")[0] == 0
+        assert self.rows(said, "other.args", "whole.json")[0] == 0
+
     def test_each_change_is_a_thing_of_its_own(self, said: Said, tmp_path: Path) -> None:
         changes = {"--lr 3.0e-4": "--lr 1.0e-4", "--adam-beta2 0.95": "--adam-beta2 0.99", "--clip-grad 1.0": "--clip-grad 2"}
         self.changed(tmp_path, *changes.items())
