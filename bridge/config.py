@@ -231,8 +231,8 @@ def unknown_key(path: str, schema: type[Section]) -> str:
     return f"{brief(path)}: unknown key{nearest(leaf, level)}"
 
 
-def shown(value: Any, limit: int = 60) -> str:
-    """`value` as Python writes it, secrets hidden, cut to `limit` characters."""
+def shown(value: Any, limit: int | None = 60) -> str:
+    """`value` as Python writes it, secrets hidden, cut to `limit` characters (None: never cut)."""
     try:
         text = hide(repr(value))
     except (
@@ -240,7 +240,7 @@ def shown(value: Any, limit: int = 60) -> str:
         RecursionError,
     ):  # an integer of thousands of digits, or lists in lists without end
         return f"a {type(value).__name__} too large to show"
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 
 def brief(name: str, limit: int = 60) -> str:

@@ -12,15 +12,14 @@ from bridge.config import shown
 from bridge.dialect import Config
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
-from bridge.rules import Effect, How
+from bridge.rules import Effect, How, Rule
+from bridge.sections import Setting, leaves, settings, worth
 from bridge.translation import unheld
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
 SCRIPTED = ("model.", "run.")
 """Prefixes of plan fields that the training script sets if the stack's config defines no model."""
-LONG = 40
-"""Maximum number of characters that a difference shows of a value."""
 
 
 @dataclass(frozen=True)
@@ -86,22 +85,81 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         if path not in written and (not lost or told.issuperset(lost)):
             continue
         told.update(lost)
-        same = rule.ours and not lost
-        why = "both configs mean the same here, or the setting has no effect in this run" if same else ""
+        why = "; ".join(dict.fromkeys(_rounded(pair.one, path) + _rounded(pair.other, path)))
+        if rule.ours and not lost and not why:
+            why = "both configs mean the same here, or the setting has no effect in this run"
         effect = _weight(pair, rule.ours, lost, path)
-        yield _finding(path, effect, why, before.get(path), after.get(path), pair)
+        whole = _finding(path, effect, why, before.get(path), after.get(path), pair)
+        yield from _in_parts(pair, rule, whole, lost)
     yield from _untold(pair, told)
+
+
+def _in_parts(
+    pair: Pair, rule: Rule, whole: Finding, lost: tuple[str, ...]
+) -> Iterator[Finding]:
+    """Yield one finding for each setting that differs in a section, with its own line. A finding
+    that is not on a section is yielded as it is.
+    """
+    one, other = pair.one.given.get(whole.path), pair.other.given.get(whole.path)
+    parts = (
+        *settings(pair.one, rule, whole.path, other),
+        *settings(pair.other, rule, whole.path, one),
+    )
+    if not parts:
+        yield whole
+        return
+    effects: dict[str, Effect] = {}
+    for part in parts:
+        effect = min(_worth_of(rule, whole, part, lost), effects.get(part.path, Effect.NONE), key=_rank)
+        effects[part.path] = effect
+    # Settings may matter only together: then each of them has the effect of the section.
+    apart = min(effects.values(), key=_rank) is whole.effect
+    before, after = dict(leaves(one or {})), dict(leaves(other or {}))
+    for part in {part.path: part for part in parts}.values():
+        found = _finding(
+            part.path,
+            effects[part.path] if apart else whole.effect,
+            whole.message,
+            before.get(part.keys),
+            after.get(part.keys),
+            pair,
+        )
+        yield replace(found, given=True, rule=whole.rule)
+
+
+def _worth_of(rule: Rule, whole: Finding, part: Setting, lost: tuple[str, ...]) -> Effect:
+    mine = tuple(ours for ours in lost if ours in part.stands)
+    if mine:
+        return rule.effect_of_losing(mine, part.alone)
+    return Effect.NONE if rule.ours and not part.behind else worth(rule, whole.effect, part)
+
+
+def _rank(effect: Effect) -> int:
+    return effect.rank
 
 
 def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
     """Return the effect on the run of a setting that differs between the two configs. Each config
-    has an effect of losing the setting, and the worse of these two effects is returned.
+    has an effect of losing the setting. Unless the rule states the effect of another value, the
+    worse of these two effects is returned.
     """
-    if ours and not lost:
+    rounded = _rounded(pair.one, path) or _rounded(pair.other, path)
+    if ours and not lost and not rounded:
         return Effect.NONE
     rule = claims(pair.one.dialect)[path]
+    if rule.other:
+        return rule.other
     effects = (rule.effect_of_losing(lost, config.effective) for config in (pair.one, pair.other))
     return min(effects, key=lambda effect: effect.rank)
+
+
+def _rounded(config: Config, path: str) -> tuple[str, ...]:
+    """Return how a plan rounds the value at `path`, in words, or nothing if a plan holds it."""
+    rule = claims(config.dialect).get(path)
+    if rule is None or rule.becomes is None or path not in config.given:
+        return ()
+    said = rule.becomes(path, rule.seen(rule.theirs, config.effective))
+    return (said,) if said else ()
 
 
 def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair: Pair) -> Finding:
@@ -112,7 +170,8 @@ def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair:
 
 
 def _said(value: Any) -> str:
-    return "not set" if value is None else shown(value, LONG)
+    # Never cut: two long values may differ at their ends only.
+    return "not set" if value is None else shown(value, None)
 
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
@@ -152,12 +211,52 @@ def _apart(pair: Pair) -> Iterator[Finding]:
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
             yield row
     for config in (pair.one, pair.other):
+        yield from _counts(pair, config)
         for finding in unheld(config):
-            change = f"{_said(finding.before)}, in {config.dialect.title} alone"
-            origin = finding.origin if config is pair.other else None
-            yield replace(
-                finding, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
-            )
+            for part in _alone(config, finding):
+                change = f"{_said(part.before)}, in {config.dialect.title} alone"
+                origin = part.origin if config is pair.other else None
+                yield replace(
+                    part, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
+                )
+
+
+def _counts(pair: Pair, config: Config) -> Iterator[Finding]:
+    """Yield a finding for each value of `config` that a plan rounds. Two meanings can be equal only
+    because of the rounding; where they differ, the plan field has a finding already.
+    """
+    for path in config.given:
+        rule = claims(config.dialect).get(path)
+        for said in _rounded(config, path):
+            if rule and pair.strayed.isdisjoint(rule.carried(path)):
+                yield Finding(
+                    path,
+                    rule.lossy,
+                    rule.effect_of(config.effective),
+                    True,
+                    before=config.given[path],
+                    origin=config.origins.get(path) if config is pair.other else None,
+                    rule=f"{RULE}/{path}",
+                    change=said,
+                )
+
+
+def _alone(config: Config, whole: Finding) -> Iterator[Finding]:
+    """Yield one finding for each setting in a section, or the finding itself if it is on no
+    section.
+    """
+    rule = claims(config.dialect)[whole.path]
+    parts = settings(config, rule, whole.path)
+    for part in parts:
+        yield replace(
+            whole,
+            path=part.path,
+            effect=worth(rule, whole.effect, part),
+            before=part.value,
+            origin=config.origins.get(part.path, whole.origin),
+        )
+    if not parts:
+        yield whole
 
 
 def _named(config: Config, ours: str) -> str:
@@ -175,7 +274,11 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     weights = {ours: _worth(pair, ours) for ours in fields}
     worst = min(weights, key=lambda ours: weights[ours][0].rank)
     effect, why = weights[worst]
-    before, after = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
+    meant = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
+    before, after = _own(pair.one, mine, meant[0]), _own(pair.other, theirs, meant[1])
+    if not why and (before, after) != meant:
+        # The files' own values may be equal, or in other units: what they amount to differs.
+        why = f"in stagebridge's plan, {worst} differs: {_said(meant[0])} -> {_said(meant[1])}"
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
     path = theirs if other and not own else mine
@@ -185,6 +288,17 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     return Finding(
         path, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change
     )
+
+
+def _own(config: Config, path: str, meant: Any) -> Any:
+    """Return the value at `path` as the file or its stack has it, or None if nobody wrote it and it
+    has no effect. Return `meant`, the value of the plan field, if `path` is no single setting.
+    """
+    if path not in claims(config.dialect):
+        return meant
+    usual = None if meant is None else config.effective.get(path)
+    value = config.given.get(path, usual)
+    return meant if isinstance(value, Mapping) else value
 
 
 def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:

@@ -61,8 +61,8 @@ class Cause:
 def causes(findings: Iterable[Finding]) -> list[Cause]:
     """Group findings by reason and effect, the worst effect first, then in the order of the file.
 
-    A repeated finding appears once. A value that only changed its unit or rounding comes after
-    values that are lost or changed their meaning.
+    A finding without a reason is a cause of its own. A repeated finding appears once. A value that
+    only changed its unit or rounding comes after values that are lost or changed their meaning.
     """
     rows: dict[tuple[str, Effect], Cause] = {}
     for finding in sorted(
@@ -70,9 +70,9 @@ def causes(findings: Iterable[Finding]) -> list[Cause]:
         key=lambda one: (one.effect.rank, not one.given, bool(one.change), _line(one)),
     ):
         words = finding.cause or finding.message
-        rows.setdefault((words, finding.effect), Cause(finding.effect, words)).findings.append(
-            finding
-        )
+        # Findings without a reason share none. Those without effect share a line all the same.
+        key = words or (finding.path if finding.effect.reaches(Effect.COST) else "")
+        rows.setdefault((key, finding.effect), Cause(finding.effect, words)).findings.append(finding)
     return list(rows.values())
 
 

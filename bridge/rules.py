@@ -123,6 +123,8 @@ class Rule:
     - `model`: true for facts about the model itself.
     - `mixed`: true if each plan field has an effect of its own, listed in `EFFECTS`.
     - `becomes`: the change of a path's value in words, if units or rounding need them; else empty.
+    - `other`: the effect of another value in the same stack, if it differs from the effect of
+      losing the group: whoever loses a place of data sets the same data in the target.
     """
 
     theirs: tuple[str, ...]
@@ -141,6 +143,7 @@ class Rule:
     tells: Callable[[Group], str] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     becomes: Callable[[str, Group], str] | None = None
+    other: Effect | None = None
 
     @property
     def about_model(self) -> bool:
@@ -357,19 +360,23 @@ def only_theirs(
     effect: Effect | Callable[[Group], Effect] = Effect.NONE,
     source: str = "",
     model: bool = False,
+    other: Effect | None = None,
 ) -> Rule:
     """Return a rule for fields of the stack that no plan field stands for. `note` is the reason."""
-    return Rule(theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model)
+    return Rule(
+        theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model, other=other
+    )
 
 
 class Why(NamedTuple):
     """The reason why no plan field stands for a field of the stack, and the effect of losing the
-    field.
+    field. `other` is the effect of another value in the same stack, if it is not that of the loss.
     """
 
     note: str
     effect: Effect | Callable[[Group], Effect]
     model: bool = False
+    other: Effect | None = None
 
 
 def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
@@ -410,7 +417,13 @@ def completed(
         *mapped,
         *(only_ours(path, note=note, effect=_lost(path)) for path, note in left.items() if note),
         *(
-            only_theirs(*found, note=reason.note, effect=reason.effect, model=reason.model)
+            only_theirs(
+                *found,
+                note=reason.note,
+                effect=reason.effect,
+                model=reason.model,
+                other=reason.other,
+            )
             for reason, found in rows.items()
         ),
     )

@@ -96,6 +96,94 @@ class TestDiff:
             assert (done, rows[path]["effect"]) == (code, effect)
             assert rows[path]["rule"] == f"difference/{path}"
 
+    @pytest.mark.parametrize(
+        ("one", "other", "effect"),
+        [
+            ("--data-path /a/pile", "--data-path /a/c4", "different numbers"),
+            ("--mock-data", "--data-path /a/pile", "different numbers"),
+            ("--train-data-path /a/pile", "--train-data-path /a/c4", "different numbers"),
+            ("--data-path /a/pile --split 98,1,1", "--data-path /a/pile --split 90,5,5", "different numbers"),
+            ("--tokenizer-type GPT2BPETokenizer", "--tokenizer-type NullTokenizer", "different numbers"),
+            ("--tokenizer-model /a/one", "--tokenizer-model /a/two", "different numbers"),
+            ("--data-cache-path /a/one", "--data-cache-path /a/two", "same numbers"),
+        ],
+    )
+    def test_other_data_is_another_run(self, said: Said, tmp_path: Path, one: str, other: str, effect: str) -> None:
+        """What is harmless to leave out of another stack's file, which names the same data in its own way."""
+        text = launch().replace("--data-path corpus_text_document\n", "")
+        for name, words in (("launch.args", one), ("other.args", other)):
+            (tmp_path / name).write_text(f"{text}\n{words}\n")
+        _, rows = self.rows(said, "launch.args", "other.args")
+        assert {row["effect"] for row in rows.values()} == {effect}
+        report = json.loads(said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "--json")[1])
+        lost = [row for row in report["findings"] if row["path"] in rows]
+        assert lost and {row["effect"] for row in lost} == {"same numbers"}
+
+    def test_commands_of_help_show_a_field(self, said: Said) -> None:
+        """A field may be of the first file's stack alone."""
+        said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
+        out = said("diff", "launch.args", "ds.json", "--world-size", "8", "--format", "sarif")[1]
+        told = [rule["help"]["text"].split() for rule in json.loads(out)["runs"][0]["tool"]["driver"]["rules"] if "help" in rule]
+        assert ["stagebridge", "show", "megatron", "num_attention_heads"] in told
+        assert {words[2] for words in told} == {"megatron", "deepspeed"}
+        assert not [words for words in told if said(*words[1:])[0]]
+
+    def test_a_rounded_count_is_another_run(self, said: Said, tmp_path: Path) -> None:
+        """`convert` says so too, of the same two files."""
+        counts = {"--train-iters": "--train-samples", "--lr-decay-iters": "--lr-decay-samples"}
+        for name, end in {"one": "100100", "other": "100096"}.items():
+            text = launch().replace("--lr-warmup-iters 500", "--lr-warmup-samples 1280")
+            for old, new in counts.items():
+                text = re.sub(rf"{old} \d+", f"{new} {end}", text)
+            (tmp_path / f"{name}.args").write_text(text)
+        assert said("convert", "one.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")[0] == 2
+        for names in (("one.args", "ds.json"), ("ds.json", "one.args"), ("one.args", "other.args")):
+            code, rows = self.rows(said, *names)
+            assert code == 2 and rows["lr_decay_samples"]["effect"] == "different numbers"
+            assert "100100 samples -> 782 steps, rounded down from" in str(rows["train_samples"])
+        assert "lr_warmup_samples" not in rows
+        assert said("convert", "other.args", "--to", "deepspeed", "--world-size", "8", "-o", "whole.json")[0] == 0
+        assert self.rows(said, "other.args", "whole.json")[0] == 0
+
+    def test_each_change_is_a_thing_of_its_own(self, said: Said, tmp_path: Path) -> None:
+        changes = {"--lr 3.0e-4": "--lr 1.0e-4", "--adam-beta2 0.95": "--adam-beta2 0.99", "--clip-grad 1.0": "--clip-grad 2"}
+        self.changed(tmp_path, *changes.items())
+        out = said("diff", "launch.args", "other.args", "--world-size", "8")[1]
+        assert out.splitlines()[0] == "different numbers: 3 things"
+        assert re.findall(r"^ +(\d) (\w+) ", out, re.MULTILINE) == [("1", "lr"), ("2", "adam_beta2"), ("3", "clip_grad")]
+
+    def test_a_field_has_the_value_that_its_file_has(self, said: Said, tmp_path: Path) -> None:
+        """Where it amounts to something else, the plan's field says what."""
+        said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
+        data = json.loads(Path("ds.json").read_text())
+        written(tmp_path, "alone.json", {**data, "train_batch_size": 512})
+        (tmp_path / "other.args").write_text(launch() + "\n--decoupled-lr 5.0e-4\n")
+        words = ("alone.json", "--world-size", "8", "--all")
+        told = {one: " ".join(said("diff", one, *words)[1].split()) for one in ("launch.args", "other.args")}
+        batch = r"data_parallel_size 2 -> train_batch_size 512 \(line 2\):? in stagebridge's plan, parallel.data differs: 2 -> 8"
+        assert re.search(batch, told["launch.args"])
+        assert re.search(r"normalization \(line \d+\) 'RMSNorm' -> not set", told["launch.args"])
+        assert re.search(r"decoupled_lr \(line \d+\) 0.0005 -> not set", told["other.args"])
+
+    def test_values_are_whole(self, said: Said, tmp_path: Path) -> None:
+        """Two long values may differ at their ends only, and of a section what differs has a line of its own."""
+        where = "/data/" + "folder/" * 40
+        for name in ("one", "other"):
+            (tmp_path / f"{name}.args").write_text(f"{launch()}\n--load {where}{name}\n")
+        _, rows = self.rows(said, "one.args", "other.args")
+        assert rows["load"]["change"] == f"'{where}one' -> '{where}other'"
+        recipe = (Path(compat.__file__).parent.parent / "examples/automodel/interleaved.yaml").read_text()
+        set_ = "dataset:\n  _target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset\n"
+        for name in ("one", "other"):
+            (tmp_path / f"{name}.yaml").write_text(f"{recipe}\n{set_}  split: train\n  path_or_dataset: rajpurkar/{name}\n")
+        line = len(Path("one.yaml").read_text().splitlines())
+        out = said("diff", "one.yaml", "other.yaml", "--world-size", "8")[1]
+        change = f"(line {line}) 'rajpurkar/one' -> 'rajpurkar/other' (line {line})"
+        assert f"1 dataset.path_or_dataset {change}" in " ".join(out.split())
+        assert "_target_" not in out and "…" not in out
+        out = said("diff", "one.yaml", "launch.args", "--world-size", "8")[1]
+        assert f"dataset.path_or_dataset (line {line}) 'rajpurkar/one', in NeMo AutoModel alone" in " ".join(out.split())
+
     def test_two_stacks(self, said: Said) -> None:
         said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
         code, rows = self.rows(said, "launch.args", "ds.json")

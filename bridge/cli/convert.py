@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from bridge import carry as carry_over
@@ -23,8 +24,9 @@ from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited, refuse_other
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
+from bridge.config import fields
 from bridge.dialect import Config, Dialect, Written
-from bridge.difference import compare
+from bridge.difference import RULE, compare
 from bridge.errors import (
     BridgeError,
     SourceError,
@@ -307,7 +309,10 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         one, two = _sides(job, names)
         findings = gate.choice.of(compare(one, two), other)
         code = report.exit_of(findings, job.threshold)
-        records = [record(finding, other, two.dialect.name) for finding in findings]
+        records = [
+            replace(record(finding, other, two.dialect.name), help=_help(finding, (two, one)))
+            for finding in findings
+        ]
         if gate.write_baseline:
             write_text(gate.write_baseline, baseline(records, gate.write_baseline))
             note(f"wrote {gate.write_baseline}: {len(records)} known findings")
@@ -321,6 +326,18 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
         return code
 
     return answered(job, work)
+
+
+def _help(finding: Finding, sides: Sequence[Config]) -> str:
+    """Return the command that shows the field of a difference, or an empty text if it is a field of
+    neither stack.
+    """
+    # Of a setting in a section, the rule names the section.
+    for path in (finding.path, finding.id.removeprefix(f"{RULE}/")):
+        for side in sides:
+            if path in fields(side.dialect.schema):
+                return f"stagebridge show {side.dialect.name} {quote(path)}"
+    return ""
 
 
 def _sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:

@@ -30,6 +30,7 @@ from bridge.findings import Origin, twice
 from bridge.reader import Reader, flaw, mapping
 from bridge.refusing import MEANT, SELECTORS
 from bridge.rules import Effect
+from bridge.sections import leaves, named
 from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
 from compat.automodel.releases import NEW_LAYOUT, RELEASES, Release, instead, since, until
@@ -371,6 +372,9 @@ class _Reader(Reader):
         spelling = written if written != path and not path.endswith(REST) else ""
         if line or spelling:
             self.origins[path] = Origin(line, spelling)
+        for keys, _ in leaves(value) if path.endswith(REST) else ():
+            if line := self.line(".".join((written, *keys)).lstrip(".")):
+                self.origins[named(path, keys)] = Origin(line)
 
     # A schedule in a file of its own
 

@@ -18,10 +18,13 @@ SPEED = Why("a choice inside Megatron that saves memory or time", Effect.COST)
 OVERLAP = Why("an overlap inside Megatron", Effect.COST)
 LOW = Why("a setting of fp8 or fp4 inside Megatron", Effect.NUMBERS)
 DATA = Why("the target's data settings choose and mask the samples", Effect.NUMBERS)
-LOADER = Why(
-    "a setting of the place of the data, or of how data is read or cached; set the same data in the target",
+LOADER = Why("a setting of how data is read or cached", Effect.NONE)
+PLACE = Why(
+    "a setting of which data is read; set the same data in the target",
     Effect.NONE,
+    other=Effect.NUMBERS,
 )
+TOKENIZER = Why("the tokenizer of the data", Effect.NONE, other=Effect.NUMBERS)
 BATCHES = Why("stagebridge does not translate a batch size that changes during the run", Effect.NUMBERS)
 START = Why("the weights or the checkpoint that a run starts from", Effect.NUMBERS)
 SAVING = Why("Megatron's training loop writes checkpoints in its own way", Effect.NONE)
@@ -51,7 +54,7 @@ GROUPS: Mapping[str, Why] = {
     "distributed init": Why("Megatron's own communication setting", Effect.COST),
     "RNG and initialization": Why("a setting of the random number generators", Effect.NUMBERS),
     "data and dataloader": DATA,
-    "tokenizer": Why("the tokenizer of the data", Effect.NONE),
+    "tokenizer": TOKENIZER,
     "sft": DATA,
     "validation": EVALUATION,
     "checkpointing": SAVING,
@@ -199,9 +202,12 @@ SINGLE: Mapping[Why, str] = {
     Why("the order of samples", Effect.NUMBERS): "dataloader_type",
     LOADER: (
         "data_cache_path dataloader_defer_npy_index_mmap dataloader_fast_cache_load mmap_bin_files num_dataset_builder_threads "
-        "object_storage_cache_path s3_cache_path create_attention_mask_in_dataloader allow_ambiguous_pad_tokens "
-        "mid_level_dataset_surplus retriever_seq_length test_data_path valid_data_path train_data_path data_path data_args_path "
-        "per_split_data_args_path per_dataset_sequences_path split mock_data"
+        "object_storage_cache_path s3_cache_path create_attention_mask_in_dataloader retriever_seq_length "
+        "test_data_path valid_data_path per_dataset_sequences_path"
+    ),
+    PLACE: (
+        "train_data_path data_path data_args_path per_split_data_args_path split mock_data "
+        "mid_level_dataset_surplus allow_ambiguous_pad_tokens"
     ),
     Why("the tokenizer sets the size of the vocabulary", Effect.NUMBERS, True): (
         "make_vocab_size_divisible_by padded_vocab_size pad_vocab_size vocab_extra_ids"
