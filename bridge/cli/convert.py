@@ -17,7 +17,7 @@ from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
 from bridge.cli import lacking, progress, sidecar
 from bridge.cli.budget import bounded
-from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
+from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, summed, told, worst
 from bridge.cli.gathering import STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited
@@ -99,7 +99,7 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
         SourceError.raise_if(
             obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ()
         )
-        return _convert(job, asked, gate)
+        return _convert(job, asked, gate, _say)
     with progress.told("the files"):
         return answered(job, lambda: _convert_all(job, asked, gate, names))
 
@@ -127,6 +127,10 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
 
 
+Tell = Callable[[Job, Asked, Result, Mapping[Path, str], Sequence[Finding]], None]
+"""What reports a conversion: it gets the texts of the files, by path, and the findings that count."""
+
+
 def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
     """Convert files, and print their findings as one list of records. Returns the exit code."""
     if asked.output is None or str(asked.output) == STDOUT:
@@ -136,10 +140,17 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
     many = several(names)
     files = _placed(asked, gate, names) if many else [(job.file, True, asked.output)]
     records, codes = list[Record](), list[int]()
+
+    def tell(job: Job, asked: Asked, result: Result, texts: object, told: Sequence[Finding]) -> None:
+        for one in told:
+            # A default of the target belongs to no setting of the source, so its help is that of the target.
+            side = result.config if one.how is How.DEFAULTED else result.source
+            records.append(record(one, job.file, side.dialect.name))
+
     for file, named, output in counted(files):
         one = replace(job, file=file, loose=job.loose or many)
         try:
-            codes.append(_convert(one, replace(asked, output=output), gate, records))
+            codes.append(_convert(one, replace(asked, output=output), gate, tell))
         except BridgeError as error:
             if not named and isinstance(error, UnrecognisedError):
                 note(f"note: {file}: left out, as no stack recognises it")
@@ -153,28 +164,41 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
 
 def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
     """Convert each file into the folder of -o; a note names those that no stack recognises. Returns the exit code."""
-    codes = []
+    found, objects = list[Looked](), list[Mapping[str, Any]]()
+
+    def tell(
+        job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
+    ) -> None:
+        found.append(Looked(job.file, result.source, tuple(told)))
+        if job.json:
+            objects.append({"file": job.file, **_object(job, asked, result, texts, told)})
+        else:
+            say(f"{job.file} -> {asked.output}")
+            _say(job, asked, result, texts, told)
+
     for file, named, output in counted(_placed(asked, gate, names)):
+        one = replace(job, file=file, loose=True)
         try:
-            dialect_of(job, document_of(replace(job, file=file)))
-            if not job.json:
-                say(f"{file} -> {output}")
-            codes.append(
-                _convert(replace(job, file=file, loose=True), replace(asked, output=output), gate)
-            )
-        except UnrecognisedError as error:
-            codes.append(Exit.ERROR if named else Exit.CLEAN)
-            complain(error.problems) if named else note(
-                f"note: {file}: left out, as no stack recognises it"
-            )
+            _convert(one, replace(asked, output=output), gate, tell)
         except BridgeError as error:
-            codes.append(Exit.ERROR)
-            complain(error.problems)
-    return worst(codes)
+            if not named and isinstance(error, UnrecognisedError):
+                found.append(Looked(file, stranger=True))
+                note(f"note: {file}: left out, as no stack recognises it")
+                continue
+            found.append(Looked(file, problems=error.problems))
+            objects.append({"file": file, "problems": [*error.problems], "exit_code": Exit.ERROR})
+            if not job.json:
+                complain(found[-1].complaints)
+    code = worst(one.exit(job) for one in found)
+    if job.json:
+        print_json({"files": objects, "exit_code": code})
+    else:
+        say(summed(found, printed.kind))
+    return code
 
 
-def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = None) -> int:
-    """Convert one file. Returns the exit code. Findings are added to `records`; without `records` a report is printed."""
+def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
+    """Convert one file, and report it with `tell`. Returns the exit code."""
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
         raise BridgeError("--dry-run: needs -o OUT; without -o nothing is written")
@@ -204,13 +228,7 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
             with as_private_as(*beside.sources):
                 placed(texts, output, asked.force)
         findings = gate.choice.of(report.remarks_of(result), job.file)
-        if records is None:
-            _say(result, job, replace(asked, output=output), texts, findings)
-        else:
-            for one in findings:
-                # A default of the target belongs to no setting of the source, so its help is that of the target.
-                side = result.config if one.how is How.DEFAULTED else result.source
-                records.append(record(one, job.file, side.dialect.name))
+        tell(job, replace(asked, output=output), result, texts, findings)
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
@@ -661,21 +679,30 @@ def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
 
 
 def _say(
-    result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], findings: Sequence[Finding]
+    job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
 ) -> None:
-    changes = [*differences(texts, asked.output)] if asked.output and asked.dry_run else []
     if job.json:
-        written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
-        if asked.dry_run:
-            written |= {"dry_run": True, "changes": changes}
-        print_json({**report.as_json(result, job.threshold, findings), **written})
+        print_json(_object(job, asked, result, texts, told))
     elif asked.output:
-        printed.text(
-            result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts), findings
-        )
-        for line in changes:
+        shown = () if asked.dry_run else tuple(texts)
+        printed.text(result, console(sys.stdout), asked.view, shown, told)
+        for line in _changes(asked, texts):
             say(line)
     else:
         content(result.written.text)
-        printed.text(result, console(sys.stderr), asked.view, findings=findings)
+        printed.text(result, console(sys.stderr), asked.view, findings=told)
 
+
+def _object(
+    job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
+) -> dict[str, Any]:
+    """Return the report for programs."""
+    written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
+    if asked.dry_run:
+        written |= {"dry_run": True, "changes": _changes(asked, texts)}
+    return {**report.as_json(result, job.threshold, told), **written}
+
+
+def _changes(asked: Asked, texts: Mapping[Path, str]) -> list[str]:
+    """Return the lines that say what a dry run would change; empty for another run."""
+    return [*differences(texts, asked.output)] if asked.output and asked.dry_run else []

@@ -5,6 +5,7 @@ for which files.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,6 +123,14 @@ class Looked:
         return Exit.ERROR if self.problems else exit_of(self.findings, job.threshold)
 
     @property
+    def complaints(self) -> list[str]:
+        """The problems, each with the name of the file."""
+        return [
+            problem if problem.startswith(self.file) else f"{self.file}: {problem}"
+            for problem in self.problems
+        ]
+
+    @property
     def records(self) -> list[Record]:
         """The records of this file: its problems if the file is refused, else its findings."""
         if self.config is None:
@@ -203,23 +212,20 @@ def _text(found: Sequence[Looked], view: View) -> None:
             continue
         if one.config is None:
             say(f"{one.file}: refused")
-            complain(
-                problem if problem.startswith(one.file) else f"{one.file}: {problem}"
-                for problem in one.problems
-            )
+            complain(one.complaints)
         else:
             printed.one_of_many(one.file, one.findings, out, view)
     hidden = sum(printed.unshown(one.findings, view) for one in found)
     more = f"; {hidden} finding{'' if hidden == 1 else 's'} without effect (--all shows them)"
-    say(_summed(found) + (more if hidden else ""))
+    say(summed(found, printed.kind_checked) + (more if hidden else ""))
 
 
-def _summed(found: Sequence[Looked]) -> str:
+def summed(found: Sequence[Looked], kind: Callable[[Sequence[Finding]], str]) -> str:
+    """Return the closing line: how many files there are of each kind of verdict."""
     seen = [one for one in found if not one.stranger]
     counts = {
         "refused": sum(one.config is None for one in seen),
-        "with findings": sum(bool(one.findings) for one in seen),
-        "clean": sum(one.config is not None and not one.findings for one in seen),
+        **Counter(kind(one.findings) for one in seen if one.config is not None),
         "of no stack": len(found) - len(seen),
     }
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
