@@ -227,6 +227,9 @@ def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
             # Secrets may come from those files, so OUT is readable by no more people than they are.
             with as_private_as(*beside.sources):
                 placed(texts, output, asked.force)
+        if output and result.put:
+            # The command of the report is for the folder in which this one was typed.
+            result = replace(result, put=result.put.below(output.parent))
         findings = gate.choice.of(report.remarks_of(result), job.file)
         tell(job, replace(asked, output=output), result, texts, findings)
         return report.exit_of(findings, job.threshold)
