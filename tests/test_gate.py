@@ -234,6 +234,14 @@ class TestManyFiles:
             "configs/deep/odd.json -> out/odd.args",
         ]
 
+    def test_the_folder_of_many_conversions_is_made(self, said: Said, tmp_path: Path) -> None:
+        words = ("convert", "configs", "--to", "megatron", "--world-size", "2", "--format", "sarif", "-o")
+        assert said(*words, "new", "--dry-run")[0] == 2 and not (tmp_path / "new").exists()
+        assert said(*words, "new")[0] == 2 and (tmp_path / "new" / "good.args").is_file()
+        for wrong in ("launch.args", "no/new"):
+            code, out, err = said(*words, wrong)
+            assert (code, out) == (1, "") and "several files need -o FOLDER" in err
+
     def test_json_of_many_conversions_is_one_object(self, said: Said, tmp_path: Path) -> None:
         (tmp_path / "out").mkdir()
         written(tmp_path / "configs", "wrong.json", WRONG)

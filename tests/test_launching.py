@@ -52,7 +52,8 @@ def test_the_report_names_the_file_that_was_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("source.args").write_text(LAUNCH)
-    assert run(["convert", "source.args", "--to", stack, "--world-size", "8", "-o", name]) in (0, 1, 2)  # 1: what the stack cannot start without is told too
+    words = ["convert", "source.args", "--to", stack, "--world-size", "8", "-o", name]
+    assert run(words) in (0, 1, 2)  # 1: what the stack cannot start without is told too
     assert capsys.readouterr().out.partition("Launch\n")[2].splitlines()[0] == command
 
 

@@ -111,8 +111,10 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     """
     # A pattern that fits nothing is said first: a folder for -o would not help.
     files, folder = files_of(names, gate), asked.output
-    if folder is None or not os.path.isdir(folder):
-        raise BridgeError("convert: several files need -o FOLDER, a folder that exists")
+    if folder is None or not (folder.is_dir() or (folder.parent.is_dir() and not folder.exists())):
+        raise BridgeError(
+            "convert: several files need -o FOLDER, a folder; it is made if the folder around it exists"
+        )
     dialect = stacks.load(asked.to)
     suffix = next(
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
@@ -124,11 +126,21 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
         f"{path}: two of the files would be written to this path; convert them one by one"
         for path in sorted(twice)
     )
+    if not asked.dry_run:
+        _made(folder)
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
 
 
 Tell = Callable[[Job, Asked, Result, Mapping[Path, str], Sequence[Finding]], None]
 """What reports a conversion: it gets the texts of the files, by path, and the findings that count."""
+
+
+def _made(folder: Path) -> None:
+    """Make the folder of -o if it is missing."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"{folder}: cannot be made ({(error.strerror or str(error)).lower()})") from None
 
 
 def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
