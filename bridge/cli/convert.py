@@ -238,7 +238,7 @@ def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
         if output and not asked.dry_run:
             # Secrets may come from those files, so OUT is readable by no more people than they are.
             with as_private_as(*beside.sources):
-                placed(texts, output, asked.force)
+                placed(texts, output, asked.force, "--dry-run shows the changes")
         if output and result.put:
             # The command of the report is for the folder in which this one was typed.
             result = replace(result, put=result.put.below(output.parent))
@@ -249,10 +249,10 @@ def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
     return answered(job, work)
 
 
-def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
+def placed(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> None:
     """Write all files or none. A file that a person edited is replaced only with `force`; without it `SourceError` is raised."""
     if not force:
-        refuse_edited(texts, output)
+        refuse_edited(texts, output, look)
     write_all(texts, texts.keys() - {output})
 
 
