@@ -418,6 +418,20 @@ class TestFormats:
             in said("convert", "launch.args", "--to", "fast_llm", "--write-baseline", "x")[2]
         )
 
+    def test_two_formats_are_refused(self, said: Said, tmp_path: Path) -> None:
+        for format in ("sarif", "github", "text"):
+            code, _, err = said("check", "configs", "--json", "--format", format)
+            assert (code, err) == (1, f"error: --json --format {format}: two formats; keep one of the options\n")
+        assert said("check", "configs", "--json", "--format", "json")[0] == 0
+        (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nformat = "sarif"\n')
+        assert "files" in json.loads(said("check", "configs", "--json")[1])
+
+    def test_a_quiet_refusal_has_the_verdict_and_the_errors(self, said: Said) -> None:
+        code, out, err = said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "--strict", "-q")
+        verdict, *errors = err.splitlines()
+        assert (code, out) == (1, "") and not verdict.startswith("error") and errors
+        assert all(line.startswith("error: ") for line in errors)
+
     def test_json_for_wrong_usage_too(self, said: Said) -> None:
         for words in (("check", "--nope", "--json"), ("diff", "x", "--format", "json"), ("check", "--format=json")):
             code, out, _ = said(*words)

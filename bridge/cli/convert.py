@@ -228,7 +228,7 @@ def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
             result = translated(opened, target, asked.to_version, beside)
             result = replace(result, carry=_kept(opened, result, output))
         if asked.strict and not (result.exact and not beside.edited):
-            _refuse(result, job, beside)
+            _refuse(result, job, beside, asked.view)
         result = replace(
             result, put=written_for(result, output, _before(result, beside)) if output else None
         )
@@ -679,9 +679,9 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
                 raise SourceError(f"{path}: is the file that is converted; name another output")
 
 
-def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
+def _refuse(result: Result, job: Job, beside: Sidecar, view: View) -> None:
     if not job.json:
-        printed.text(result, console(sys.stderr))
+        printed.text(result, console(sys.stderr), view)
     lost = [finding for finding in result.findings if finding.matters]
     odd = [finding for finding in beside.findings if beside.edited and finding not in lost]
     problems = (

@@ -77,12 +77,15 @@ def gate_of(
     known: Path | None,
     write_baseline: Path | None,
     format: str | None,
+    as_json: bool = False,
 ) -> Gate:
     """Return the gate.
 
     Options win over [tool.stagebridge] in the pyproject.toml of the working directory, or of the
-    nearest parent folder that has one.
+    nearest parent folder that has one. `as_json` is the option --json.
     """
+    if as_json and format not in (None, JSON):
+        raise BridgeError(f"--json --format {format}: two formats; keep one of the options")
     here = Path.cwd()
     project = next(
         (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
@@ -90,7 +93,7 @@ def gate_of(
     settings = settings_of(read_text(project), str(project)) if project else Settings()
     # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
     place = known or (Path(settings.baseline) if settings.baseline and not write_baseline else None)
-    chosen = format or settings.format or TEXT
+    chosen = JSON if as_json else format or settings.format or TEXT
     if chosen not in (TEXT, *FORMATS):
         raise BridgeError(
             f"--format: found {chosen}, expected {', '.join((TEXT, *FORMATS))}{nearest(chosen, FORMATS)}"
