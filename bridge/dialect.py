@@ -41,7 +41,7 @@ class Reading:
     entry point of the stack that takes such a source, and decides which defaults and derivations
     apply. `world_size` is None if the source does not set it. `gaps` are sentences about values
     that the source leaves open. Errors include these sentences, because an open value may be the
-    cause of another problem.
+    cause of another problem. `program` is the program that the source starts, if it is known.
     """
 
     given: Values
@@ -51,6 +51,7 @@ class Reading:
     opaque: Mapping[str, Any] = field(default_factory=dict)
     world_size: int | None = None
     gaps: tuple[str, ...] = ()
+    program: str = ""
 
     def unless(self, problems: Iterable[str], words: tuple[str, ...] = ()) -> Reading:
         """This reading if there are no `problems`; else raise one error with all of them."""
@@ -102,6 +103,14 @@ class Written:
         )
         return replace(self, launch=launch, snippet=snippet, file=name)
 
+    def below(self, folder: Path) -> Written:
+        """The same config, with a command that is run from another folder: the files that it names
+        lie in `folder`.
+        """
+        own = {self.file, *(Path(self.file).with_suffix(suffix).name for suffix in self.beside)}
+        launch = tuple(str(folder / word) if word in own else word for word in self.launch)
+        return replace(self, launch=launch, file=str(folder / self.file))
+
 
 @dataclass(frozen=True)
 class Saves:
@@ -152,6 +161,7 @@ class Config:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     remarks: tuple[Finding, ...] = ()
     opaque: Mapping[str, Any] = field(default_factory=dict)
+    program: str = ""
 
     @cached_property
     def context(self) -> Context:
@@ -593,6 +603,7 @@ class Dialect(ABC):
             reading.origins,
             reading.findings,
             reading.opaque,
+            reading.program,
         )
 
     def write(

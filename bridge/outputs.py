@@ -85,6 +85,25 @@ class Converted(TypedDict):
     changes: NotRequired[list[str]]
 
 
+class OneConverted(Converted):
+    """One of several converted files."""
+
+    file: str
+
+
+class OneRefused(Refused):
+    """One of several files, with the reason why it is refused."""
+
+    file: str
+
+
+class ManyConverted(TypedDict):
+    """Several files that were converted."""
+
+    files: list[OneConverted | OneRefused]
+    exit_code: Exit
+
+
 class Checked(TypedDict):
     """A config as its stack would read it."""
 
@@ -751,7 +770,7 @@ class Baseline(TypedDict):
 
 
 OUTPUTS: Mapping[str, Any] = {
-    "convert": Converted | Refused,
+    "convert": Converted | ManyConverted | Refused,
     "check": Checked | Many | Refused,
     "diff": Compared | Refused,
     "drift": Drifting | Refused,

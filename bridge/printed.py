@@ -4,6 +4,7 @@ in the file and in the target.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -120,6 +121,19 @@ def verdict(
     cost = sum(cause.effect is Effect.COST for cause in told)
     parts = [f"{_number(cost, 'effect')} on memory or speed"] if cost else []
     return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
+
+
+def kind(
+    findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers"
+) -> str:
+    """Return the verdict without its counts, to count files with it."""
+    words = re.split("[:;]", verdict(findings, same, other))[0]
+    return f"with {words}" if words == other else words
+
+
+def kind_checked(findings: Iterable[Finding]) -> str:
+    """Return the verdict of a check without its counts, to count files with it."""
+    return kind(findings, AS_WRITTEN, WRITTEN)
 
 
 def _number(count: int, word: str) -> str:

@@ -174,7 +174,7 @@ def translate(
     )
     target = way.restored() if way else lowered(meant, dialect, release, world)
     if same:
-        target = replace(target, opaque=config.opaque)
+        target = replace(target, opaque=config.opaque, program=config.program)
     # Loss is measured and not declared: the target is lifted again, and written back in the
     # source's own dialect.
     kept = meaning_of(target)

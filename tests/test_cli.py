@@ -559,6 +559,19 @@ class TestBadInput:
 
 
 class TestTerminals:
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+    @pytest.mark.parametrize("words", [("check",), ("check", "--json"), ("convert", "--to", "deepspeed")])
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_a_full_disk_is_one_line(
+        self, words: tuple[str, ...], unbuffered: str, megatron: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+        with open("/dev/full", "w") as full:
+            process = start(*words, megatron, "--world-size", "8", stdout=full)
+            _, err = process.communicate(timeout=60)
+        said = "error: standard output: cannot be written (No space left on device)\n"
+        assert process.returncode == 1 and err.endswith(said) and "Traceback" not in err
+
     def test_a_pipe_has_no_colour(self, megatron: Path) -> None:
         process = start("convert", megatron, "--to", "deepspeed", "--world-size", "8")
         out, err = process.communicate()

@@ -516,10 +516,13 @@ def test_drift_as_json(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--from-version", "0.16.3", "--to-version", "0.19.9"], "the nearest known is 0.19.8"),
         (["--from-version", "0.16.33"], "the nearest known are"),
         (["--from-version", "0.16.3", "-o", "OLD"], "is the file that is read"),
+        (["--from-version", "0.16.3", "-o", "OTHER"], "--force overwrites it, without -o the new file is printed"),
     ],
 )
 def test_errors(old: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(old) if word == "OLD" else word for word in arguments]
+    other = old.with_name("other.json")
+    other.write_text("{}")
+    words = [{"OLD": str(old), "OTHER": str(other)}.get(word, word) for word in arguments]
     before = old.read_text()
     assert run(["drift", str(old), *words]) == 1
     assert problem in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 import bridge
@@ -22,6 +23,7 @@ from bridge.cli.demo import launch
 from bridge.cli.patterns import refuse_strange
 from bridge.config import fields
 from bridge.gate import Choice, fits, known_of, settings_of
+from bridge.outputs import OUTPUTS
 
 HOME = Path(__file__).resolve().parents[1]
 GOOD: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "bf16": {"enabled": True}}
@@ -290,12 +292,12 @@ class TestManyFiles:
     def test_a_folder(self, said: Said) -> None:
         code, out, err = said("check", "configs")
         assert (code, err) == (0, "") and "disable_allgather" not in out, "it has no effect, and many files are many remarks"
-        last = r"^2 files: 2 with findings, 1 of no stack; \d findings without effect \(--all shows them\)$"
+        last = r"^2 files: 2 as written, 1 of no stack; \d findings without effect \(--all shows them\)$"
         assert re.search(last, out, re.MULTILINE)
         code, out, err = said("check", "configs", "--all")
         assert (code, err) == (0, "")
         assert "configs/good.json: as written" in out and "configs/deep/odd.json: " in out and "disable_allgather" in out
-        assert "package.json" not in out and out.splitlines()[-1] == "2 files: 2 with findings, 1 of no stack"
+        assert "package.json" not in out and out.splitlines()[-1] == "2 files: 2 as written, 1 of no stack"
 
     def test_a_pattern_and_a_name(self, said: Said) -> None:
         out = json.loads(said("check", "configs/**/*.json", "launch.args", "--world-size", "8", "--json")[1])
@@ -331,6 +333,42 @@ class TestManyFiles:
             "configs/good.json -> out/good.args",
             "configs/deep/odd.json -> out/odd.args",
         ]
+
+    def test_the_folder_of_many_conversions_is_made(self, said: Said, tmp_path: Path) -> None:
+        words = ("convert", "configs", "--to", "megatron", "--world-size", "2", "--format", "sarif", "-o")
+        assert said(*words, "new", "--dry-run")[0] == 2 and not (tmp_path / "new").exists()
+        assert said(*words, "new")[0] == 2 and (tmp_path / "new" / "good.args").is_file()
+        for wrong, why in (("launch.args", "several files need -o FOLDER"), ("no/new", "there is no directory no")):
+            code, out, err = said(*words, wrong)
+            assert (code, out) == (1, "") and why in err
+
+    def test_json_of_many_conversions_is_one_object(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        written(tmp_path / "configs", "wrong.json", WRONG)
+        words = ("convert", "configs", "--to", "megatron", "--world-size", "2", "-o", "out", "--json")
+        code, out, err = said(*words)
+        told = json.loads(out)
+        TypeAdapter(OUTPUTS["convert"]).validate_python(told)
+        assert code == told["exit_code"] == 1 and "error" not in err
+        assert [one["file"] for one in told["files"]] == ["configs/good.json", "configs/wrong.json", "configs/deep/odd.json"]
+        good, wrong, _ = told["files"]
+        assert good["target"]["dialect"] == "megatron" and good["files"][0] == "out/good.args"
+        assert wrong["exit_code"] == 1 and "zero_optimisation" in wrong["problems"][0]
+
+    def test_errors_of_many_conversions_name_the_file(self, said: Said, tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        written(tmp_path / "configs", "wrong.json", WRONG)
+        code, out, err = said("convert", "configs", "--to", "megatron", "--world-size", "2", "-o", "out", "-q")
+        errors = [line for line in err.splitlines() if line.startswith("error")]
+        assert code == 1 and errors and all(line.startswith("error: configs/wrong.json: line ") for line in errors)
+        assert re.fullmatch(r"3 files: .*\b1 refused\b.*, 1 of no stack", out.splitlines()[-1])
+
+    def test_the_counts_agree_with_the_rows(self, said: Said, tmp_path: Path) -> None:
+        written(tmp_path / "configs", "half.json", {**GOOD, "gradient_clipping": 0})
+        for words in (("check", "configs", "launch.args"), ("check", "configs")):
+            *rows, last = said(*words, "--world-size", "8", "-q")[1].splitlines()
+            same = sum(": as written" in row for row in rows)
+            assert same and f"{same} as written" in last
 
     def test_two_of_one_name_are_refused(self, said: Said, tmp_path: Path) -> None:
         written(tmp_path, "good.json", GOOD)
@@ -513,6 +551,20 @@ class TestFormats:
     def test_records_of_a_conversion_need_a_place_for_the_file(self, said: Said) -> None:
         code, out, err = said("convert", "launch.args", "--to", "fast_llm", "--format", "sarif")
         assert (code, out) == (1, "") and "--format sarif: needs -o OUT" in err
+
+    def test_two_formats_are_refused(self, said: Said, tmp_path: Path) -> None:
+        for format in ("sarif", "github", "text"):
+            code, _, err = said("check", "configs", "--json", "--format", format)
+            assert (code, err) == (1, f"error: --json --format {format}: two formats; keep one of the options\n")
+        assert said("check", "configs", "--json", "--format", "json")[0] == 0
+        (tmp_path / "pyproject.toml").write_text('[tool.stagebridge]\nformat = "sarif"\n')
+        assert "files" in json.loads(said("check", "configs", "--json")[1])
+
+    def test_a_quiet_refusal_has_the_verdict_and_the_errors(self, said: Said) -> None:
+        code, out, err = said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "--strict", "-q")
+        verdict, *errors = err.splitlines()
+        assert (code, out) == (1, "") and not verdict.startswith("error") and errors
+        assert all(line.startswith("error: ") for line in errors)
 
     def test_json_for_wrong_usage_too(self, said: Said) -> None:
         for words in (("check", "--nope", "--json"), ("diff", "x", "--format", "json"), ("check", "--format=json")):

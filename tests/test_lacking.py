@@ -59,10 +59,15 @@ def test_where_sizes_divide_the_problem_itself_names_it(said: Said) -> None:
         "check there/ds.json --world-size 3",
         "check ds.json --world-size 3 --code pipeline_stages=2",
         "check other.json",
+        "check more.json --world-size 3",
+        "check uneven.json --world-size 8",
         "check launch.args --world-size 3",
     ],
 )
 def test_it_is_not_named_where_it_lies_there_or_is_no_cause(command: str, said: Said, tmp_path: Path) -> None:
     Path("other.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 9}}))
+    keys = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}
+    Path("more.json").write_text(json.dumps({**keys, "train_batch_size": 32}))  # of 8 ranks
+    Path("uneven.json").write_text(json.dumps({**keys, "train_batch_size": 30}))
     errors = said(command)
-    assert "error: " in errors and ".code.json: not there" not in errors
+    assert "error: " in errors and ".code.json: not found" not in errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from pathlib import Path
@@ -47,10 +48,11 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("stack", "name", "command"), COMMANDS)
 def test_the_report_names_the_file_that_was_written(
-    stack: str, name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stack: str, name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "source.args").write_text(LAUNCH)
-    words = ["convert", str(tmp_path / "source.args"), "--to", stack, "--world-size", "8", "-o", str(tmp_path / name)]
+    monkeypatch.chdir(tmp_path)
+    Path("source.args").write_text(LAUNCH)
+    words = ["convert", "source.args", "--to", stack, "--world-size", "8", "-o", name]
     assert run(words) in (0, 1, 2)  # 1: what the stack cannot start without is told too
     assert capsys.readouterr().out.partition("Launch\n")[2].splitlines()[0] == command
 
@@ -76,3 +78,40 @@ def test_words_arrive_whole(text: str, tmp_path: Path) -> None:
 
 def test_what_no_command_reads_is_not_given_one() -> None:
     assert launching.fed(["x"], "f", "--name 'a # b'\n") == () and launching.fed(["x"], "f", "") == ()
+
+
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        ("../../pretrain_hybrid.py", "pretrain_hybrid.py"),
+        ("pretrain_t5.py", "pretrain_t5.py"),
+        ("examples/mimo/train.py", "examples/mimo/train.py"),
+        ("$MEGATRON/pretrain_t5.py", "pretrain_t5.py"),
+        ("$PROGRAM", "pretrain_gpt.py"),
+    ],
+)
+def test_the_program_is_that_of_the_script(
+    program: str, named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(f"torchrun --nproc-per-node 8 {program} {LAUNCH}\n")
+    run(["convert", "run.sh", "--to", "megatron", "--json"])
+    assert json.loads(capsys.readouterr().out)["launch"][-1] == named
+
+
+@pytest.mark.parametrize(
+    ("to", "out", "words"),
+    [
+        ("deepspeed", "sub/x.json", ["--deepspeed_config", "sub/x.json"]),
+        ("deepspeed", "x.json", ["--deepspeed_config", "x.json"]),
+        ("megatron", "sub/x.sh", ["bash", "sub/x.sh"]),
+    ],
+)
+def test_the_command_names_the_file_from_the_folder_of_the_user(
+    to: str, out: str, words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("launch.args").write_text(LAUNCH)
+    run(["convert", "launch.args", "--to", to, "--world-size", "8", "-o", out, "--json"])
+    assert json.loads(capsys.readouterr().out)["launch"][-2:] == words

@@ -103,6 +103,18 @@ def test_a_file_that_is_not_there_is_no_command(said: Said) -> None:
     assert said("check", "nothere.json") == ["error: nothere.json: no such file; check the path"]
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("convert", "--to", "deepspeed", "--", "-x.args"),
+        ("convert", "--to", "deepspeed", "gone.args"),
+        ("check", "--from", "deepspeed", "gone.json"),
+    ],
+)
+def test_the_value_of_an_option_is_no_command(typed: tuple[str, ...], said: Said) -> None:
+    assert said(*typed)[0].startswith(f"error: {typed[-1]}: no such file")
+
+
 def test_wrong_usage_of_our_own_stays_the_parsers(said: Said) -> None:
     assert said("check", "ds.json", "--nothing")[-1] == "Error: No such option: --nothing"
 

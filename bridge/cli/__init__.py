@@ -24,18 +24,42 @@ def main() -> NoReturn:
     Each `BridgeError` and each usage error is printed as one message on stderr, with exit code 1.
     """
     try:
+        if sys.stdout is None:  # closed by whoever started the command
+            sys.exit("error: standard output: closed; send it to a file, or to /dev/null")
         code = run(sys.argv[1:])
         # A reader that went away shows itself at the flush; at the end of the interpreter nobody could catch it.
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader went away: nothing is left to say, and Python's own flush at exit must not say it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = int(Exit.ERROR)
+        # The reader went away: nothing is left to say.
+        code = _unheard()
+    except OSError as error:
+        if _writable():
+            raise
+        sys.stderr.write(f"error: standard output: cannot be written ({error.strerror})\n")
+        code = _unheard()
     except KeyboardInterrupt as error:
         for line in getattr(error, "__notes__", ()):
             sys.stderr.write(f"note: {line}\n")
         code = INTERRUPTED
     sys.exit(code)
+
+
+def _writable() -> bool:
+    """Return whether stdout can be written. If it can, a new line is."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+def _unheard() -> int:
+    """Discard what stdout has not written yet, so that Python's own flush at exit says nothing of
+    it. Returns the exit code.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return int(Exit.ERROR)
 
 
 def run(arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
 from bridge.cli import lacking, progress, sidecar
 from bridge.cli.budget import bounded
-from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, told, worst
+from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, summed, told, worst
 from bridge.cli.gathering import GIT, STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited, refuse_other
@@ -96,7 +96,7 @@ def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()
         SourceError.raise_if(
             obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ()
         )
-        return _convert(job, asked, gate)
+        return _convert(job, asked, gate, _say)
     with progress.told("the files"):
         return answered(job, lambda: _convert_all(job, asked, gate, names))
 
@@ -108,8 +108,10 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
     """
     # A pattern that fits nothing is said first: a folder for -o would not help.
     files, folder = files_of(names, gate), asked.output
-    if folder is None or not os.path.isdir(folder):
-        raise BridgeError("convert: several files need -o FOLDER, a folder that exists")
+    if folder is None or not (folder.is_dir() or (folder.parent.is_dir() and not folder.exists())):
+        raise BridgeError(
+            "convert: several files need -o FOLDER, a folder; it is made if the folder around it exists"
+        )
     dialect = stacks.load(asked.to)
     suffix = next(
         suffix for suffix in SUFFIXES if dialect.format_of(f"x{suffix}") == dialect.formats[0]
@@ -123,7 +125,21 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
         f"{path}: two of the files would be written to this path; convert them one by one"
         for path in sorted(twice)
     )
+    if not asked.dry_run:
+        _made(folder)
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
+
+
+Tell = Callable[[Job, Asked, Result, Mapping[Path, str], Sequence[Finding]], None]
+"""What reports a conversion: it gets the texts of the files, by path, and the findings that count."""
+
+
+def _made(folder: Path) -> None:
+    """Make the folder of -o if it is missing."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise SourceError(f"{folder}: cannot be made ({(error.strerror or str(error)).lower()})") from None
 
 
 def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
@@ -135,10 +151,17 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
     many = several(names)
     files = _placed(asked, gate, names) if many else [(job.file, True, asked.output)]
     records, codes = list[Record](), list[int]()
+
+    def tell(job: Job, asked: Asked, result: Result, texts: object, told: Sequence[Finding]) -> None:
+        for one in told:
+            # A default of the target belongs to no setting of the source, so its help is that of the target.
+            side = result.config if one.how is How.DEFAULTED else result.source
+            records.append(record(one, job.file, side.dialect.name))
+
     for file, named, output in counted(files):
         one = replace(job, file=file, loose=job.loose or many)
         try:
-            codes.append(_convert(one, replace(asked, output=output), gate, records))
+            codes.append(_convert(one, replace(asked, output=output), gate, tell))
         except BridgeError as error:
             if not named and isinstance(error, UnrecognisedError):
                 note(f"note: {file}: left out, as no stack recognises it")
@@ -152,29 +175,41 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
 
 def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> int:
     """Convert each file into the folder of -o; a note names those that no stack recognises. Returns the exit code."""
-    codes = []
+    found, objects = list[Looked](), list[Mapping[str, Any]]()
+
+    def tell(
+        job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
+    ) -> None:
+        found.append(Looked(job.file, result.source, tuple(told)))
+        if job.json:
+            objects.append({"file": job.file, **_object(job, asked, result, texts, told)})
+        else:
+            say(f"{job.file} -> {asked.output}")
+            _say(job, asked, result, texts, told)
+
     for file, named, output in counted(_placed(asked, gate, names)):
+        one = replace(job, file=file, loose=True)
         try:
-            with at_hand(file) as place:
-                dialect_of(job, document_of(replace(job, file=place)))
-            if not job.json:
-                say(f"{file} -> {output}")
-            codes.append(
-                _convert(replace(job, file=file, loose=True), replace(asked, output=output), gate)
-            )
-        except UnrecognisedError as error:
-            codes.append(Exit.ERROR if named else Exit.CLEAN)
-            complain(error.problems) if named else note(
-                f"note: {file}: left out, as no stack recognises it"
-            )
+            _convert(one, replace(asked, output=output), gate, tell)
         except BridgeError as error:
-            codes.append(Exit.ERROR)
-            complain(error.problems)
-    return worst(codes)
+            if not named and isinstance(error, UnrecognisedError):
+                found.append(Looked(file, stranger=True))
+                note(f"note: {file}: left out, as no stack recognises it")
+                continue
+            found.append(Looked(file, problems=error.problems))
+            objects.append({"file": file, "problems": [*error.problems], "exit_code": Exit.ERROR})
+            if not job.json:
+                complain(found[-1].complaints)
+    code = worst(one.exit(job) for one in found)
+    if job.json:
+        print_json({"files": objects, "exit_code": code})
+    else:
+        say(summed(found, printed.kind))
+    return code
 
 
-def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = None) -> int:
-    """Convert one file. Returns the exit code. Findings are added to `records`; without `records` a report is printed."""
+def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
+    """Convert one file, and report it with `tell`. Returns the exit code."""
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
         raise BridgeError("--dry-run: needs -o OUT; without -o nothing is written")
@@ -183,7 +218,7 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
     def work() -> int:
         result, beside = _opened(job, asked, output)
         if asked.strict and not (result.exact and not beside.edited):
-            _refuse(result, job, beside)
+            _refuse(result, job, beside, asked.view)
         result = replace(
             result, put=written_for(result, output, _before(result, beside)) if output else None
         )
@@ -193,15 +228,12 @@ def _convert(job: Job, asked: Asked, gate: Gate, records: list[Record] | None = 
         if output and not asked.dry_run:
             # Secrets may come from those files, so OUT is readable by no more people than they are.
             with as_private_as(*beside.sources):
-                placed(texts, output, asked.force)
+                placed(texts, output, asked.force, "--dry-run shows the changes")
+        if output and result.put:
+            # The command of the report is for the folder in which this one was typed.
+            result = replace(result, put=result.put.below(output.parent))
         findings = gate.choice.of(report.remarks_of(result), job.file)
-        if records is None:
-            _say(result, job, replace(asked, output=output), texts, findings)
-        else:
-            for one in findings:
-                # A default of the target belongs to no setting of the source, so its help is that of the target.
-                side = result.config if one.how is How.DEFAULTED else result.source
-                records.append(record(one, job.file, side.dialect.name))
+        tell(job, replace(asked, output=output), result, texts, findings)
         return report.exit_of(findings, job.threshold)
 
     return answered(job, work)
@@ -225,10 +257,10 @@ def _opened(job: Job, asked: Asked, output: Path | None) -> tuple[Result, Sideca
     return replace(result, carry=carry if place == job.file else replace(carry, source="")), beside
 
 
-def placed(texts: Mapping[Path, str], output: Path, force: bool) -> None:
+def placed(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> None:
     """Write all files or none. A file that a person edited is replaced only with `force`; without it `SourceError` is raised."""
     if not force:
-        refuse_edited(texts, output)
+        refuse_edited(texts, output, look)
     write_all(texts, texts.keys() - {output})
 
 
@@ -681,9 +713,9 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
                 raise SourceError(f"{path}: is the file that is read; name another output")
 
 
-def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
+def _refuse(result: Result, job: Job, beside: Sidecar, view: View) -> None:
     if not job.json:
-        printed.text(result, console(sys.stderr))
+        printed.text(result, console(sys.stderr), view)
     lost = [finding for finding in result.findings if finding.matters]
     odd = [finding for finding in beside.findings if beside.edited and finding not in lost]
     problems = (
@@ -696,21 +728,30 @@ def _refuse(result: Result, job: Job, beside: Sidecar) -> None:
 
 
 def _say(
-    result: Result, job: Job, asked: Asked, texts: Mapping[Path, str], findings: Sequence[Finding]
+    job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
 ) -> None:
-    changes = [*differences(texts, asked.output)] if asked.output and asked.dry_run else []
     if job.json:
-        written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
-        if asked.dry_run:
-            written |= {"dry_run": True, "changes": changes}
-        print_json({**report.as_json(result, job.threshold, findings), **written})
+        print_json(_object(job, asked, result, texts, told))
     elif asked.output:
-        printed.text(
-            result, console(sys.stdout), asked.view, () if asked.dry_run else tuple(texts), findings
-        )
-        for line in changes:
+        shown = () if asked.dry_run else tuple(texts)
+        printed.text(result, console(sys.stdout), asked.view, shown, told)
+        for line in _changes(asked, texts):
             say(line)
     else:
         content(result.written.text)
-        printed.text(result, console(sys.stderr), asked.view, findings=findings)
+        printed.text(result, console(sys.stderr), asked.view, findings=told)
 
+
+def _object(
+    job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
+) -> dict[str, Any]:
+    """Return the report for programs."""
+    written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
+    if asked.dry_run:
+        written |= {"dry_run": True, "changes": _changes(asked, texts)}
+    return {**report.as_json(result, job.threshold, told), **written}
+
+
+def _changes(asked: Asked, texts: Mapping[Path, str]) -> list[str]:
+    """Return the lines that say what a dry run would change; empty for another run."""
+    return [*differences(texts, asked.output)] if asked.output and asked.dry_run else []

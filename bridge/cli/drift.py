@@ -60,7 +60,7 @@ def _write(job: Job, found: Drift, output: Path, force: bool) -> None:
     dialect = found.before.dialect
     texts = dialect.files(dialect.render(found.migrated, format_for(dialect, output)), output)
     not_over_input(job, texts)
-    placed(texts, output, force)
+    placed(texts, output, force, "without -o the new file is printed and nothing is written")
 
 
 def _say(job: Job, found: Drift, output: Path | None) -> None:

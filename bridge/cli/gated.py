@@ -5,6 +5,7 @@ for which files.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,13 +76,16 @@ def gate_of(
     ignore: Sequence[str] | None,
     known: Path | None,
     format: str | None,
+    as_json: bool = False,
     write_baseline: Path | None = None,
 ) -> Gate:
     """Return the gate.
 
     Options win over [tool.stagebridge] in the pyproject.toml of the working directory, or of the
-    nearest parent folder that has one.
+    nearest parent folder that has one. `as_json` is the option --json.
     """
+    if as_json and format not in (None, JSON):
+        raise BridgeError(f"--json --format {format}: two formats; keep one of the options")
     here = Path.cwd()
     project = next(
         (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
@@ -91,7 +95,7 @@ def gate_of(
         known = known or project.parent / settings.baseline
     # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
     place = None if write_baseline else known
-    chosen = format or settings.format or TEXT
+    chosen = JSON if as_json else format or settings.format or TEXT
     if chosen not in (TEXT, *FORMATS):
         raise BridgeError(
             f"--format: found {chosen}, expected {', '.join((TEXT, *FORMATS))}{nearest(chosen, FORMATS)}"
@@ -122,6 +126,14 @@ class Looked:
         from bridge.report import exit_of
 
         return Exit.ERROR if self.problems else exit_of(self.findings, job.threshold)
+
+    @property
+    def complaints(self) -> list[str]:
+        """The problems, each with the name of the file."""
+        return [
+            problem if problem.startswith(self.file) else f"{self.file}: {problem}"
+            for problem in self.problems
+        ]
 
     @property
     def records(self) -> list[Record]:
@@ -205,23 +217,20 @@ def _text(found: Sequence[Looked], view: View) -> None:
             continue
         if one.config is None:
             say(f"{one.file}: refused")
-            complain(
-                problem if problem.startswith(one.file) else f"{one.file}: {problem}"
-                for problem in one.problems
-            )
+            complain(one.complaints)
         else:
             printed.one_of_many(one.file, one.findings, out, view)
     hidden = sum(printed.unshown(one.findings, view) for one in found)
     more = f"; {hidden} finding{'' if hidden == 1 else 's'} without effect (--all shows them)"
-    say(_summed(found) + (more if hidden else ""))
+    say(summed(found, printed.kind_checked) + (more if hidden else ""))
 
 
-def _summed(found: Sequence[Looked]) -> str:
+def summed(found: Sequence[Looked], kind: Callable[[Sequence[Finding]], str]) -> str:
+    """Return the closing line: how many files there are of each kind of verdict."""
     seen = [one for one in found if not one.stranger]
     counts = {
         "refused": sum(one.config is None for one in seen),
-        "with findings": sum(bool(one.findings) for one in seen),
-        "clean": sum(one.config is not None and not one.findings for one in seen),
+        **Counter(kind(one.findings) for one in seen if one.config is not None),
         "of no stack": len(found) - len(seen),
     }
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)

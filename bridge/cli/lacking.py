@@ -13,7 +13,7 @@ from pathlib import Path
 from bridge.dialect import code_beside
 from bridge.errors import BridgeError
 
-SIZES = re.compile(r"\bworld size\b|\bdata-parallel ranks\b|\branks share a batch\b|^parallel: ")
+SIZES = re.compile(r"\bworld size\b|\bagree on \d+ data-parallel ranks?\b|\branks share a batch\b|^parallel: ")
 """Pattern of problems about the number of ranks or the size of the batch."""
 
 _READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)

@@ -125,7 +125,7 @@ def _named(command: str, words: Sequence[str]) -> str | None:
 
 def _launched(command: str, words: Sequence[str]) -> str | None:
     """Return the corrected command if a launch command is in the place of FILE; None if there is no such mistake."""
-    first = next((place for place, word in enumerate(words) if not word.startswith("-")), None)
+    first = next(_positional(words), None)
     if first is None or os.path.exists(words[first]):
         return None
     whole = " " in words[first].strip()
@@ -148,6 +148,15 @@ def _launched(command: str, words: Sequence[str]) -> str | None:
         f"{shown}: found a command in the place of FILE; write it into a file such as run.sh, which "
         f"is read and never run: {_type(command, 'run.sh', *rest)}"
     )
+
+
+def _positional(words: Sequence[str]) -> Iterator[int]:
+    """Yield the places of words that are neither an option nor its value."""
+    end = words.index("--") if "--" in words else len(words)
+    for place, word in enumerate(words[:end]):
+        if not word.startswith("-") and (place == 0 or words[place - 1] not in OURS):
+            yield place
+    yield from range(end + 1, len(words))
 
 
 def _is_launcher(word: str) -> bool:

@@ -356,7 +356,8 @@ def reads_file(
                 from bridge.cli.gated import gate_of
 
                 given["gate"] = gate_of(
-                    **{field: given.pop(name) for name, (field, _, _) in gating.items()}
+                    **{field: given.pop(name) for name, (field, _, _) in gating.items()},
+                    as_json=said["json"],
                 )
             # A command of many files gets all names; its job has the first, which stands for them until they are read.
             if not isinstance(file, str):

@@ -18,11 +18,14 @@ from bridge.secrets import HIDDEN, keep_hidden
 Texts = Mapping[Path, str]
 
 
-def refuse_edited(texts: Texts, output: Path) -> None:
-    """Raise `SourceError` if files of `texts` were edited since a conversion wrote them, or were not written by a conversion."""
+def refuse_edited(texts: Texts, output: Path, look: str) -> None:
+    """Raise `SourceError` if files of `texts` were edited since a conversion wrote them, or were not written by a conversion.
+
+    `look` says how the user sees the changes first.
+    """
     SourceError.raise_if(
         f"{path}: was edited since it was written, or another program wrote it; --force overwrites "
-        "it, --dry-run shows the changes"
+        f"it, {look}"
         for path in edited(texts, output)
     )
 

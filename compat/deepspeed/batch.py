@@ -164,15 +164,19 @@ def _uneven(values: Flat, data: int) -> list[str]:
 
 def _apart(values: Flat, data: int) -> str:
     """Return a hint if the batch keys would agree with each other on the condition that several
-    ranks share each batch. Otherwise return an empty string. Only the script, not the file, decides
-    whether ranks share a batch.
+    ranks share each batch, or that there are fewer ranks. Otherwise return an empty string. Only
+    the script, not the file, decides whether ranks share a batch.
     """
-    total, size = values[TOTAL], values[MICRO] * values[STEPS] * data
+    total, step = values[TOTAL], values[MICRO] * values[STEPS]
+    size = step * data
     # DeepSpeed expects `size` samples. If that is a multiple of
     # the total, so many ranks may share each batch.
     shared = size // total if total and size % total == 0 else 1
     if shared < 2 or data % shared or _coded(values) > 1:
-        return ""
+        fewer = total and step and total % step == 0 and total < size
+        agree = total // step if fewer else 0
+        many = "" if agree == 1 else "s"
+        return f"; the batch keys agree on {agree} data-parallel rank{many}" if agree else ""
     return (
         f"; the batch keys agree if {shared} ranks share each batch: to say so, put the missing"
         f" .code.json beside the file, or pass --code pipeline_stages={shared} or --code"

@@ -366,7 +366,7 @@ class MegatronDialect(PackagedDialect):
 
             given = lower(lift(config), self, config.version, config.world_size).given
         environment = {name: value for name, (value, _) in config.environment.items()}
-        launch = torchrun(config.ranks, formats.PROGRAM)
+        launch = torchrun(config.ranks, config.program or formats.PROGRAM)
         if format == "yaml":  # for NVIDIA's own runner of recipes
             return Written(
                 self.name,

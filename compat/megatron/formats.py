@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bridge import launching, touching
@@ -52,6 +52,7 @@ class Words:
     ranks: int | None = None
     loose: frozenset[int] = frozenset()
     problems: tuple[str, ...] = ()
+    program: str = ""
 
 
 Read = tuple[Reading, tuple[str, ...]]
@@ -123,7 +124,15 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
     origins |= {dest: older.origins[dest] for dest in values if dest not in given}
     remarks = tuple(_remarks(parsed, words, older, given))
     gaps = tuple(_gaps(parsed, words))
-    reading = Reading(Values(values), FLAGS, origins, remarks, world_size=words.ranks, gaps=gaps)
+    reading = Reading(
+        Values(values),
+        FLAGS,
+        origins,
+        remarks,
+        world_size=words.ranks,
+        gaps=gaps,
+        program=words.program,
+    )
     return reading, (*words.problems, *parsed.problems, *older.problems)
 
 
@@ -375,7 +384,13 @@ def words_of(document: Document, version: str) -> Words:
         ]
         found = (*strays, *assumed(document.data))
         return Words(
-            launch.texts, list(launch.lines), found, launch.opaque, launch.ranks, launch.loose
+            launch.texts,
+            list(launch.lines),
+            found,
+            launch.opaque,
+            launch.ranks,
+            launch.loose,
+            program=program_of(launch),
         )
     if isinstance(document.data, list):
         return _listed(document)
@@ -514,6 +529,15 @@ def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
             found.append(line)
     TranslationError.raise_if(problems)
     return found
+
+
+def program_of(launch: Launch) -> str:
+    """Return the Python file that a launch starts, as seen from Megatron's folder; its name if the
+    folder is not known, and an empty text if the name is not either.
+    """
+    path = re.sub(r"^(\.\./)+", "", launch.program)
+    known = (one for one in (path, PurePosixPath(path).name) if re.fullmatch(r"[\w./-]+\.py", one))
+    return next(known, "")
 
 
 def flags_text(given: Mapping[str, Any], version: str) -> str:
