@@ -341,9 +341,8 @@ def reads_file(
 ) -> Callable[[Command], Command]:
     """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
-    With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the
-    parts of the report to show. With options for `gating`, it gets `gate`; with `many`, it gets the `names` of
-    all files. `otherwise` replaces declarations of options in `READING`.
+    With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the parts of the report to
+    show. With options for `gating`, it gets `gate`; with `many`, the `names` of all files. `otherwise` replaces options.
     """
     options = {**READING, **(COUNTING if counts else {})}
     viewing = VIEWING if reports else {}
