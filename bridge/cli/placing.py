@@ -71,18 +71,18 @@ def _known(output: Path) -> Mapping[str, str] | None:
 
 def _digest(path: Path, followed: bool) -> str | None:
     """Return the digest of a file; None if the file is empty or missing."""
-    # Writing replaces a link beside the output, and writes through one that is the output.
-    content = b"" if path.is_symlink() and not followed else _content(path)
+    content = _content(path, followed)
     return sha256(content).hexdigest() if content else None
 
 
-def _content(path: Path) -> bytes:
-    """Return the content of a file; empty if it is missing.
+def _content(path: Path, followed: bool = True) -> bytes:
+    """Return the content of a file; empty if the file is missing, or is a link that is not `followed`.
 
     Raises `SourceError` if the file may not be read.
     """
     try:
-        return path.read_bytes()
+        # Writing replaces a link beside the output, and writes through one that is the output.
+        return path.read_bytes() if followed or not path.is_symlink() else b""
     except PermissionError as error:
         raise SourceError(
             f"{path}: cannot be read ({(error.strerror or str(error)).lower()}); name another output"
