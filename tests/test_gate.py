@@ -174,7 +174,7 @@ class TestDiff:
             (tmp_path / f"{name}.args").write_text(f"{launch()}\n--load {where}{name}\n")
         _, rows = self.rows(said, "one.args", "other.args")
         assert rows["load"]["change"] == f"'{where}one' -> '{where}other'"
-        recipe = (Path(compat.__file__).parent.parent / "examples/automodel/interleaved.yaml").read_text()
+        recipe = (HOME / "examples/automodel/interleaved.yaml").read_text()
         set_ = "dataset:\n  _target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset\n"
         for name in ("one", "other"):
             (tmp_path / f"{name}.yaml").write_text(f"{recipe}\n{set_}  split: train\n  path_or_dataset: rajpurkar/{name}\n")
