@@ -56,6 +56,8 @@ class Process:
         command = [
             sys.executable,
             "-P",
+            # No compiled files: they would stay in the user's tree, and hide an edit of the same second.
+            "-B",
             "-m",
             "bridge.testing.harvest.worker",
             stack,
