@@ -35,13 +35,19 @@ class Seen(checks.Seen):
         return int(self.values.get(f"init.{axis}") or 1)
 
 
-def _dead(
-    argument: str, message: str, place: str, since: str = "", until: str = "", name: str = ""
+def _unused(
+    argument: str,
+    used: Callable[[Seen], bool],
+    message: str,
+    place: str,
+    since: str = "",
+    until: str = "",
+    name: str = "",
 ) -> Check:
     path = argument if "." in argument else f"args.{argument}"
     return Check(
         path,
-        lambda seen: seen.wrote(path),
+        lambda seen: seen.wrote(path) and not used(seen),
         f"no effect: {message}",
         Effect.NONE,
         place,
@@ -51,24 +57,10 @@ def _dead(
     )
 
 
-def _unused(
-    argument: str,
-    used: Callable[[Seen], bool],
-    message: str,
-    place: str,
-    since: str = "",
-    name: str = "",
+def _dead(
+    argument: str, message: str, place: str, since: str = "", until: str = "", name: str = ""
 ) -> Check:
-    path = f"args.{argument}"
-    return Check(
-        path,
-        lambda seen: seen.wrote(path) and not used(seen),
-        f"no effect: {message}",
-        Effect.NONE,
-        place,
-        since,
-        name=name,
-    )
+    return _unused(argument, lambda seen: False, message, place, since, until, name)
 
 
 def _on(seen: Seen) -> bool:
