@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import warnings
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -106,10 +106,25 @@ def patient(silence: float | None, timeout: float | None) -> None:
 _UNDER_WAY: set[dist.Work] = set()
 """Collectives that were started and that no caller has waited for yet."""
 
+_ON_DEVICE: deque[Awaited] = deque()
+"""Collectives that the device still waits for after the host's wait has returned, the oldest first."""
+
 _HANDLES: dict[tuple[tuple[int, ...], str], dist.ProcessGroup] = {}
 """Torch's process groups by ranks and purpose. There are no other references to these groups, so
 that `_abandon` destroys them by clearing this dictionary.
 """
+
+
+@dataclass(frozen=True, eq=False)
+class Awaited:
+    """A collective that the device waits for: torch's handle, the name, the other ranks, and the
+    time of the host's wait.
+    """
+
+    work: dist.Work
+    name: str
+    peers: Sequence[int]
+    since: float
 
 
 @dataclass
@@ -258,9 +273,11 @@ class Comm:
         """Send `tensor` to the rank with index `to` in the group. The tensor must not change before
         the wait ends.
         """
-        peer = group.ranks[to]
+        peer, sent = group.ranks[to], tensor
+        if _through_host(tensor, group):
+            sent = tensor.cpu()
         return self._start(
-            name, tensor, group, lambda: dist.isend(tensor, peer, group.handle, tag), (peer,)
+            name, tensor, group, lambda: dist.isend(sent, peer, group.handle, tag), (peer,)
         )
 
     def receive(self, name: str, tensor: Tensor, group: Group, source: int, tag: int) -> Wait:
@@ -268,10 +285,13 @@ class Comm:
         the same `tag`.
         """
         # Not counted: the sender counts the message.
-        peer = group.ranks[source]
-        return self._begun(
-            name, group, lambda: dist.irecv(tensor, peer, group.handle, tag), (peer,)
+        peer, found = group.ranks[source], tensor
+        if _through_host(tensor, group):
+            found = torch.empty_like(tensor, device="cpu", requires_grad=False)
+        wait = self._begun(
+            name, group, lambda: dist.irecv(found, peer, group.handle, tag), (peer,)
         )
+        return wait if found is tensor else partial(_arrived, wait, found, tensor)
 
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
         """Open the connection for messages from the rank with index `source` in the group to the
@@ -279,6 +299,8 @@ class Comm:
         message, and then the two ranks wait for each other.
         """
         token = torch.zeros(1, device=device)
+        if _through_host(token, group):
+            token = token.cpu()
         peer = group.ranks[to if group.index == source else source]
         send = partial(
             dist.isend if group.index == source else dist.irecv, token, peer, group.handle
@@ -340,10 +362,17 @@ def connect(
             init_method=f"tcp://{address}",
             rank=rank,
             world_size=world,
-            timeout=timedelta(seconds=timeout or TIMEOUT),
+            timeout=_timeout(backend, timeout),
         )
         if SILENCE > 0:
             _watch(rank)
+
+
+def _timeout(backend: str, seconds: float | None = None) -> timedelta:
+    """Return torch's own limit for a collective. NCCL ends the whole process at its limit, which is
+    therefore later than ours (`arrive`).
+    """
+    return timedelta(seconds=(seconds or TIMEOUT) * (1.5 if "nccl" in backend else 1.0))
 
 
 def leave() -> None:
@@ -352,8 +381,35 @@ def leave() -> None:
     """
     if joined() is not None:
         with told("leave"):
-            dist.barrier()
+            # NCCL would guess the device from the rank's number.
+            nccl = dist.get_backend() == "nccl"
+            dist.barrier(device_ids=[torch.cuda.current_device()] if nccl else None)
         _abandon()
+
+
+def arrive() -> None:
+    """Wait on the host until every collective that this rank has waited for is done. Call this
+    before the host reads a result.
+
+    A wait for NCCL returns at once and makes only the device wait. The host would then hang where
+    it reads, and could not name the ranks that it waits for. Raises `LostRank` after `TIMEOUT`
+    seconds.
+    """
+    while _ON_DEVICE:
+        awaited = _ON_DEVICE[0]
+        began = time.monotonic()
+        with _telling(awaited.name, awaited.peers):
+            HERE.enter(awaited.name, awaited.peers)
+            while not awaited.work.is_completed():
+                if time.monotonic() - began > TIMEOUT:
+                    raise RuntimeError(f"timed out after {TIMEOUT:g} s")
+                time.sleep(POLL)
+            HERE.leave(awaited.name)
+        _ON_DEVICE.popleft()
+
+
+POLL = 2e-5
+"""Seconds between two looks at a collective on the device."""
 
 
 def _abandon() -> None:
@@ -363,14 +419,20 @@ def _abandon() -> None:
     for work in tuple(_UNDER_WAY):
         with suppress(RuntimeError):
             work.wait(PATIENCE)
+    until = time.monotonic() + PATIENCE.total_seconds()
+    while _under_way() and time.monotonic() < until:
+        time.sleep(0.01)
     for watcher in _WATCHERS:
         watcher.ended.set()
         watcher.join(PATIENCE.total_seconds())
+    # A collective that hangs on the device would keep NCCL from leaving.
+    end = dist.distributed_c10d._abort_process_group if _under_way() else dist.destroy_process_group
     _WATCHERS.clear()
     _UNDER_WAY.clear()
+    _ON_DEVICE.clear()
     _HANDLES.clear()
     if joined() is not None:
-        dist.destroy_process_group()
+        end()
 
 
 def joined() -> tuple[int, int] | None:
@@ -503,7 +565,9 @@ def _open(ranks: tuple[int, ...], world: int, purpose: str = "") -> None:
     if len(ranks) == 1 or (ranks, purpose) in _HANDLES:
         return
     handle = (
-        dist.group.WORLD if len(ranks) == world and not purpose else dist.new_group(list(ranks))
+        dist.group.WORLD
+        if len(ranks) == world and not purpose
+        else dist.new_group(list(ranks), timeout=_timeout(dist.get_backend()))
     )
     assert handle is not None, "the default process group must exist before a group of some ranks is made"
     _HANDLES[ranks, purpose] = handle
@@ -517,6 +581,20 @@ def _add_up(wait: Wait, parts: Tensor, total: Tensor) -> None:
     torch.sum(parts.view(-1, *total.shape), 0, out=total)
 
 
+def _through_host(tensor: Tensor, group: Group) -> bool:
+    """Return whether messages with `tensor` have to go through the memory of the host: gloo sends
+    no tensors of a device.
+    """
+    return tensor.device.type != "cpu" and dist.get_backend(group.handle) == "gloo"
+
+
+@torch.no_grad()
+def _arrived(wait: Wait, found: Tensor, tensor: Tensor) -> None:
+    """Wait for `found`, and copy it into `tensor` on the device."""
+    wait()
+    tensor.copy_(found)
+
+
 def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
     _UNDER_WAY.add(work)
 
@@ -526,8 +604,18 @@ def _waiting(work: dist.Work, name: str, peers: Sequence[int]) -> Wait:
             work.wait()
             HERE.leave(name)
         _UNDER_WAY.discard(work)
+        _under_way()
+        if not work.is_completed():
+            _ON_DEVICE.append(Awaited(work, name, peers, time.monotonic()))
 
     return wait
+
+
+def _under_way() -> Awaited | None:
+    """Return the oldest collective that the device still waits for, and forget those before it."""
+    while _ON_DEVICE and _ON_DEVICE[0].work.is_completed():
+        _ON_DEVICE.popleft()
+    return _ON_DEVICE[0] if _ON_DEVICE else None
 
 
 @dataclass
@@ -552,13 +640,24 @@ class Presence:
         """Record that the process has left the collective `name`."""
         self.since, self.waits, self.last = time.monotonic(), "", name
 
+    def waiting(self) -> tuple[str, Sequence[int], float]:
+        """Return the collective in which the host waits, or else the oldest one in which only the
+        device does: its name ("" if there is none), the ranks, and the time since when.
+        """
+        waits, peers, since = self.waits, self.peers, self.since
+        device = None if waits else next(iter(tuple(_ON_DEVICE)), None)
+        if device is None or device.work.is_completed():
+            return waits, peers, since
+        return device.name, device.peers, device.since
+
     def told(self, tick: int) -> str:
         """Return the state as JSON, for other ranks. `tick` counts the reports: a rank whose `tick`
         does not change is silent.
         """
+        waits, _, since = self.waiting()
         last = f"step {self.step}, {self.action}" + (f", after {self.last}" if self.last else "")
         return json.dumps(
-            {"tick": tick, "waits": self.waits, "last": last, "for": time.monotonic() - self.since}
+            {"tick": tick, "waits": waits, "last": last, "for": time.monotonic() - since}
         )
 
 
@@ -593,7 +692,7 @@ class Watcher(Thread):
                 self._look()
 
     def _look(self) -> None:
-        waits, peers, since = HERE.waits, HERE.peers, HERE.since
+        waits, peers, since = HERE.waiting()
         waited = time.monotonic() - since
         if not waits or waited < SILENCE / 2:
             return
@@ -655,7 +754,7 @@ class LostRank(BridgeError, RuntimeError):
     """Raised when another rank no longer answers."""
 
 
-LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe", re.IGNORECASE)
+LOST = re.compile(r"onnection|peer|timed? ?out|broken pipe|remote process|NCCL communicator was aborted", re.IGNORECASE)
 """Pattern that matches torch's errors about a rank that no longer answers."""
 
 

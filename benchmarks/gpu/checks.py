@@ -23,13 +23,13 @@ from bridge.engine import initialize
 from bridge.engine.environment import Environment
 from bridge.plan import Plan
 
-EXACT, HALF = (1e-6, 1e-5), (2e-3, 2e-3)
-"""Bounds of relative differences of losses and of weights: in fp32, and where both compute in bf16."""
+EXACT, HALF = (1e-6, 1e-3), (1e-3, 1e-1)
+"""Bounds of the distance from plain torch (`Outcome.apart`): in fp32, and where both compute in bf16."""
 HOME = Path(__file__).resolve().parents[2]
 
 
-def _bounded(what: str, found: Outcome, expected: Outcome, half: bool = False) -> Row:
-    losses, weights = found.apart(expected)
+def _bounded(what: str, case: Case, found: Outcome, expected: Outcome, half: bool = False) -> Row:
+    losses, weights = found.apart(expected, case)
     first, second = HALF if half else EXACT
     return Row(what, f"{losses:.1e}, {weights:.1e}", "", f"<= {first:g}, {second:g}", losses <= first and weights <= second)
 
@@ -63,7 +63,7 @@ def numbers(here: Here) -> Iterator[Row]:
             expected = plain(case, half)
             for level in LEVELS:
                 title = f"{name}, {'bf16' if half else 'fp32'}, ZeRO {level}"
-                yield _bounded(title, native(here, case, level, half), expected, half)
+                yield _bounded(title, case, native(here, case, level, half), expected, half)
 
 
 class Masked(nn.Module):
@@ -114,7 +114,7 @@ def streams(here: Here) -> Iterator[Row]:
     case = gpt(here)
     expected = native(here, case, 3)
     pinned = Case(case.build, case.loss, case.loss_fn, [tuple(_host(here, part) for part in batch) for batch in case.batches])
-    yield _bounded("inputs in pinned memory, ZeRO 3", native(here, pinned, 3), expected)
+    yield _bounded("inputs in pinned memory, ZeRO 3", case, native(here, pinned, 3), expected)
     if here.dry:
         yield Row("a stream of its own", "not run")
         return
@@ -122,7 +122,7 @@ def streams(here: Here) -> Iterator[Row]:
     with torch.cuda.stream(side):
         found = native(here, pinned, 3)
     side.synchronize()
-    yield _bounded("a stream of its own, ZeRO 3", found, expected)
+    yield _bounded("a stream of its own, ZeRO 3", case, found, expected)
 
 
 def _host(here: Here, tensor: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def memory(here: Here) -> Iterator[Row]:
             other.load_checkpoint(folder, "one")
             found = trained(other, other_case)
             found.weights = {name: weight.to(here.device) for name, weight in found.weights.items()}
-            yield _bounded(f"goes on from a checkpoint, ZeRO 3 to 1 on {title}", found, expected, half=place is not here)
+            yield _bounded(f"goes on from a checkpoint, ZeRO 3 to 1 on {title}", case, found, expected, half=place is not here)
 
 
 def collectives(here: Here) -> Iterator[Row]:
@@ -211,7 +211,8 @@ def ranks(here: Here) -> Iterator[Row]:
                 pass
         except Exception as error:
             yield Row("two ranks", "failed", good=False, error=str(error))
-        expected = plain(gpt(here), half=False)
+        case = gpt(here)
+        expected = plain(case, half=False)
         for name in LAYOUTS:
             path = Path(folder) / name
             if not path.exists():
@@ -221,7 +222,7 @@ def ranks(here: Here) -> Iterator[Row]:
             if isinstance(found, str):
                 yield Row(name, "failed", good=False, error=found)
                 continue
-            yield _bounded(f"{name}: against one process", Outcome(found["losses"], found["weights"]), expected)
+            yield _bounded(f"{name}: against one process", case, Outcome(found["losses"], found["weights"]), expected)
             yield holds(f"{name}: as many bytes sent as the layout says", found["traffic"])
 
 
@@ -249,7 +250,8 @@ def _in_layout(here: Here, rank: int, **values: Any) -> dict[str, Any]:
     """Each data rank takes half of the rows of every microbatch."""
     case = gpt(here)
     if "zero__stage" in values:
-        case = Case(case.build, case.loss, case.loss_fn, [tuple(part[rank : rank + 1] for part in batch) for batch in case.batches])
+        own = [tuple(part[rank : rank + 1] for part in batch) for batch in case.batches]
+        case = Case(case.build, case.loss, case.loss_fn, own)
     engine = engine_of(here, case, **{"level": values.pop("zero__stage", 0), **values})
     found = trained(engine, case)
     engine.comm.ledger.clear()
@@ -267,7 +269,8 @@ def dropin_numbers(here: Here) -> Iterator[Row]:
         for half in (False, True):
             expected = plain(case, half)
             for level in LEVELS:
-                yield _bounded(f"{name}, {'bf16' if half else 'fp32'}, ZeRO {level}", _script(here, case, level, half), expected, half)
+                title = f"{name}, {'bf16' if half else 'fp32'}, ZeRO {level}"
+                yield _bounded(title, case, _script(here, case, level, half), expected, half)
 
 
 def _script(here: Here, case: Case, level: int, half: bool) -> Outcome:
@@ -314,6 +317,7 @@ def marked(here: Here) -> Iterator[Row]:
     done = subprocess.run(line, cwd=HOME, capture_output=True, text=True)
     last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
     good = None if here.dry and done.returncode in (0, 5) else done.returncode == 0
-    yield Row("tests marked gpu", last, "", "pass", good, "" if done.returncode in (0, 5) else done.stdout[-6000:] + done.stderr[-2000:])
+    error = "" if done.returncode in (0, 5) else done.stdout[-6000:] + done.stderr[-2000:]
+    yield Row("tests marked gpu", last, "", "pass", good, error)
 
 

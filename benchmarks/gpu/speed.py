@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +31,15 @@ LARGE: Mapping[str, int] = {
     "num_key_value_heads": 16,
     "vocab_size": 32_000,
 }
-SMALL: Mapping[str, int] = {**LARGE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL: Mapping[str, int] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+}
+"""With --dry."""
 ROWS, SEQUENCE = 4, 2048
 PEAK = 989e12
 """FLOP/s of dense products in bf16, by the data sheet of the H100 and of the H200 (both SXM)."""
@@ -58,7 +68,7 @@ class Measured:
     def __init__(self, here: Here) -> None:
         self.here, self.ways = here, dict[str, Way]()
         self.times: dict[str, list[float]] = {}
-        self.sizes = {**SMALL, "num_key_value_heads": 4, "vocab_size": 512} if here.dry else LARGE
+        self.sizes = SMALL if here.dry else LARGE
         self.sequence = 128 if here.dry else SEQUENCE
         generator = torch.Generator().manual_seed(7)
         tokens = torch.randint(self.sizes["vocab_size"], (ROWS, self.sequence), generator=generator).to(here.device)
@@ -117,7 +127,9 @@ class Measured:
         return statistics.median(self.times[name])
 
     def flops(self) -> float:
-        """Floating-point operations of a step: 6 for each weight in a product and token, and 12 for attention over all positions."""
+        """Floating-point operations of a step: for each token, 6 for each weight of a product, and 12 for each layer, element of
+        its width and position of the sequence.
+        """
         sizes, tokens = self.sizes, ROWS * self.sequence
         hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
         shared = 2 * hidden * hidden * (1 + sizes["num_key_value_heads"] / sizes["num_attention_heads"])
@@ -150,12 +162,12 @@ def _table(found: Measured, base: str, goals: Mapping[str, float]) -> Iterator[R
     tokens = ROWS * found.sequence
     for name, way in found.ways.items():
         seconds = found.seconds(name)
-        text = f"{tokens / seconds:,.0f} tokens/s, {seconds * 1e3:.1f} ms"
         if found.here.dry:
             yield Row(name, "not run")
             continue
-        text += f", MFU {found.flops() / seconds / PEAK:.1%}, peak {way.peak / MEBIBYTE:,.0f} MiB, kept {way.kept / MEBIBYTE:,.0f}"
-        yield Row(name, text + (f", layout {way.said / MEBIBYTE:,.0f}" if way.said else ""))
+        text = f"{tokens / seconds:,.0f} tokens/s, {seconds * 1e3:.1f} ms, MFU {found.flops() / seconds / PEAK:.1%}"
+        text += f", peak {way.peak / MEBIBYTE:,.0f} MiB, between steps {way.kept / MEBIBYTE:,.0f} MiB"
+        yield Row(name, text + (f" (layout: {way.said / MEBIBYTE:,.0f})" if way.said else ""))
         if name != base and base in found.ways:
             share = [1 / ratio for ratio in reversed(found.ratios(name, base))]
             title = f"{name}: speed as a share of the {base} ({share[0]:.3f} to {share[-1]:.3f})"
@@ -212,16 +224,23 @@ def _gaps(found: Measured, name: str) -> Row:
         for _ in range(2):
             found.ways[name].step()
         found.here.wait()
-    spans = sorted((event.start_ns(), event.start_ns() + event.duration_ns()) for event in _kernels(seen))
-    busy, reached = 0, spans[0][0]
+    spans = _spans(seen)
+    busy, reached = 0.0, spans[0][0]
     for start, end in spans:
         busy += max(0, end - max(start, reached))
         reached = max(reached, end)
-    return Row(title, f"{1 - busy / (reached - spans[0][0]):.1%} of {(reached - spans[0][0]) / 2e6:.1f} ms, {len(spans) // 2} kernels a step")
+    whole = reached - spans[0][0]
+    return Row(title, f"{1 - busy / whole:.1%} of {whole / 2e3:.1f} ms, {len(spans) // 2} kernels a step")
 
 
-def _kernels(seen: Any) -> Sequence[Any]:
-    return [event for event in seen.profiler.kineto_results.events() if event.device_type() == torch.autograd.DeviceType.CUDA]
+def _spans(seen: Any) -> Sequence[tuple[float, float]]:
+    """Start and end of everything that ran on the device, in microseconds, in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    ran = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    return sorted((event["ts"], event["ts"] + event["dur"]) for event in ran)
 
 
 def attached(here: Here) -> Iterator[Row]:
@@ -239,8 +258,9 @@ def attached(here: Here) -> Iterator[Row]:
             if name not in found.ways:
                 continue
             ratios = found.ratios(name, "no attach")
-            title = f"{name}: time of a step to one without ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+            title = f"{name}: time of a step to one without"
             middle = statistics.median(ratios)
+            title += f" ({ratios[0]:.3f} to {ratios[-1]:.3f})" if not here.dry else ""
             yield Row(title, "not run") if here.dry else at_most(title, middle, bound) if bound else Row(title, middle)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,14 @@ SETTINGS: Mapping[str, Any] = {
     "optimizer.name": "adamw",
     "optimizer.lr": 1e-3,
     "optimizer.betas": (0.9, 0.95),
-    "optimizer.eps": 1e-8,
+    "optimizer.eps": 1e-6,
     "optimizer.weight_decay": 0.1,
     "optimizer.clip": 1.0,
 }
-ADAMW: Mapping[str, Any] = {name.split(".")[1]: value for name, value in SETTINGS.items() if name.split(".")[1] not in ("name", "clip")}
+ADAMW: Mapping[str, Any] = {name: SETTINGS[f"optimizer.{name}"] for name in ("lr", "betas", "eps", "weight_decay")}
+
+
+SHAPE = Architecture(layers=3, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=256, sequence=32, tied=False)
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,7 @@ class Here:
 
     device: torch.device
     dry: bool
-    shape: Architecture = field(
-        default_factory=lambda: Architecture(layers=3, hidden=64, heads=4, kv_heads=2, ffn=128, vocab=256, sequence=32, tied=False)
-    )
+    shape: Architecture = SHAPE
 
     @classmethod
     def of(cls, dry: bool) -> Here:
@@ -108,18 +110,20 @@ def tokens_of(shape: Architecture, rows: int, number: int, device: torch.device)
 def gpt(here: Here, rows: int = 2) -> Case:
     """The engine's own GPT, a chain of layers."""
     batches = [(tokens, tokens.roll(-1, 1)) for tokens in tokens_of(here.shape, rows, STEPS * MICROBATCHES, here.device)]
-    return Case(
-        lambda: GPT(here.shape).to(here.device), lambda model, batch: mean_cross_entropy(model(batch[0]), batch[1]), mean_cross_entropy, batches
-    )
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return mean_cross_entropy(model(batch[0]), batch[1])
+
+    return Case(lambda: GPT(here.shape).to(here.device), loss, mean_cross_entropy, batches)
 
 
 def llama(here: Here, rows: int = 2) -> Case:
     """A Llama of transformers, which the engine cuts into layers."""
     shape = here.shape
-    sizes = {"hidden_size": shape.hidden, "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers, "vocab_size": shape.vocab}
+    sizes = {"hidden_size": shape.hidden, "intermediate_size": shape.ffn, "num_hidden_layers": shape.layers}
+    sizes |= {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "vocab_size": shape.vocab}
     batches = [{"input_ids": tokens, "labels": tokens} for tokens in tokens_of(shape, rows, STEPS * MICROBATCHES, here.device)]
-    heads = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads}
-    return Case(lambda: llama_of(here, {**sizes, **heads}), lambda model, batch: model(**batch).loss, None, batches)
+    return Case(lambda: llama_of(here, sizes), lambda model, batch: model(**batch).loss, None, batches)
 
 
 def llama_of(here: Here, sizes: Mapping[str, int]) -> nn.Module:
@@ -142,27 +146,29 @@ class Outcome:
     losses: list[float]
     weights: dict[str, Tensor]
 
-    def apart(self, other: Outcome) -> tuple[float, float]:
-        """The largest relative differences of losses, and of weights by norm."""
+    def apart(self, other: Outcome, case: Case) -> tuple[float, float]:
+        """The largest relative difference of losses; and the distance of all weights from the other's, as a share of the way that
+        these have come from the start.
+        """
         losses = max(abs(mine - theirs) / abs(theirs) for mine, theirs in zip(self.losses, other.losses, strict=True))
-        weights = max(
-            float((mine.float() - other.weights[name].float()).norm() / other.weights[name].float().norm().clamp(min=1e-12))
-            for name, mine in self.weights.items()
-        )
-        return losses, weights
+        start = dict(case.build().named_parameters())
+        far = sum(float((mine - other.weights[name]).double().square().sum()) for name, mine in self.weights.items())
+        way = sum(float((whole - start[name].detach()).double().square().sum()) for name, whole in other.weights.items())
+        return losses, math.sqrt(far / way)
 
 
 class Loop:
-    """A loop of plain torch: fused AdamW on masters in fp32, gradients clipped by one norm. With `half`, the model computes in bf16
-    and its gradients are summed in fp32, as mixed precision is usually done by hand.
+    """A loop of plain torch: fused AdamW on masters in fp32, gradients clipped by one norm. With `half`, the model computes in
+    bf16 and its gradients are summed in fp32, as mixed precision is usually done by hand.
     """
 
     def __init__(self, model: nn.Module, loss: Callable[[Any, Batch], Tensor], half: bool, called: Any = None) -> None:
         self.model, self.loss, self.half, self.called = model, loss, half, called or model
         self.weights = list(model.parameters())
         self.masters = [nn.Parameter(weight.detach().float().clone()) for weight in self.weights] if half else self.weights
-        if half:
-            model.to(torch.bfloat16)
+        if half:  # weights alone: rotary frequencies would lose digits
+            for weight in self.weights:
+                weight.data = weight.data.to(torch.bfloat16)
         self.optimizer = torch.optim.AdamW(self.masters, fused=True, **ADAMW)
 
     def step(self, batches: Sequence[Batch]) -> Tensor:
@@ -200,7 +206,8 @@ def plain(case: Case, half: bool) -> Outcome:
 
 def engine_of(here: Here, case: Case, level: int, half: bool = False, **values: Any) -> Engine:
     """The native engine on a case; `values` are plan values, with two underscores for a dot."""
-    plan = {**SETTINGS, "zero.stage": level, "batch.accumulation": MICROBATCHES, **({"precision.compute": "bf16"} if half else {})}
+    plan = {**SETTINGS, "zero.stage": level, "batch.accumulation": MICROBATCHES}
+    plan |= {"precision.compute": "bf16"} if half else {}
     plan |= {name.replace("__", "."): value for name, value in values.items()}
     return initialize(case.build(), Plan.of(plan), case.loss_fn, device=here.device)
 

@@ -887,10 +887,8 @@ def warm(text: str) -> None:
 
 
 def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
-    from torch.cuda import is_available
-
-    from bridge import comm
     from bridge.backend import Workload
+    from bridge.engine.device import join
     from bridge.engine.environment import detect
     from bridge.layout.architecture import Architecture
     from bridge.state import names
@@ -899,7 +897,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
     from bridge.verify.size import NO_NUMBERS
 
     here, job = detect(), Job(**spec["job"])
-    comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
+    join(here)
     options = Options(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output", "model")}})
     try:
         with within(job):

@@ -403,14 +403,12 @@ def _judged(job: Job, options: Options, own: Own, note: Any) -> Fields:
 
 
 def _found(job: Job, options: Options, note: Any) -> Fields:
-    from torch.cuda import is_available
-
-    from bridge import comm
+    from bridge.engine.device import join
     from bridge.engine.environment import detect
     from bridge.verify.judge import verify
 
     here = detect()
-    comm.connect(here.rank, here.world, here.address, "nccl" if is_available() else "gloo")
+    join(here)
     try:
         with within(job):
             if options.own:

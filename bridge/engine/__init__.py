@@ -57,24 +57,23 @@ def initialize(
     Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
     ranks if they were started with different settings.
     """
-    import torch
-
     from bridge import comm
+    from bridge.engine import device as devices
     from bridge.engine.agreement import facts_of
-    from bridge.engine.environment import Environment, detect
+    from bridge.engine.environment import Environment, detect, local_rank
     from bridge.engine.optimizer import spared
     from bridge.engine.prepared import Prepared
     from bridge.engine.runner import Engine
 
     here, names = comm.joined(), module_fqns_per_model_part
-    found = environment or (Environment(*here) if here else detect())
+    found = environment or (Environment(*here, local_rank()) if here else detect())
     # First what needs no other rank: a refusal then leaves no process group, and no rank waiting.
     made = Prepared.of(model, plan, found.world, names, sample, loss_fn is not None)
-    place = torch.device(device or (f"cuda:{found.local_rank}" if torch.cuda.is_available() else "cpu"))
+    place = devices.local(found.local_rank, device)
     others = {"seed": seed, "device": place.type, "tensor_plan": tensor_plan, "variable_shapes": variable_shapes}
     parts = {"module_fqns_per_model_part": names, "loss_fn": "given" if loss_fn else None}
     facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
-    ranks = _joined(found, made.mesh, "nccl" if place.type == "cuda" else "gloo", facts, deterministic)
+    ranks = _joined(found, made.mesh, devices.backend(place), facts, deterministic)
     made.module.to(place)
     given = (loss_fn, seed, made.findings, tensor_plan, groups or spared(made.module, plan.optimizer))
     engine = Engine(made.module, plan, ranks, place, *given, made.pipeline, variable_shapes, made.cut, made.sample)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bridge.comm import LostRank
+from bridge.comm import LostRank, arrive
 from bridge.config import shown
 from bridge.engine import buffers
 from bridge.engine.optimizer import setting
@@ -444,6 +444,7 @@ def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
     found = torch.zeros(comm.world.size, len(numbers), dtype=torch.int64, device=engine.device)
     found[comm.rank] = torch.tensor(numbers, dtype=torch.int64)
     comm.all_reduce(SAID, found, comm.world)()
+    arrive()
     return [[int(number) for number in row] for row in found.tolist()]
 
 

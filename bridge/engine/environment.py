@@ -42,6 +42,12 @@ def detect(variables: Mapping[str, str] | None = None) -> Environment:
     return Environment()
 
 
+def local_rank(variables: Mapping[str, str] | None = None) -> int:
+    """Return the number of this process on its machine, from whichever launcher set it, or 0."""
+    found = os.environ if variables is None else variables
+    return int(found.get("LOCAL_RANK") or found.get("SLURM_LOCALID") or 0)
+
+
 def neighbours() -> dict[int, int]:
     """Return the process ids of the ranks on this machine, by rank; empty on a system without
     /proc.

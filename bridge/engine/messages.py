@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from bridge.comm import Comm, Group, Wait
+from bridge.comm import Comm, Group, Wait, arrive
 from bridge.errors import BridgeError
 from bridge.layout.schedule import Action, Kind
 from bridge.layout.schedule.action import Row
@@ -245,6 +245,7 @@ class Messages:
             self.comm.receive(
                 HEADER, header, self._link(peer, mine=False), peer, self._tag(send, 0)
             )()
+            arrive()
             self._forms[send.stage] = self.shapes[send.stage] = _unpacked(header.tolist())
         return self._forms[send.stage]
 

@@ -11,6 +11,8 @@ from hashlib import blake2b
 
 import torch
 
+from bridge.engine.device import generator
+
 
 def seed_of(*parts: int | str) -> int:
     """Return a seed below 2**63 that depends on all `parts` and their order, and is the same on
@@ -53,5 +55,7 @@ def scope(device: torch.device) -> Iterator[None]:
 def reseed(seed: int, device: torch.device) -> None:
     """Seed torch's generators for `device`."""
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    # By the generator of this device: `torch.cuda.manual_seed` seeds that of the current one.
+    own = generator(device)
+    if own is not None:
+        own.manual_seed(seed)

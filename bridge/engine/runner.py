@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.comm import HERE, Comm, leave, told
+from bridge.comm import HERE, Comm, arrive, leave, told
 from bridge.comm import Group as Ranks
 from bridge.engine import expert_stacks
 from bridge.engine.executor import Executor, Feed
@@ -763,6 +763,7 @@ class Engine:
         mine = self.comm.rank + self.comm.world.size if self._short is not None else 0
         vector = torch.cat([squares.view(1), totals, totals.new_full((1,), mine)])
         self.comm.all_reduce(AGREE, vector, self.comm.world)()
+        arrive()
         first, second, third, fourth = vector.tolist()
         return first, second, third, fourth
 

@@ -18,8 +18,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from bridge.backend import Step, Workload
-from bridge.comm import connect, everyones, joined
+from bridge.comm import everyones, joined
 from bridge.dialect import Config
+from bridge.engine.device import join as join_group
 from bridge.engine.environment import detect
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import logits_in
@@ -40,8 +41,7 @@ HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad"
 
 def join() -> int:
     """Join the process group and return the number of ranks."""
-    here = detect()
-    connect(here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo")
+    join_group(detect())
     return (joined() or (0, 1))[1]
 
 

@@ -20,6 +20,7 @@ import bridge.engine
 from bridge import comm
 from bridge.dialect import Config
 from bridge.edits import without
+from bridge.engine import device
 from bridge.engine.environment import Environment, detect
 from bridge.engine.fields import check
 from bridge.engine.formats import TORCH
@@ -130,7 +131,7 @@ def init_distributed(
     found = replace(
         found, address=address, rank=max(rank, found.rank), world=max(world_size, found.world)
     )
-    backend = dist_backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = dist_backend or device.backend(device.local(found.local_rank))
     comm.connect(
         found.rank,
         found.world,

@@ -9,12 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from bridge import comm
 from bridge.backend import Step, Workload
 from bridge.comm import everyones
+from bridge.engine.device import join
 from bridge.engine.environment import detect
 from bridge.engine.layers import logits_in
 from bridge.engine.models.dense import native
@@ -41,10 +40,7 @@ class DropInTrainer:
     """
 
     def __init__(self, config: DeepSpeedConfig, workload: Workload) -> None:
-        here = detect()
-        comm.connect(
-            here.rank, here.world, here.address, "nccl" if torch.cuda.is_available() else "gloo"
-        )
+        join(detect())
         model = native(workload)
         kept = exact(model) if workload.folder else {}
         self.engine, *_ = initialize(

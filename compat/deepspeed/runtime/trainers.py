@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from bridge import comm
 from bridge.backend import Step, Workload
+from bridge.engine import device
 from bridge.engine.compiling import uncompiled
 from bridge.engine.environment import detect
 from bridge.engine.layers import logits_in
@@ -64,7 +65,7 @@ def join() -> int:
     found = detect()
     rank = here[0] if here else found.rank
     os.environ.update(LOCAL_RANK=str(rank if here else found.local_rank))
-    backend, deepspeed = "nccl" if torch.cuda.is_available() else "gloo", loaded()
+    backend, deepspeed = device.backend(device.local(int(os.environ["LOCAL_RANK"]))), loaded()
     comm.connect(found.rank, found.world, found.address, backend)
     if not deepspeed.comm.is_initialized():
         # DeepSpeed asks for a group even on one rank; port 0 leaves the choice of a free one to the

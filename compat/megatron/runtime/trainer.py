@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from bridge.backend import Step, Workload
 from bridge.comm import Comm, connect, joined
+from bridge.engine import device
 from bridge.engine.environment import Environment, detect
 from bridge.engine.models.dense import native
 from bridge.engine.models.gpt import IGNORED
@@ -186,12 +187,12 @@ class MegatronTrainer:
         return found
 
     def _forward(self, batches: Iterator[Batch], part: Any) -> tuple[Tensor, Any]:
-        device = torch.cuda.current_device()
-        tokens, targets = (tensor.to(device) for tensor in next(batches))
+        current = torch.cuda.current_device()
+        tokens, targets = (tensor.to(current) for tensor in next(batches))
         given = self.workload.rows.named(tokens) if self.workload.rows else {"input_ids": tokens}
         tokens, mask = given["input_ids"], given.get("attention_mask")
         positions = given.get(
-            "position_ids", torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+            "position_ids", torch.arange(tokens.shape[1], device=current).expand_as(tokens)
         )
         unseen = None if mask is None else _unseen(mask)
         return part(tokens, positions, unseen, labels=targets.clamp(min=0)), partial(
@@ -333,9 +334,7 @@ def _join(place: Environment) -> bool:
     """Join the process group, and return whether a group of one rank had to be created. Megatron
     needs a group.
     """
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(place.local_rank)
+    backend = device.backend(device.local(place.local_rank))
     if place.world > 1 or joined():
         connect(place.rank, place.world, place.address, backend)
         return False
