@@ -35,7 +35,7 @@ def _bounded(what: str, case: Case, found: Outcome, expected: Outcome, half: boo
 
 
 def environment(here: Here) -> Iterator[Row]:
-    """The card, the software, and the rate of a large product of random matrices in bf16."""
+    """The card and the software."""
     yield Row("torch", torch.__version__)
     if here.dry:
         yield Row("card", "not run")
@@ -43,16 +43,6 @@ def environment(here: Here) -> Iterator[Row]:
     card = torch.cuda.get_device_properties(0)
     yield Row("card", f"{card.name}, {card.total_memory / 2**30:.0f} GiB, {card.multi_processor_count} multiprocessors")
     yield Row("CUDA, NCCL", f"{torch.version.cuda}, {'.'.join(map(str, torch.cuda.nccl.version()))}")
-    one, other = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in "ab")
-    for _ in range(3):
-        one @ other
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
-    start.record()
-    for _ in range(10):
-        one @ other
-    end.record()
-    end.synchronize()
-    yield Row("product of 8192 x 8192 in bf16", 2 * 8192**3 * 10 / (start.elapsed_time(end) / 1e3) / 1e12, "TFLOP/s")
 
 
 def numbers(here: Here) -> Iterator[Row]:

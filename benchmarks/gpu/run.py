@@ -185,8 +185,8 @@ def main() -> int:
     parser.add_argument("--only", default=",".join((*TOGETHER, *ALONE)), help="parts, separated by commas (default: all)")
     parser.add_argument("--to", type=Path, default=Path("gpu.json"), help="file for all rows (default: %(default)s)")
     parser.add_argument("--dry", action="store_true", help="on the CPU, without what needs a device")
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for each part (default: %(default)s; --dry: ten times)")
-    parser.add_argument("--whole", type=float, default=WHOLE, help="seconds for all parts (default: %(default)s; --dry: ten times)")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a part (default: %(default)s; --dry: ten times)")
+    parser.add_argument("--whole", type=float, default=WHOLE, help="seconds for all (default: %(default)s; --dry: ten times)")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path[:0] = PATHS

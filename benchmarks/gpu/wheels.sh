@@ -1,13 +1,14 @@
 #!/bin/sh
 # Fills a folder with the wheels that run.py needs on a machine that reaches no package index: Python 3.12 on x86-64, where torch
-# with CUDA, transformers, numpy, safetensors, typer, rich, pytest and hypothesis are installed already.
+# with CUDA, transformers, numpy, safetensors, typer, rich and packaging are installed already.
 #
 #     sh benchmarks/gpu/wheels.sh [FOLDER]
 #     python3 -m pip install --no-index --no-deps --target SITE FOLDER/*.whl
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${1:-$here/wheels}
-packages="pydantic pydantic_core annotated-types typing-inspection typing_extensions hjson ruamel.yaml tree-sitter tree-sitter-bash"
+packages="pydantic pydantic_core annotated-types typing-inspection typing_extensions hjson ruamel.yaml tree-sitter tree-sitter-bash
+    hypothesis sortedcontainers pytest pluggy iniconfig"
 platforms=""
 for glibc in 2_34 2_28 2_27 2_24 2_17 2_12 2_5; do platforms="$platforms --platform manylinux_${glibc}_x86_64"; done
 for old in 2014 2010 1; do platforms="$platforms --platform manylinux${old}_x86_64"; done

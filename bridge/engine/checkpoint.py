@@ -22,6 +22,7 @@ from torch import Tensor
 from bridge.comm import LostRank, arrive
 from bridge.config import shown
 from bridge.engine import buffers
+from bridge.engine.device import generator
 from bridge.engine.optimizer import setting
 from bridge.errors import BridgeError
 from bridge.layout.shard import Parameter, Piece, boxes
@@ -215,7 +216,17 @@ def _contents(engine: Engine, copies: Sequence[int]) -> Iterator[tuple[str, tupl
             for name, held in buffers.buffers(engine.model).items()
         )
     for rank in range(engine.comm.world.size):
-        yield f"{GENERATORS}/{rank}", tuple(torch.get_rng_state().shape)
+        for name, state in _generators(engine, rank).items():
+            yield name, tuple(state.shape)
+
+
+def _generators(engine: Engine, rank: int) -> dict[str, Tensor]:
+    """Return the states of this process's random generators, by the names that they have in a
+    checkpoint if they are those of rank `rank`.
+    """
+    found = {f"{GENERATORS}/{rank}": torch.get_rng_state()}
+    own = generator(engine.device)
+    return found if own is None else {**found, f"{GENERATORS}/{rank}/device": own.get_state()}
 
 
 def _restore(engine: Engine, state: State) -> None:
@@ -294,7 +305,8 @@ def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[Part]:
     if _copy(engine) in copies:
         for name, held in buffers.held(engine):
             yield _complete(f"{BUFFERS}/{_copy(engine)}/{name}", held.detach().clone())
-    yield _complete(f"{GENERATORS}/{engine.comm.rank}", torch.get_rng_state())
+    for name, state in _generators(engine, engine.comm.rank).items():
+        yield _complete(name, state)
 
 
 def _complete(name: str, tensor: Tensor) -> Part:
@@ -345,13 +357,13 @@ def _check(
             raise BridgeError(
                 f"{path}: {name} has the number format {dtype}, expected floating point; the checkpoint is damaged"
             )
-    generator = f"{GENERATORS}/{engine.comm.rank}"
-    if engine.comm.rank < state.world and state.tensors.get(generator) != tuple(
-        torch.get_rng_state().shape
-    ):
-        raise BridgeError(
-            f"{path}: {generator} does not hold the state of a random generator of torch; the checkpoint is damaged"
-        )
+    for name, own in _generators(engine, engine.comm.rank).items():
+        # A run on CPUs has saved none of a device.
+        expected = engine.comm.rank < state.world if name.count("/") == 1 else name in state.tensors
+        if expected and state.tensors.get(name) != tuple(own.shape):
+            raise BridgeError(
+                f"{path}: {name} does not hold the state of a random generator of torch; the checkpoint is damaged"
+            )
 
 
 def _misfits(
@@ -400,11 +412,12 @@ def _fill(
         for name, tensor in buffers.buffers(engine.model).items()
     )
     parts.fill((_complete(name, tensor) for name, tensor in held), saved)
-    # A rank that the saved run did not have keeps its own generator.
-    if engine.comm.rank < state.world:
-        generator = torch.empty_like(torch.get_rng_state())
-        parts.fill([_complete(f"{GENERATORS}/{engine.comm.rank}", generator)], saved)
-        torch.set_rng_state(generator)
+    # A rank that the saved run did not have keeps its own generators.
+    found = [torch.default_generator, generator(engine.device)]
+    for own, (name, values) in zip(found, _generators(engine, engine.comm.rank).items(), strict=False):
+        if own is not None and name in state.tensors:
+            parts.fill([_complete(name, values)], saved)
+            own.set_state(values)
 
 
 # Notes between ranks

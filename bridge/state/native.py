@@ -129,7 +129,7 @@ class Native(Format):
 
     def read(self, place: Path) -> Hub:
         """Return the checkpoint. In the files, tensors are called `weights/NAME`, `MOMENT/NAME`,
-        `buffers/COPY/NAME` and `generators/RANK`.
+        `buffers/COPY/NAME`, `generators/RANK` and `generators/RANK/device`.
         """
         checkpoint = Checkpoint.open(place, place)
         checkpoint.tensors()  # raises `SourceError` for parts that are missing or overlap
@@ -273,7 +273,8 @@ def _figures(state: State) -> dict[str, Any]:
 
 
 def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
-    """Return the states of the random generators by rank. The result is empty if the checkpoint was
+    """Return the states of the random generators by rank, without those of devices, which only the
+    engine's own checkpoints have. The result is empty if the checkpoint was
     translated from one without random states, because the states in the file are then new ones.
     """
     if RANDOM in _carried(state, "unsaid", []):
@@ -281,7 +282,7 @@ def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
     return {
         name.partition("/")[2]: held
         for name, held in tensors.items()
-        if name.startswith(f"{GENERATORS}/")
+        if name.startswith(f"{GENERATORS}/") and name.count("/") == 1
     }
 
 

@@ -1,0 +1,201 @@
+"""The device of a rank: which one it is, its generator, and collectives that it waits for while the host goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bridge import comm
+from bridge.engine import device, initialize
+from bridge.engine.environment import Environment, local_rank
+from bridge.engine.randomness import reseed
+from bridge.errors import ConfigError
+from bridge.plan import Plan
+
+
+class Machine:
+    """Several accelerators, as far as torch is asked about them."""
+
+    def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, current: int = 0) -> None:
+        self.current = current
+        self.seeds: dict[int, int] = {}
+        generators = [SimpleNamespace(manual_seed=lambda seed, at=at: self.seeds.update({at: seed})) for at in range(count)]
+        answers = {"is_available": lambda: True, "device_count": lambda: count, "current_device": lambda: self.current}
+        answers |= {"set_device": self._set, "init": lambda: None}
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, answer)
+        monkeypatch.setattr(torch.cuda, "default_generators", tuple(generators))
+
+    def _set(self, place: torch.device) -> None:
+        self.current = place.index
+
+
+@pytest.mark.parametrize(
+    ("count", "current", "rank", "given", "expected"),
+    [
+        (8, 0, 5, None, 5),
+        (8, 0, 5, "cuda", 5),
+        (8, 0, 5, "cuda:2", 2),
+        (8, 3, 5, None, 3),  # the script's own choice
+        (1, 0, 5, None, 0),  # a launcher that shows each rank one device
+    ],
+)
+def test_a_rank_computes_on_the_device_of_its_local_rank(
+    monkeypatch: pytest.MonkeyPatch, count: int, current: int, rank: int, given: str | None, expected: int
+) -> None:
+    machine = Machine(count, monkeypatch, current)
+    assert device.local(rank, given) == torch.device("cuda", expected)
+    assert machine.current == expected
+    assert device.backend() == device.backend(torch.device("cuda", 1)) == "nccl" and device.backend(torch.device("cpu")) == "gloo"
+
+
+def test_more_ranks_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(4, monkeypatch)
+    with pytest.raises(ConfigError, match="LOCAL_RANK: found 4, but this machine has 4 devices"):
+        device.local(4)
+    assert device.local(4, "cpu") == torch.device("cpu")
+
+
+def test_a_joined_rank_keeps_its_local_rank() -> None:
+    assert local_rank({"LOCAL_RANK": "3", "RANK": "11"}) == 3
+    assert local_rank({"SLURM_LOCALID": "2"}) == 2
+    assert local_rank({}) == 0
+
+
+def test_the_generator_of_the_rank_s_own_device_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(4, monkeypatch)
+    before = torch.get_rng_state()
+    reseed(7, torch.device("cuda", 2))
+    reseed(8, torch.device("cpu"))
+    torch.set_rng_state(before)
+    assert machine.seeds == {2: 7}
+
+
+class Late:
+    """A collective as NCCL has it: its wait returns at once, and the device is done later."""
+
+    def __init__(self, seconds: float) -> None:
+        self.until = time.monotonic() + seconds
+
+    def wait(self, limit: object = None) -> None:
+        """Only the device would wait."""
+
+    def is_completed(self) -> bool:
+        """Whether the device is done."""
+        return time.monotonic() > self.until
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    yield
+    comm._ON_DEVICE.clear()
+    comm._UNDER_WAY.clear()
+
+
+def late(name: str, seconds: float, peer: int = 1) -> None:
+    work: Any = Late(seconds)
+    comm._waiting(work, name, [peer])()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_the_host_waits_where_it_reads_and_not_before() -> None:
+    start = time.monotonic()
+    late("reduce", 0.05)
+    late("done", 0.0)
+    assert time.monotonic() - start < 0.05 and comm.HERE.waiting()[:2] == ("reduce", [1])
+    comm.arrive()
+    assert time.monotonic() - start >= 0.05 and comm.HERE.waiting()[0] == "" and not comm._ON_DEVICE
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_rank_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "TIMEOUT", 0.05)
+    late("reduce gradients", 3600, peer=3)
+    with pytest.raises(comm.LostRank, match=r"reduce gradients: rank 3 is gone or silent \(timed out after 0.05 s\)"):
+        comm.arrive()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_what_only_the_device_waits_for_is_reported_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    store: Any = SimpleNamespace(check=lambda keys: False)
+    late("reduce gradients", 3600, peer=3)
+    assert '"waits": "reduce gradients"' in comm.HERE.told(1)
+    monkeypatch.setattr(comm, "SILENCE", 0.0)
+    watcher = comm.Watcher(store, 0, said.append)
+    time.sleep(0.01)
+    watcher._look()
+    assert said and said[0].startswith("rank 0 waits in 'reduce gradients' for rank 3; rank 3 has not reported anything yet")
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_collective_that_hangs_on_the_device_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[str] = []
+    monkeypatch.setattr(comm, "PATIENCE", comm.timedelta(seconds=0.02))
+    monkeypatch.setattr(comm, "joined", lambda: (0, 2))
+    monkeypatch.setattr(comm.dist, "destroy_process_group", lambda: ends.append("left"))
+    monkeypatch.setattr(comm.dist.distributed_c10d, "_abort_process_group", lambda: ends.append("aborted"))
+    monkeypatch.setattr(comm, "_HANDLES", {})
+    late("reduce", 3600)
+    comm._abandon()
+    late("reduce", 0.0)
+    comm._abandon()
+    assert ends == ["aborted", "left"]
+
+
+def test_nccl_gives_up_later_than_the_host() -> None:
+    assert comm._timeout("nccl") > comm._timeout("gloo") == comm.timedelta(seconds=comm.TIMEOUT)
+
+
+def test_gloo_sends_what_is_on_a_device_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = comm.Group((0, 1), 0)
+    monkeypatch.setattr(comm.dist, "get_backend", lambda handle: "gloo")
+    assert comm._through_host(torch.empty(2, device="meta"), group) and not comm._through_host(torch.empty(2), group)
+    monkeypatch.setattr(comm.dist, "get_backend", lambda handle: "nccl")
+    assert not comm._through_host(torch.empty(2, device="meta"), group)
+
+
+gpu = pytest.mark.gpu
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+
+
+@gpu
+@needs_gpu
+def test_a_rank_that_sees_one_device_takes_it_and_makes_it_current() -> None:
+    engine = initialize(nn.Linear(4, 4), Plan(), F.mse_loss, environment=Environment(local_rank=torch.cuda.device_count() and 0))
+    assert engine.device == torch.device("cuda", torch.cuda.current_device())
+    assert all(weight.device == engine.device for weight in engine.model.parameters())
+
+
+@gpu
+@needs_gpu
+def test_the_script_s_own_random_numbers_go_on_across_a_checkpoint(tmp_path: Path) -> None:
+    def engine() -> Any:
+        torch.manual_seed(1)
+        return initialize(nn.Linear(4, 4), Plan(), F.mse_loss)
+
+    batch = torch.ones(2, 4), torch.zeros(2, 4)
+    first = engine()
+    first.train_batch([batch])
+    first.save_checkpoint(tmp_path)
+    expected = torch.rand(8, device="cuda")
+    second = engine()
+    second.load_checkpoint(tmp_path)
+    assert torch.equal(torch.rand(8, device="cuda"), expected)
+
+
+@gpu
+@needs_gpu
+def test_dropout_leaves_the_script_s_own_generator_alone() -> None:
+    engine = initialize(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), Plan(), F.mse_loss)
+    before = torch.cuda.get_rng_state()
+    engine.train_batch([(torch.ones(2, 4), torch.zeros(2, 4))])
+    assert torch.equal(torch.cuda.get_rng_state(), before)
