@@ -4,11 +4,13 @@ in the file and in the target.
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
+from symtable import symtable
 from typing import TYPE_CHECKING
 
 from bridge import launching
@@ -123,6 +125,37 @@ def verdict(
     return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
 
 
+def translated(findings: Iterable[Finding], snippet: str) -> str:
+    """Return the verdict on a translation. If its `snippet` leaves objects to the training script, such
+    as the model, the run is the same only if the script makes the same ones.
+    """
+    said = verdict(findings)
+    same, *rest = said.split("; ")
+    if same in SAME.values() and unbound(snippet):
+        return "; ".join([f"{same}, if the script builds the same model", *rest])
+    return said
+
+
+def unbound(code: str) -> set[str]:
+    """Return the names that Python code uses and does not define."""
+    top = symtable(code, "", "exec")
+    tables = [top]
+    for table in tables:
+        tables += table.get_children()
+    defined = {
+        name.get_name()
+        for name in top.get_symbols()
+        if name.is_assigned() or name.is_imported() or name.is_namespace()
+    }
+    used = {
+        name.get_name()
+        for table in tables
+        for name in table.get_symbols()
+        if name.is_referenced() and (table is top or name.is_global())
+    }
+    return used - defined - set(dir(builtins))
+
+
 def kind(
     findings: Iterable[Finding], same: Mapping[Effect, str] = SAME, other: str = "different numbers"
 ) -> str:
@@ -177,7 +210,7 @@ def text(
     source, target = result.source, result.config
     told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
     first(told, console)
-    _judged(verdict(told), told, console)
+    _judged(translated(told, result.written.snippet), told, console)
     if view.quiet:
         return
     console.print(

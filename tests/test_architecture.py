@@ -110,6 +110,22 @@ def test_no_dialect_knows_another(module: str) -> None:
 
 
 @everyone
+def test_only_what_generates_configs_imports_hypothesis_or_what_does(module: str) -> None:
+    """Hypothesis comes with the extra `test` alone; no other part may need it, at load or later."""
+    if not module.startswith("bridge.testing") and module != "bridge.cli.fuzz" and not module.endswith(".strategies"):
+        assert not [name for name in imports(module, at_load=False) if name.startswith("bridge.testing")]
+        assert "hypothesis" not in {name.split(".")[0] for name in _outside(module)}
+
+
+def _outside(module: str) -> Iterator[str]:
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+
+
+@everyone
 def test_layers_import_downwards(module: str) -> None:
     if module.startswith("bridge.") and part(module) in LAYERS:
         above = LAYERS[LAYERS.index(part(module)) + 1 :]

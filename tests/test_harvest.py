@@ -17,12 +17,12 @@ import pytest
 
 import compat
 from bridge.errors import SourceError
-from bridge.testing.harvest.__main__ import main
-from bridge.testing.harvest.process import Process
-from bridge.testing.harvest.rows import joined, plain_type
-from bridge.testing.harvest.rows import text as written
-from bridge.testing.harvest.source import told_by
-from bridge.testing.harvest.verdicts import Side, verdicts
+from bridge.harvest.__main__ import main
+from bridge.harvest.process import Process
+from bridge.harvest.rows import joined, plain_type
+from bridge.harvest.rows import text as written
+from bridge.harvest.source import told_by
+from bridge.testing.verdicts import Side, verdicts
 from compat.automodel import releases
 from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
 from compat.deepspeed import releases as deepspeed

@@ -13,7 +13,7 @@ import pytest
 from bridge.cli import run
 from bridge.cli.demo import launch
 from bridge.findings import Finding, Origin
-from bridge.printed import causes, verdict
+from bridge.printed import causes, translated, unbound, verdict
 from bridge.rules import Effect, How
 
 MODEL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --lr 1e-3 "
@@ -90,6 +90,24 @@ class TestVerdict:
     )
     def test_one_line(self, findings: list[Finding], said: str) -> None:
         assert verdict(findings) == said
+
+    @pytest.mark.parametrize(
+        ("snippet", "left"),
+        [
+            ("import math\nscale = 2.0\ndef root(x):\n    return math.sqrt(x) / scale\nroots = [*map(root, range(3))]\n", set()),
+            ("engine = start(model=model, groups=[p for p in model.parameters()])\n", {"start", "model"}),
+            ("def loss(x):\n    return criterion(x)\n", {"criterion"}),
+            ("", set()),
+        ],
+    )
+    def test_what_the_script_has_to_make_is_a_condition_of_the_same_run(self, snippet: str, left: set[str]) -> None:
+        assert unbound(snippet) == left
+        condition = ", if the script builds the same model" if left else ""
+        assert translated([], snippet) == f"same run{condition}"
+        assert translated([finding(Effect.ROUNDING)], snippet) == f"same up to rounding{condition}"
+        cost = translated([finding(Effect.COST)], snippet)
+        assert cost == f"same run{condition}; 1 effect on memory or speed"
+        assert translated([finding(Effect.NUMBERS)], snippet) == "different numbers: 1 thing"
 
     def test_a_remark_is_told_once_and_a_cause_has_one_row(self) -> None:
         twice = [finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, path="y")]

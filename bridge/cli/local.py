@@ -106,15 +106,16 @@ def _builds(stack: ExitStack) -> str:
 
 
 def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subprocess.Popen[str]:
-    # Entries that mean the current directory go: no file of the user's may be imported in place of ours. A checkout that is not
-    # installed is the exception, and is named in full.
+    # Entries that mean the current directory go: no file of the user's may be imported in place of ours. The exception is a
+    # checkout that is not installed, from which this process imports too; it is named in full.
     named = [
         entry
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if os.path.isabs(entry)
     ]
     home = str(Path(bridge.__file__).parents[1])
-    path = [*named, home] if home == os.getcwd() and home not in named else named
+    imported = home in map(os.path.abspath, sys.path)
+    path = [*named, home] if home == os.getcwd() and imported and home not in named else named
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "bridge.cli.forked", order.text()],
         stdin=subprocess.DEVNULL,

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bridge.testing.harvest.code import arguments, first
-from bridge.testing.harvest.rows import Facts, Row
-from bridge.testing.harvest.source import Package, Tree
+from bridge.harvest.code import arguments, first
+from bridge.harvest.rows import Facts, Row
+from bridge.harvest.source import Package, Tree
 from compat.automodel.signatures import taken
 
 PACKAGE = Package("nemo-automodel", "nemo_automodel")

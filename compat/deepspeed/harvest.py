@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from bridge.config import fields
 from bridge.errors import ConfigError
-from bridge.testing.harvest.code import arguments, first, plain
-from bridge.testing.harvest.rows import Facts, Row
-from bridge.testing.harvest.source import Package, Tree
+from bridge.harvest.code import arguments, first, plain
+from bridge.harvest.rows import Facts, Row
+from bridge.harvest.source import Package, Tree
 from compat.deepspeed.formats import OBJECTS as OPAQUE
 from compat.deepspeed.live import real
 from compat.deepspeed.releases import DECIDED, KEYS

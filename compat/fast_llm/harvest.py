@@ -17,9 +17,9 @@ from typing import Any, Union, get_args, get_origin
 
 from bridge.config import fields
 from bridge.errors import SourceError
-from bridge.testing.harvest.code import first, plain
-from bridge.testing.harvest.rows import Facts, Row
-from bridge.testing.harvest.source import Package, Tree
+from bridge.harvest.code import first, plain
+from bridge.harvest.rows import Facts, Row
+from bridge.harvest.source import Package, Tree
 from compat.fast_llm.schema import FastLLM
 
 PACKAGE = Package("fast-llm", "fast_llm", "__init__.py")

@@ -15,9 +15,9 @@ from types import FunctionType
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.testing.harvest.code import declared, plain
-from bridge.testing.harvest.rows import Facts, Row
-from bridge.testing.harvest.source import Package, Tree
+from bridge.harvest.code import declared, plain
+from bridge.harvest.rows import Facts, Row
+from bridge.harvest.source import Package, Tree
 
 PACKAGE = Package("megatron-core", "megatron", "core/package_info.py")
 TABLES: Mapping[str, tuple[str, ...]] = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.testing.harvest.code import declared
-from bridge.testing.harvest.rows import Facts, Row
-from bridge.testing.harvest.source import Package, Tree
+from bridge.harvest.code import declared
+from bridge.harvest.rows import Facts, Row
+from bridge.harvest.source import Package, Tree
 
 PACKAGE = Package("merak", "Merak", "../setup.py")
 TABLES: Mapping[str, tuple[str, ...]] = {"arguments.json": ("name",)}

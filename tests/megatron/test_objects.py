@@ -14,7 +14,7 @@ from megatron_flags import parse
 
 import compat
 from bridge.errors import ConfigError
-from bridge.testing.harvest.verdicts import kind
+from bridge.testing.verdicts import kind
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
 from compat.megatron.objects.fields import defaults

@@ -12,7 +12,7 @@ import pytest
 
 import compat
 from bridge.dialect import Config, Dialect
-from bridge.testing.harvest.process import Process, Verdict
+from bridge.harvest.process import Process, Verdict
 
 HERE = Path(__file__).parent
 TABLE = tomllib.loads((HERE / "releases.toml").read_text("utf-8"))

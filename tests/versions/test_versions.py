@@ -15,7 +15,7 @@ from bridge.config import fields
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.testing import configs, mutations
-from bridge.testing.harvest.verdicts import drawn
+from bridge.testing.verdicts import drawn
 from bridge.translation import translate
 
 COUNT = int(os.environ.get("STAGEBRIDGE_EXAMPLES", "1000"))

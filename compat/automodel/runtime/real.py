@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
-from bridge.testing.harvest.code import first, plain
+from bridge.harvest.code import first, plain
 from compat.automodel.effective import PP, D, data_ranks
 from compat.automodel.formats import formats, nested
 from compat.automodel.releases import release

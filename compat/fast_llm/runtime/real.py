@@ -11,7 +11,7 @@ from typing import Any
 from bridge.config import nest
 from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
-from bridge.testing.harvest.code import first, plain
+from bridge.harvest.code import first, plain
 from compat.fast_llm.batch import AXES
 
 Group = dict[str, Any]

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, NoReturn
 from unittest.mock import MagicMock, patch
 
-from bridge.testing.harvest.code import first
+from bridge.harvest.code import first
 from compat.megatron.harvest import ready
 
 ARGUMENTS = "megatron.training.arguments"

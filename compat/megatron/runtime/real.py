@@ -19,7 +19,7 @@ from unittest.mock import patch
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, VersionError
-from bridge.testing.harvest.machine import judge
+from bridge.harvest.machine import judge
 from compat.megatron import arguments, live, objects
 from compat.megatron.arguments.steps import named
 from compat.megatron.formats import flag_lines

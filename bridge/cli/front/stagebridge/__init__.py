@@ -21,13 +21,11 @@ def taken() -> str:
 
     for name, part in OWN.items():
         spec = find_spec(name)
-        folders = list(spec.submodule_search_locations or ()) if spec else []
-        if not spec or not folders or not exists(join(folders[0], part)):
-            found = (
-                f"{spec.origin or folders[0]} is another package named {name}"
-                if spec
-                else f"Python finds no package {name}"
-            )
+        if not spec:
+            return f"stagebridge needs its own package {name}, but Python finds none; install stagebridge again"
+        folders = list(spec.submodule_search_locations or ())
+        if not folders or not exists(join(folders[0], part)):
+            found = f"{spec.origin or folders[0]} is another package named {name}"
             return f"stagebridge needs its own package {name}, but {found}; {ADVICE}"
     import bridge
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.testing.harvest import code
-from bridge.testing.harvest.machine import MachineError
-from bridge.testing.harvest.rows import Facts
-from bridge.testing.harvest.source import locate
+from bridge.harvest import code
+from bridge.harvest.machine import MachineError
+from bridge.harvest.rows import Facts
+from bridge.harvest.source import locate
 
 PLACES = "places.json"
 """Name of the file that lists the functions that rules and checks name."""

@@ -1,14 +1,20 @@
-"""Compares a release with our reader on generated configs: rows for the test suite, and a list of differences."""
+"""Compares a release with our reader on generated configs: rows for the test suite, and a list of differences.
+
+`python -m bridge.testing.verdicts` takes the options of `python -m bridge.harvest`, which starts it.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module
+from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -18,12 +24,18 @@ from hypothesis import HealthCheck, Phase, given, settings
 from bridge.config import Values
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.testing.harvest.process import Process
-from bridge.testing.harvest.rows import Row
+from bridge.exits import Exit
+from bridge.files import write_all
+from bridge.harvest import decide
+from bridge.harvest.__main__ import Job, main, print_list, say
+from bridge.harvest.process import Process
+from bridge.harvest.rows import Row
+from bridge.harvest.source import locate
 from bridge.testing.mutations import mutations
 from bridge.testing.strategies import configs, entries, part_of
 
 Tick = Callable[[int, int], None]
+VERDICTS = "releases.jsonl"
 KEPT = {True: 3, False: 30}
 """Largest number of rows that are recorded for each verdict (true: accepted) of a release."""
 VALUES = re.compile(r"--\w[\w-]*|'[^']*'|\"[^\"]*\"|-?\d[\w.+-]*|\[[^\]]*\]")
@@ -229,3 +241,41 @@ def _differences(one: Asked, held: Row, refused: str, side: Side) -> Iterator[st
         for path in sorted(ours.keys() & held.keys()):
             if ours[path] != held[path]:
                 yield f"{path}: we have {ours[path]!r}, the release has {held[path]!r}"
+
+
+def record(todo: Job, _again: bool) -> int:
+    """Record the release's results for generated configs, and print how our reader differs from it."""
+    tree = locate(todo.part.PACKAGE, todo.release, todo.root)
+    with closing(Process(todo.stack, todo.release, tree.root)) as process:
+        tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
+    counts = ", ".join(f"{tally.sides[side]} {side.value}" for side in Side)
+    print(f"{tally.sides.total()} generated configs: {counts}")
+    print_list("left out", decide.disagreements(tally.lacking))
+    print_list("refused only by our reader, because no run trains with such a config", decide.disagreements(tally.stricter))
+    print_list("differences to decide", decide.disagreements(tally.differences))
+    if todo.tests is not None:
+        write_all(
+            {todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)}
+        )
+    return Exit.CLEAN
+
+
+def progress(todo: Job) -> Tick:
+    """Return a function that prints a line of progress for each fifth of the configs."""
+
+    def tick(done: int, count: int) -> None:
+        if done % max(1, count // 5) == 0:
+            say(f"{todo.stack} {todo.release}: {done} of {count} configs")
+
+    return tick
+
+
+def recorded(path: Path, release: str, sample: Iterable[Row]) -> str:
+    """Return the content of the file of verdicts, in which new verdicts replace the old verdicts on this release."""
+    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
+    kept = [line for line in lines if json.loads(line)["release"] != release]
+    return "".join(f"{line}\n" for line in (*kept, *(json.dumps(row) for row in sample)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(work=record))

@@ -1,4 +1,4 @@
-"""The command that reads the facts of a release: `python -m bridge.testing.harvest STACK RELEASE [--from PATH]`."""
+"""The command that reads the facts of a release: `python -m bridge.harvest STACK RELEASE [--from PATH]`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from bridge.dialect import Dialect
 from bridge.errors import BridgeError, VersionError
 from bridge.exits import Exit
 from bridge.files import write_all
+from bridge.harvest import decide
+from bridge.harvest.process import Process
+from bridge.harvest.rows import Change, Facts, at, changes, joined, text, updated
+from bridge.harvest.source import locate
+from bridge.harvest.worker import PLACES
 from bridge.releases import Releases
 from bridge.stacks import load
-from bridge.testing.harvest import decide
-from bridge.testing.harvest.process import Process
-from bridge.testing.harvest.rows import Change, Facts, Row, at, changes, joined, text, updated
-from bridge.testing.harvest.source import locate
-from bridge.testing.harvest.worker import PLACES
 
 HELP = """\
 Facts about a release are read from the release itself. Install it without its dependencies, in an
 environment that has this package and what the release imports, or name a source tree:
 
   pip install --no-deps --target /tmp/new nemo-automodel==0.7.0
-  python -m bridge.testing.harvest automodel 0.7.0 --from /tmp/new
+  python -m bridge.harvest automodel 0.7.0 --from /tmp/new
 
 A separate process imports the stack. A new release is added to the repository: its date to
 known.json, and its differences from the release before it to the files of rows. A row that ends
@@ -51,8 +51,8 @@ is 2 if they differ. A stack needs harvest.py (PACKAGE, TABLES, facts, path_of) 
 runtime/real.py (posed, raw, answer, LOOSER) if its own code can judge a config.
 """
 KNOWN = "known.json"
-VERDICTS = "releases.jsonl"
-SCRIPTED = "bridge.testing.harvest"
+SCRIPTED = "bridge.harvest"
+JUDGING = "bridge.testing.verdicts"
 
 
 @dataclass(frozen=True)
@@ -176,56 +176,33 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
         ),
         ("facts not read from this release", facts.unread),
     ):
-        _print(heading, lines)
+        print_list(heading, lines)
 
 
-def _print(heading: str, lines: Iterable[str]) -> None:
+def print_list(heading: str, lines: Iterable[str]) -> None:
+    """Print lines under a heading, which says so if there are none."""
     print("\n".join(decide.listed(heading, list(lines))) or f"{heading}: none")
 
 
-def judged(todo: Job) -> None:
-    """Record the release's results for generated configs, and print how our reader differs from it."""
+def judge(todo: Job) -> int:
+    """Let the release judge generated configs, in a process that loads Hypothesis. Returns its exit code."""
     if find_spec(f"compat.{todo.stack}.runtime.real") is None:
         print(f"{todo.stack}: no configs are judged, because the stack has no runtime/real.py")
-        return
-    from bridge.testing.harvest.verdicts import Side, verdicts
-
-    tree = locate(todo.part.PACKAGE, todo.release, todo.root)
-    with closing(Process(todo.stack, todo.release, tree.root)) as process:
-        tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
-    counts = ", ".join(f"{tally.sides[side]} {side.value}" for side in Side)
-    print(f"{tally.sides.total()} generated configs: {counts}")
-    _print("left out", decide.disagreements(tally.lacking))
-    _print("refused only by our reader, because no run trains with such a config", decide.disagreements(tally.stricter))
-    _print("differences to decide", decide.disagreements(tally.differences))
-    if todo.tests is not None:
-        write_all(
-            {todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)}
+        return Exit.CLEAN
+    if find_spec("hypothesis") is None:
+        raise BridgeError(
+            f"{SCRIPTED}: generated configs need Hypothesis, which is not installed; pip install 'stagebridge[test]'"
         )
+    sys.stdout.flush()
+    command = [sys.executable, "-m", JUDGING, *again_with(todo)]
+    return subprocess.run(command, check=False).returncode
 
 
-def progress(todo: Job) -> Callable[[int, int], None]:
-    """Return a function that prints a line of progress for each fifth of the configs."""
-
-    def tick(done: int, count: int) -> None:
-        if done % max(1, count // 5) == 0:
-            say(f"{todo.stack} {todo.release}: {done} of {count} configs")
-
-    return tick
-
-
-def recorded(path: Path, release: str, sample: Iterable[Row]) -> str:
-    """Return the content of the file of verdicts, in which new verdicts replace the old verdicts on this release."""
-    lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-    kept = [line for line in lines if json.loads(line)["release"] != release]
-    return "".join(f"{line}\n" for line in (*kept, *(json.dumps(row) for row in sample)))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Harvest one release. Returns the exit code."""
+def main(arguments: Sequence[str] | None = None, work: Callable[[Job, bool], int] | None = None) -> int:
+    """Harvest one release, or do other `work` for it. Returns the exit code."""
     options = parser().parse_args(arguments)
     try:
-        return run(job(options), options.record)
+        return (work or run)(job(options), options.record)
     except BridgeError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return Exit.ERROR
@@ -249,8 +226,8 @@ def run(todo: Job, record: bool) -> int:
         # In a new process: this one has read the facts without the release and keeps them.
         again = [sys.executable, "-m", SCRIPTED, *again_with(todo), "--record"]
         return subprocess.run(again, check=False).returncode if todo.count else Exit.CLEAN
-    if record:
-        judged(todo)
+    if record and (code := judge(todo)):
+        return code
     return Exit.FINDINGS if found else Exit.CLEAN
 
 

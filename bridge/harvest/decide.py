@@ -8,8 +8,8 @@ from typing import Any
 
 from bridge.config import fields, shown
 from bridge.dialect import Dialect
+from bridge.harvest.rows import Change, Row
 from bridge.rules import Effect
-from bridge.testing.harvest.rows import Change, Row
 from bridge.translation import claims
 
 WIDTH = 400

@@ -59,7 +59,7 @@ class Process:
             # No compiled files: they would stay in the user's tree, and hide an edit of the same second.
             "-B",
             "-m",
-            "bridge.testing.harvest.worker",
+            "bridge.harvest.worker",
             stack,
             release,
             str(root or ""),

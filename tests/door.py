@@ -1,0 +1,155 @@
+"""The door: README's commands as a person types them, from a wheel in an empty environment for each extra.
+
+`tox -e door` runs it; `python tests/door.py [EXTRA ...] [--home CLONE]` runs some of the extras, or another clone. In one shell that starts
+in an empty folder, each environment runs README's blocks in their order: those that need no extra, and those of its own extra.
+A command that does not end with 0, or with the code that its remark names, fails the door. The clone's address is redirected to the
+clone here. Of the tests, the last command, nothing runs: they start the door.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from os import environ, pathsep
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[1]
+NONE = ""
+"""The environment without an extra."""
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|^With the extra `(\w+)`|^(## )", re.MULTILINE | re.DOTALL)
+INSTALL = re.compile(r"pip install .*\[(\w+)\]")
+CODE = re.compile(r"#.*\bends with (\d+)")
+CLONE = re.compile(r"git clone (\S+)")
+SUITE = "pip install -c constraints.txt tox && tox"
+IMPORTED = {"deepspeed": "deepspeed", "megatron": "megatron.core", "huggingface": "transformers, accelerate"}
+"""Stacks that an extra brings; README has no commands for them, so that they are imported, and a config is checked next to them."""
+BUILT = {"deepspeed": "deepspeed"}
+"""Packages without wheels: they are built here without torch, as in an environment that never saw them."""
+PLANTED = ("json", "torch", "bridge", "deepspeed", "hypothesis")
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of README, the extra that it needs, and the code with which it is to end."""
+
+    text: str
+    extra: str = NONE
+    code: int = 0
+
+    def script(self) -> str:
+        """The command as bash runs it, and what ends the script if its code is another one."""
+        shown = shlex.quote(f"$ {self.text}")
+        ended = shlex.quote(f"door: ended with %s, expected {self.code}: {self.text}\n")
+        return f"echo {shown}\n{self.text}\ncode=$?\nif [ $code != {self.code} ]; then printf {ended} $code; exit 1; fi\n"
+
+
+def commands(readme: str) -> Iterator[Command]:
+    """README's commands in their order. An extra is named by a line that installs it, or in front of the block."""
+    extra = NONE
+    for found in BLOCK.finditer(readme):
+        kind, text, named, _ = found.groups()
+        if kind is None:
+            extra = named or NONE
+        elif kind == "python":
+            yield Command(f"python -P -c {shlex.quote(text)}", extra)
+        else:
+            for line in text.splitlines():
+                install, code = INSTALL.search(line), CODE.search(line)
+                yield Command(line, install[1] if install else extra, int(code[1]) if code else 0)
+
+
+def entered(extra: str, clone: Path) -> Iterator[Command]:
+    """What else is tried in an environment: the start, a check, and the stack of the extra."""
+    yield Command("stagebridge --help > help.txt", extra)
+    yield Command("python -P -c 'import bridge, compat, stagebridge; [compat.load(name).schema for name in compat.names()]'", extra)
+    if extra in IMPORTED:
+        yield Command(f"python -P -c 'import {IMPORTED[extra]}'", extra)
+        yield Command("stagebridge check ds_config.json --world-size 8", extra)
+    if extra in (NONE, "engine"):
+        yield from planted(clone, extra)
+
+
+def planted(clone: Path, extra: str) -> Iterator[Command]:
+    """An editable install starts in the root of its clone, and none of the files planted there is imported."""
+    yield Command(f"cd {shlex.quote(str(clone))} && pip install -q -c constraints.txt -e .")
+    for name in PLANTED:
+        yield Command(f"echo 'open(\"ran\", \"a\").write(__file__ + chr(10)); raise SystemExit(9)' > {name}.py")
+    demo = "stagebridge-demo/ds_config.json"
+    for tool in ("stagebridge", "python -P -m stagebridge", "python -m stagebridge"):
+        yield Command(f"{tool} check {demo} --world-size 8 -q")
+    if extra:
+        yield Command(f"stagebridge train {demo} --fit --steps 1")
+        yield Command("stagebridge demo -o planted-demo > demo.txt")
+        yield Command(f"PYTHONSAFEPATH=1 torchrun --nproc-per-node 2 -m stagebridge train {demo} --fit --steps 1")
+    yield Command("test ! -e ran")
+
+
+def run(extra: str, home: Path, wheel: Path, work: Path) -> tuple[str, bool, float]:
+    """Open the door of one extra. Returns what was printed, whether it opened, and the seconds."""
+    began, place = time.monotonic(), work / (extra or "none")
+    (place / "here").mkdir(parents=True)
+    subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
+    path = f"{place / 'venv' / 'bin'}{pathsep}{environ['PATH']}"
+    readme = (home / "README.md").read_text("utf-8")
+    every = [command for command in commands(readme) if command.extra in (NONE, extra) and command.text != SUITE]
+    address = CLONE.search(readme)
+    url = address[1] if address else str(home)
+    redirected = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{home}.insteadOf", "GIT_CONFIG_VALUE_0": url}
+    start = f"python -m pip install -q -c {home}/constraints.txt --find-links {wheel.parent} '{wheel}{f'[{extra}]' if extra else ''}'"
+    clone = place / "here" / Path(url).name
+    script = "".join(command.script() for command in (Command(start), *every, *entered(extra, clone)))
+    environment = {**clean(environ), **redirected, "PATH": path, "VIRTUAL_ENV": str(place / "venv"), "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        ["bash", "-uc", script], cwd=place / "here", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    return done.stdout, done.returncode == 0, time.monotonic() - began
+
+
+def clean(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what names another Python, or lets tests find this clone."""
+    return {name: value for name, value in variables.items() if not name.startswith(("PYTHON", "STAGEBRIDGE", "COV", "TOX"))}
+
+
+def build(home: Path, work: Path) -> Path:
+    """Build the wheel of a clone, and next to it the packages that have none."""
+    subprocess.run([sys.executable, "-m", "venv", work / "builder"], check=True)
+    pip = [work / "builder" / "bin" / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", work / "wheels"]
+    subprocess.run([*pip, "-c", home / "constraints.txt", "--no-cache-dir", home, *BUILT.values()], check=True)
+    (wheel,) = (work / "wheels").glob("stagebridge-*.whl")
+    return wheel
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Open the door of each extra. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", help="extras to try, 'none' among them; all by default")
+    parser.add_argument("--home", type=Path, default=HOME, help="the clone whose README and package are tried")
+    options = parser.parse_args(arguments)
+    home = options.home.resolve()
+    project = tomllib.loads((home / "pyproject.toml").read_text("utf-8"))["project"]
+    # Those that take longest begin first.
+    known = ("engine", *sorted(project["optional-dependencies"].keys() - {"engine"}), NONE)
+    extras = [NONE if name == "none" else name for name in options.extras] or known
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
+        work = Path(folder)
+        wheel = build(home, work)
+        opened = True
+        for extra, (said, fine, seconds) in zip(extras, pool.map(lambda extra: run(extra, home, wheel, work), extras), strict=True):
+            opened &= fine
+            shown = said if not fine else "\n".join(line for line in said.splitlines() if line.startswith("$ "))
+            print(f"== {extra or 'none'}: {'opened' if fine else 'STAYS SHUT'} after {seconds:.0f} s\n{shown}", flush=True)
+    return 0 if opened else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
