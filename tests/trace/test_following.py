@@ -129,6 +129,16 @@ def test_a_note_says_whether_a_run_goes_on(tmp_path: Path) -> None:
         assert running.alive(tmp_path) is expected, "of another host nobody can tell"
 
 
+def test_findings_are_a_sequence() -> None:
+    findings, other = Findings(said=False), Finding("decay-on-norms", 1, "norm", "")
+    assert not findings and len(findings) == 0 and list(findings) == [] and repr(findings) == "Findings([])"
+    findings.add([FOUND, FOUND, other])
+    assert findings and len(findings) == 2 and list(findings) == [FOUND, other] == findings[:] and other in findings
+    assert (findings[0], findings[-1], findings[1:]) == (FOUND, other, [other]) and repr(findings) == f"Findings([{FOUND!r}, {other!r}])"
+    with pytest.raises(IndexError):
+        findings[2]
+
+
 def test_a_command_gets_each_finding_on_its_stdin_without_a_shell(tmp_path: Path) -> None:
     keep = tmp_path / "keep.py"
     keep.write_text("import sys\nopen(sys.argv[1], 'a').write(sys.stdin.read())\n")
