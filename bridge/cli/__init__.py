@@ -23,9 +23,12 @@ def main() -> NoReturn:
 
     Each `BridgeError` and each usage error is printed as one message on stderr, with exit code 1.
     """
+    from bridge.cli.terminal import accept_all_characters
+
     try:
         if sys.stdout is None:  # closed by whoever started the command
             sys.exit("error: standard output: closed; send it to a file, or to /dev/null")
+        accept_all_characters()
         code = run(sys.argv[1:])
         # A reader that went away shows itself at the flush; at the end of the interpreter nobody could catch it.
         sys.stdout.flush()

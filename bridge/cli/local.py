@@ -30,6 +30,8 @@ They may be about to fail for the same reason, or may wait for the dead rank for
 STALE = 600.0
 """Age in seconds from which a build's lock is taken as left over: a build takes about a minute."""
 BUILDS = "TORCH_EXTENSIONS_DIR"
+ENCODING = "utf-8"
+"""Encoding of what ranks print, whatever the environment says."""
 TAIL = 6
 """Number of last output lines that are shown of a failed rank."""
 LEAKS = "^nanobind: leaked"
@@ -43,7 +45,10 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
     if an error is raised.
     """
     with ExitStack() as stack:
-        files = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(number + 2)]
+        files = [
+            stack.enter_context(tempfile.TemporaryFile("w+", encoding=ENCODING, errors="replace"))
+            for _ in range(number + 2)
+        ]
         own, said, *words = files
         order = Order(
             module,
@@ -121,9 +126,15 @@ def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subpro
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=own,
-        text=True,
+        encoding=ENCODING,
+        errors="replace",
         pass_fds=(*order.words, order.said),
-        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(path)},
+        env={
+            **os.environ,
+            **environment,
+            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONIOENCODING": ENCODING,
+        },
     )
 
 

@@ -4,6 +4,7 @@ characters.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from bridge.clean import brief, clean, clean_block
+from bridge.clean import brief, clean, clean_block, escaped
 from bridge.secrets import HIDDEN, hide
 
 if TYPE_CHECKING:
@@ -22,6 +23,26 @@ PIPE_WIDTH = 120
 """Columns of a report that does not go to a terminal, unless COLUMNS is set."""
 LEAST = 40
 """Least number of columns of a report."""
+PLAIN = {"─": "-", "━": "-", "│": "|", "→": "->", "…": "...", "·": "."}
+"""What stands for characters of our own where the encoding of an output lacks them."""
+
+
+def accept_all_characters() -> None:
+    """Make stdout and stderr take every character, whatever their encoding is.
+
+    A character that the encoding lacks is printed as `PLAIN` says, else as an escape.
+    """
+    codecs.register_error(accept_all_characters.__name__, _replacement)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=accept_all_characters.__name__)
+
+
+def _replacement(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(PLAIN.get(letter) or escaped(letter) for letter in lacking), error.end
 
 
 def say(line: str, stream: Any = None) -> None:
@@ -67,8 +88,13 @@ def _finite(value: Any) -> Any:
 def content(text: str) -> None:
     """Write a converted file to stdout, with its secrets hidden, and on a terminal without control characters."""
     hidden = HIDDEN.hide(text)
-    # Into a pipe the file goes byte for byte; a terminal would act upon control characters in it.
-    sys.stdout.write(clean_block(hidden) if sys.stdout.isatty() else hidden)
+    # Into a pipe the file goes byte for byte, in UTF-8 as every stack reads it; a terminal would act upon control characters.
+    sys.stdout.flush()
+    raw = getattr(sys.stdout, "buffer", None)
+    if sys.stdout.isatty() or raw is None:
+        sys.stdout.write(clean_block(hidden) if sys.stdout.isatty() else hidden)
+    else:
+        raw.write(hidden.encode())
     sys.stdout.flush()
     if hidden != text:
         note("note: secrets of the file are hidden here; -o OUT writes them")

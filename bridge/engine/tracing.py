@@ -89,9 +89,13 @@ class EngineSource:
         """Return the factors for gradients of the step that ends. A gradient times this factor is
         the gradient that the optimizer gets, after clipping.
         """
+        return {"activation": self.engine.unit, "parameter": self.engine.gradient_unit * self.clip}
+
+    @property
+    def clip(self) -> float:
+        """The factor by which clipping multiplies all gradients of the step that ends."""
         norm, clip = self.engine.progress.grad_norm, setting(self.engine.plan.optimizer, "clip")
-        clipped = clip_factor(norm, clip) if isfinite(norm) else 1.0
-        return {"activation": self.engine.unit, "parameter": self.engine.gradient_unit * clipped}
+        return clip_factor(norm, clip) if isfinite(norm) else 1.0
 
     @property
     def loss(self) -> float:

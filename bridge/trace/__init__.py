@@ -68,7 +68,7 @@ def attach(
     `full` logs whole tensors instead of samples, and with `strict` an error of writing stops the
     training. `policy` sets how often ranks are compared, and the reaction to a mismatch. Invariants
     (`bridge.trace.invariants`) are checked in every step unless `invariants` is false. Their
-    findings are in `findings.found` of the returned tracer, are logged, and are written into `run`.
+    findings are in `findings` of the returned tracer, are logged, and are written into `run`.
     `on_finding` is a command that is run for each finding, without a shell, with the finding as
     JSON on stdin. `done` is the number of steps before this run, if it resumes one. No hook is
     installed if `debug` is given but selects nothing. Raises `BridgeError` for any other `target`.

@@ -20,7 +20,7 @@ from bridge.files.contained import regular
 from bridge.state.lazy import WIDTH, Span, torch_type
 from bridge.state.safe import header
 from bridge.trace.run import Entry, Part, Run
-from bridge.trace.schema import STEPS
+from bridge.trace.schema import STEPS, Content
 from bridge.trace.segments import Floats, Places
 from bridge.trace.summary import sampled
 
@@ -208,6 +208,8 @@ class Columns:
     files: tuple[Stored | None, ...]
     losses: tuple[float | None, ...]
     """For each rank, the loss from which backward started; None if it is not in the log."""
+    clip: float | None
+    """The factor by which clipping multiplied all gradients; None if it is unknown on some rank, or ranks differ."""
 
     @classmethod
     def of(
@@ -215,7 +217,7 @@ class Columns:
         pattern: Pattern,
         numbers: Floats,
         files: Sequence[Stored | None],
-        losses: Sequence[float | None],
+        lines: Sequence[Content],
     ) -> Columns:
         """Return the columns for `numbers`, an array (records, 8) with seven statistics and one
         factor for each record.
@@ -234,7 +236,8 @@ class Columns:
             np.concatenate([raw[:, :3], scaled, ends], axis=1),
             factors,
             tuple(files),
-            tuple(losses),
+            tuple(line.loss for line in lines),
+            _common([line.clip for line in lines]),
         )
 
 
@@ -250,28 +253,28 @@ class Reader:
         shapes: list[list[Any] | None] = []
         numbers: list[tuple[float, ...]] = []
         files: list[Stored | None] = []
-        losses: list[float | None] = []
+        read: list[Content] = []
         for folder, steps in self.run.lines.items():
             content = steps[step].read()
             found, stored = _split(content.records, step)
             shapes.append(content.records if found is not None else None)
             numbers += found or []
-            losses.append(content.loss)
+            read.append(content)
             files.append(
                 Stored.open(folder / f"{step:08d}.safetensors", content.tensors) if stored else None
             )
         figures = None if None in shapes else _array(numbers)
         if figures is None:
-            return self._loose(step, files, losses)
+            return self._loose(step, files, read)
         pattern = next((known for known in self._patterns if known.fits(shapes, files)), None)
         if pattern is None:
             pattern = Pattern.of(self.run, step, shapes, files)
             # The newest first: most steps look like the one before.
             self._patterns = [pattern, *self._patterns[: PATTERNS - 1]]
-        return Columns.of(pattern, figures, files, losses)
+        return Columns.of(pattern, figures, files, read)
 
     def _loose(
-        self, step: int, files: Sequence[Stored | None], losses: Sequence[float | None]
+        self, step: int, files: Sequence[Stored | None], lines: Sequence[Content]
     ) -> Columns:
         """Return the columns of a step in which some records do not have the form that a log
         writes. The records of such a step are read one by one.
@@ -285,7 +288,13 @@ class Reader:
             if summary is not None:
                 figures = tuple(float(getattr(summary, name)) for name in FIGURES)
             rows.append((*figures, part.record.factor))
-        return Columns.of(pattern, np.array(rows, np.float64).reshape(-1, 8), files, losses)
+        return Columns.of(pattern, np.array(rows, np.float64).reshape(-1, 8), files, lines)
+
+
+def _common(clips: Sequence[float | None]) -> float | None:
+    known = [clip for clip in clips if clip is not None]
+    same = len(known) == len(clips) > 0 and max(known) <= min(known) * (1 + 1e-3)
+    return min(known) if same else None
 
 
 def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:

@@ -7,10 +7,10 @@ import logging
 import os
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, overload
 
 Severity = Literal["fault", "remark"]
 """How grave a finding is: a fault is wrong in every training; a remark may be intended."""
@@ -190,10 +190,11 @@ class Finding:
         return f"{self.id}: step {self.step}: {self.where or 'the run'}{ranks}: {self.evidence}; {self.meaning}"
 
 
-@dataclass
-class Findings:
-    """The findings of a run. A finding that occurs again for the same layer or parameter is
-    dropped. Unless `folder` is None, the others are written to a file in `folder`.
+@dataclass(eq=False, repr=False)
+class Findings(Sequence[Finding]):
+    """The findings of a run, in the order in which they were made. A finding that occurs again for
+    the same layer or parameter is dropped. Unless `folder` is None, the others are written to a
+    file in `folder`.
 
     `command` is a command line, split into words as in a shell. It is run for each finding, with
     the finding as a JSON object on stdin and in STAGEBRIDGE_FINDING.
@@ -204,6 +205,21 @@ class Findings:
     said: bool = True
     found: list[Finding] = field(default_factory=list)
     _known: set[tuple[str, str]] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Finding]: ...
+
+    def __getitem__(self, index: int | slice) -> Finding | list[Finding]:
+        return self.found[index]
+
+    def __repr__(self) -> str:
+        return f"Findings({self.found!r})"
 
     def add(self, findings: Iterable[Finding], aloud: bool = True) -> None:
         """Record the findings that are new and, if `aloud` is true, log them."""

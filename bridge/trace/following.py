@@ -12,7 +12,7 @@ import numpy as np
 from bridge.errors import SourceError
 from bridge.trace.columns import Columns, Reader
 from bridge.trace.findings import FILE
-from bridge.trace.pages.series import Reading, Told, one_finding
+from bridge.trace.pages.series import CLIPPED, Reading, Told, one_finding
 from bridge.trace.run import Run
 from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_folder
 
@@ -120,6 +120,8 @@ class Follower:
             self._readings[id(pattern)] = Reading(pattern, {}, 0, ("", ""))
         known = [loss for loss in columns.losses if loss is not None]
         norms = self._readings[id(pattern)].norms(columns)
+        if columns.clip == 1:
+            norms.pop(CLIPPED, None)
         return Step(step, float(np.mean(known)) if known else None, norms, left)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bridge.plan import Debug
+from bridge.trace.clipping import Clipping
 from bridge.trace.filter import Filter
 from bridge.trace.gathering import gathered
 from bridge.trace.keeping import Keep, again
@@ -39,12 +40,16 @@ class LayerLog:
     filter: Filter = field(default_factory=Filter)
     keep: Keep = field(default_factory=Keep)
     roots: Roots = field(default_factory=Roots)
+    clipping: Clipping = field(init=False)
     _several: bool = False
     """Whether the current step has had more than one microbatch so far. This is needed only if the
     number of microbatches is not known in advance.
     """
     _settings: dict[str, list[float]] = field(default_factory=dict)
     """The last values of each setting of the optimizers, by name, so that changes are seen."""
+
+    def __post_init__(self) -> None:
+        self.clipping = Clipping(self.roots)
 
     @property
     def alone(self) -> bool:
@@ -118,7 +123,7 @@ class LayerLog:
             alone = self.source.now().part is not None and not self._several
             factors = self.source.factors()
             self._forget()
-            self.log.write(step, factors, alone, self._loss(factors))
+            self.log.write(step, factors, alone, self._loss(factors), self._clip())
             self._several = False
 
     def _forget(self) -> None:
@@ -137,6 +142,15 @@ class LayerLog:
             return float(self.source.loss)
         found = self.roots.take()
         return None if found is None else found * factors.get("parameter", 1.0)
+
+    def _clip(self) -> float | None:
+        """Return the factor by which clipping multiplied all gradients of the step, 1.0 if it left
+        them as they were, or None if it is unknown.
+        """
+        if hasattr(self.source, "clip"):
+            return self.source.clip
+        module = getattr(self.source, "module", None)
+        return None if module is None else self.clipping.take(module.parameters())
 
     def _rate(self, step: int) -> None:
         """If gradients or updates are logged, log the learning rates, and those settings of the

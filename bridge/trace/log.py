@@ -142,13 +142,14 @@ class Log:
         factors: Mapping[Unit, float] | None = None,
         alone: bool = False,
         loss: float | None = None,
+        clip: float | None = None,
     ) -> None:
         """Write the records of `step` to the disk.
 
         `factors` has a factor for each unit, which converts gradients into those of the step's mean
         loss. `alone` is true if the step had a single microbatch. Then the names of tensors leave
-        out the number of the microbatch. `loss` is the loss from which backward started, if it is
-        known.
+        out the number of the microbatch. `loss` is the loss from which backward started, and `clip`
+        the factor by which clipping multiplied all gradients, if they are known.
         """
         # Also once the log has ended: nothing may pile up.
         seen, self._seen = self._seen, []
@@ -178,7 +179,7 @@ class Log:
                 "rank": self.rank,
                 "records": [record.fields() for record in records],
             }
-            line |= {"tensors": None, "loss": loss}
+            line |= {"tensors": None, "loss": loss, "clip": clip}
             left = self._left(step, line, tensors) if self.budget else {}
             if left:
                 line |= {"records": [], **left}

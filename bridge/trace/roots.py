@@ -20,6 +20,8 @@ class Roots:
 
     def __init__(self) -> None:
         self._found: list[Tensor] = []
+        self.passes = 0
+        """Number of backward passes that have begun."""
         _listeners.add(self)
         _install()
 
@@ -28,7 +30,10 @@ class Roots:
         """
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         # A reentrant checkpoint calls backward inside of backward, on what is no loss.
-        if not recomputing() and isinstance(several, list | tuple):
+        if recomputing():
+            return
+        self.passes += 1
+        if isinstance(several, list | tuple):
             self._found += [
                 root.detach() for root in several if isinstance(root, Tensor) and root.numel() == 1
             ]

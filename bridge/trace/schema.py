@@ -67,12 +67,14 @@ class Head(BaseModel):
 @dataclass(frozen=True, slots=True)
 class Content:
     """The content of a line of steps.jsonl: one rank's records of a step, the digest of the file
-    with the step's tensors (None: no such file), and the loss (None: not known).
+    with the step's tensors (None: no such file), the loss, and the factor by which clipping multiplied
+    all gradients (None: not known).
     """
 
     records: list[Any]
     tensors: str | None
     loss: float | None
+    clip: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +228,17 @@ NO_LINE = "expected a line of a log, with `step` and `records`; the file is dama
 
 
 def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
-    records, tensors, loss = found.get("records"), found.get("tensors"), found.get("loss")
+    records, tensors, loss, clip = map(found.get, ("records", "tensors", "loss", "clip"))
     right = (
         found.get("step") == step
         and isinstance(tensors, str | None)
         and isinstance(loss, float | int | None)
+        and isinstance(clip, float | int | None)
+        and (clip is None or clip > 0)
     )
     if not right or not isinstance(records, list):
         raise SourceError(f"{where}: {NO_LINE}")
-    return Content(records, tensors, loss)
+    return Content(records, tensors, loss, clip)
 
 
 @cache

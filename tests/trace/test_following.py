@@ -9,16 +9,22 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
 from bridge.cli import run as command
+from bridge.plan import Debug
 from bridge.trace import attach, running
 from bridge.trace.findings import Finding, Findings
 from bridge.trace.following import Follower, Step, words
 from bridge.trace.log import Log
+from bridge.trace.pages import series
 from bridge.trace.pages.series import Told
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
@@ -30,7 +36,7 @@ def step(log: Log, number: int, loss: float | None = 1.5) -> None:
     """Gradients whose norm is the number of the step."""
     gradient = torch.full((4,), number / 2)
     log.add(Name(number, "reduce", "a", None, "gradient", "w"), gradient, Placement.full((4,)), 4)
-    log.write(number, loss=loss)
+    log.write(number, loss=loss, clip=1.0)
 
 
 def test_steps_and_findings_come_once_each_in_order(tmp_path: Path) -> None:
@@ -53,6 +59,52 @@ def test_steps_and_findings_come_once_each_in_order(tmp_path: Path) -> None:
     again = Log(tmp_path, 0, {"layers": ["a"]})
     step(again, 1)
     assert [one.number for one in follower.new() if isinstance(one, Step)] == [1], "a run that begins anew is followed from there"
+
+
+def test_the_norm_of_gradients_is_that_before_clipping(tmp_path: Path) -> None:
+    """A spike that clipping cuts stays visible; where nobody told how gradients were clipped, their norm has another name."""
+    log = Log(tmp_path, 0, {"layers": ["a"]})
+    for number, clip in enumerate((1.0, 0.1, None), 1):
+        log.add(Name(number, "reduce", "a", None, "gradient", "w"), torch.full((4,), 0.5), Placement.full((4,)), 4)
+        log.write(number, clip=clip)
+    assert [one.norms for one in Follower(tmp_path).new() if isinstance(one, Step)] == [
+        {"gradients": 1.0},
+        {"gradients": 10.0, "clipped gradients": 1.0},
+        {"gradients in the update": 1.0},
+    ]
+    found = series.read(tmp_path).norms
+    assert {name: [None if np.isnan(one) else float(one) for one in norms] for name, norms in found.items()} == {
+        "gradients": [1.0, 10.0, None],
+        "clipped gradients": [1.0, 1.0, None],
+        "gradients in the update": [None, None, 1.0],
+    }
+
+
+NORM = 145**0.5  # four weights with a gradient of 6, and a bias with one of 1
+
+
+@pytest.mark.parametrize(
+    ("way", "norms"),
+    [
+        (lambda model: clip_grad_norm_(model.parameters(), 1.0), {"gradients": NORM, "clipped gradients": 1.0}),
+        (lambda model: clip_grad_norm_(model.parameters(), 3.0, float("inf")), {"gradients": NORM, "clipped gradients": NORM / 2}),
+        (lambda model: clip_grad_norm_(model.parameters(), 100.0), {"gradients": NORM}),
+        (lambda model: clip_grad_norm_([model.weight], 1.0), {"gradients in the update": 2**0.5}),
+        (lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 1.0), {"gradients in the update": 5**0.5}),
+        (lambda model: None, {"gradients in the update": NORM}),
+    ],
+)
+def test_how_a_loop_of_torch_clips_is_seen(tmp_path: Path, way: Callable[[nn.Linear], object], norms: dict[str, float]) -> None:
+    """Also through a function that the loop imported by name before the trace was attached."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    tracer = attach(model, Debug(all_param_gradients=3), tmp_path, optimizer=optimizer, invariants=False)
+    model(torch.full((1, 4), 6.0)).sum().backward()
+    way(model)
+    optimizer.step()
+    tracer.remove()
+    *_, last = (one for one in Follower(tmp_path).new() if isinstance(one, Step))
+    assert last.norms == pytest.approx(norms, rel=1e-5)
 
 
 TRAINING = """
@@ -127,6 +179,17 @@ def test_a_note_says_whether_a_run_goes_on(tmp_path: Path) -> None:
     for host, expected in ((socket.gethostname(), False), ("elsewhere", True)):
         (tmp_path / running.FILE).write_text(json.dumps({"pid": gone.pid, "host": host}))
         assert running.alive(tmp_path) is expected, "of another host nobody can tell"
+
+
+def test_findings_are_a_sequence() -> None:
+    findings, other = Findings(said=False), Finding("decay-on-norms", 1, "norm", "")
+    assert not findings and len(findings) == 0 and list(findings) == [] and repr(findings) == "Findings([])"
+    findings.add([FOUND, FOUND, other])
+    assert findings and len(findings) == 2 and list(findings) == [FOUND, other] == findings[:] and other in findings
+    assert (findings[0], findings[-1], findings[1:]) == (FOUND, other, [other])
+    assert repr(findings) == f"Findings([{FOUND!r}, {other!r}])"
+    with pytest.raises(IndexError):
+        findings[2]
 
 
 def test_a_command_gets_each_finding_on_its_stdin_without_a_shell(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ WORDS: Mapping[tuple[str, str], str] = {
     ("update", "weight"): "weights",
     ("init", "weight"): "weights",
 }
+CLIPPED, USED = "clipped gradients", "gradients in the update"
+"""What gradients are called after clipping; and if it is unknown whether they were clipped."""
 MOST_RANKS = 64
 """Maximum number of ranks that a page shows. Of more ranks, it shows the first ones."""
 MOST_FINDINGS = 2**26
@@ -139,9 +141,12 @@ def series(run: Run, found: Sequence[Told]) -> Series:
     shape = ranks, len(layers), len(run.steps)
     losses, norms = (
         np.full((len(run.steps), ranks), np.nan),
-        {name: np.full(len(run.steps), np.nan) for name in WORDS.values()},
+        {
+            name: np.full(len(run.steps), np.nan)
+            for name in ("gradients", CLIPPED, USED, "outputs", "weights")
+        },
     )
-    sizes, odd = np.full(shape, np.nan), np.zeros(shape)
+    sizes, odd, clips = np.full(shape, np.nan), np.zeros(shape), np.full(len(run.steps), np.nan)
     known: dict[int, Reading] = {}
     for at, step in enumerate(run.steps):
         columns = reader.columns(step)
@@ -153,10 +158,15 @@ def series(run: Run, found: Sequence[Told]) -> Series:
         for name, norm in reading.norms(columns).items():
             norms[name][at] = norm
         reading.sizes(columns, sizes[:, :, at], odd[:, :, at])
+        clips[at] = columns.clip or np.nan
     kept = {name: values for name, values in norms.items() if not np.isnan(values).all()}
-    return Series(
-        run.folder, run, run.steps, layers, losses, kept, WORDS.get(wanted, ""), sizes, odd, found
-    )
+    if np.array_equal(norms["gradients"], norms[CLIPPED], equal_nan=True):
+        kept.pop(CLIPPED, None)  # nothing was clipped
+    mapped = WORDS.get(wanted, "")
+    if mapped == "gradients":
+        mapped = USED if USED in kept else mapped
+        sizes /= 1.0 if USED in kept else clips
+    return Series(run.folder, run, run.steps, layers, losses, kept, mapped, sizes, odd, found)
 
 
 class Reading:
@@ -186,14 +196,21 @@ class Reading:
 
     def norms(self, columns: Columns) -> dict[str, float]:
         """Return the norm of all tensors of each kind; NaN if one of them has NaNs or infinities.
+
+        Gradients are logged as the update gets them. Their norm before clipping follows from the
+        factor of clipping, if it is known.
         """
         with np.errstate(all="ignore"):
-            return {
+            found = {
                 name: float(np.sqrt(figures[:, 4].sum())) if not figures[:, 1:3].any() else np.nan
                 for name, gathering in self._gatherings
                 if gathering.told.any()
                 for figures in [gathering.figures(columns)]
             }
+        used, clip = found.pop("gradients", None), columns.clip
+        if used is None:
+            return found
+        return ({USED: used} if clip is None else {"gradients": used / clip, CLIPPED: used}) | found
 
     def sizes(self, columns: Columns, sizes: Any, odd: Any) -> None:
         """Write the norms of a step into `sizes` and the numbers of NaNs and infinities into

@@ -81,13 +81,19 @@ class DeepSpeedSource(ModuleSource):
         """
         scale = getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0
         found = {unit: factor / float(scale) for unit, factor in super().factors().items()}
-        norm, clip = (
-            self._norm or self.engine.get_global_grad_norm(),
-            float(self.engine.gradient_clipping() or 0.0),
-        )
-        if clip and norm is not None:
-            found["parameter"] *= min(1.0, clip / (float(norm) + 1e-6))
+        found["parameter"] *= self.clip or 1.0
         return found
+
+    @property
+    def clip(self) -> float | None:
+        """The factor by which DeepSpeed's clipping multiplied all gradients of the step that ends;
+        None if DeepSpeed does not tell the norm.
+        """
+        clip = float(self.engine.gradient_clipping() or 0.0)
+        if not clip:
+            return 1.0
+        norm = self._norm or self.engine.get_global_grad_norm()
+        return None if norm is None else min(1.0, clip / (float(norm) + 1e-6))
 
     def _own_norm(self) -> float | None:
         """Return the gradient norm by which DeepSpeed will clip. Without ZeRO, DeepSpeed reports

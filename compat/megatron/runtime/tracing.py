@@ -263,14 +263,20 @@ class MegatronSource:
         clipping, which Megatron does within its step.
         """
         scale = float(self.optimizer.get_loss_scale())
-        clip = float(getattr(getattr(self.optimizer, "config", None), "clip_grad", 0.0) or 0.0)
-        clipped = (
-            min(1.0, clip / (float(self._norm) + 1e-6)) if clip and self._norm is not None else 1.0
-        )
         return {
-            "parameter": clipped / scale,
+            "parameter": (self.clip or 1.0) / scale,
             "activation": 1 / scale / self.comm.group("data").size,
         }
+
+    @property
+    def clip(self) -> float | None:
+        """The factor by which Megatron's clipping multiplied all gradients of the step that ends;
+        None if its step told no norm.
+        """
+        clip = float(getattr(getattr(self.optimizer, "config", None), "clip_grad", 0.0) or 0.0)
+        if not clip:
+            return 1.0
+        return None if self._norm is None else min(1.0, clip / (float(self._norm) + 1e-6))
 
     def activation(self, layer: str, tensor: Tensor, output: bool) -> Placement:
         """Return the position of a recorded activation in the whole tensor.
