@@ -79,15 +79,24 @@ class Finding:
         return self.given or self.effect.reaches(Effect.NUMBERS)
 
 
-def unknown(path: str, message: str, value: Any = None, origin: Origin | None = None) -> Finding:
+UNTOLD = "; left out, and nothing tells what it does to the run"
+
+
+def unknown(
+    path: str,
+    message: str,
+    value: Any = None,
+    origin: Origin | None = None,
+    end: str = UNTOLD,
+) -> Finding:
     """Return the finding on a flag, key or value that no table stands for and that is left out.
 
     Its name is no evidence of what it does, so it counts as one that changes the numbers. `value` is
-    what the source gives to it, as text.
+    what the source gives to it, as text. The message ends with `end`.
     """
     return Finding(
         brief(path),
-        f"{message}; left out, and nothing tells what it does to the run",
+        message + end,
         Effect.NUMBERS,
         True,
         before=value,
