@@ -159,9 +159,8 @@ def read(
     script = _script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
-        arguments = (
-            script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
-        )
+        if script.trained or arguments is not None:
+            arguments = {**script.arguments, **(arguments or {})}
         code = {**script.code, **(code or {})}
         world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
@@ -170,6 +169,7 @@ def read(
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
     words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
+    reader.mixed({**(arguments or {}), **trainer.said_beside(values or {})}, data)
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     found = Reading(
@@ -678,6 +678,17 @@ class _Reader(Reader):
         ):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
+
+
+    def mixed(self, arguments: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Switch on the precision of the TrainingArguments if the file `data` has no section for it,
+        as accelerate does (accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision).
+        """
+        if arguments.get("fp16") and "fp16" not in data:
+            self._value("fp16.enabled", "fp16.enabled", True)
+            self._value("fp16.auto_cast", "fp16.auto_cast", True)
+        if arguments.get("bf16") and "bf16" not in data:
+            self._value("bf16.enabled", "bf16.enabled", True)
 
 
 def _fits(path: str, value: Any) -> bool:
