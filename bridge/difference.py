@@ -47,7 +47,24 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
     """
     pair = Pair.of(one, other)
     found = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
-    return (*found, *_sized(pair))
+    return (*found, *_sized(pair), *_unknown(pair))
+
+
+def _unknown(pair: Pair) -> Iterator[Finding]:
+    """Yield the settings that nobody knows and that only one of the configs has. Two configs of one
+    stack with the same such setting agree in it, whatever it does.
+    """
+    one, other = (
+        {(it.path, it.change): it for it in config.remarks if it.unknown}
+        for config in (pair.one, pair.other)
+    )
+    alike = one.keys() & other.keys() if pair.one.dialect.name == pair.other.dialect.name else set()
+    for config, found in ((pair.one, one), (pair.other, other)):
+        for key in found.keys() - alike:
+            it = found[key]
+            change = f"{it.change}, in the {'first' if config is pair.one else 'second'} file alone"
+            origin = it.origin if config is pair.other else None
+            yield replace(it, change=change.lstrip(", "), origin=origin, rule=f"{RULE}/unknown")
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:
