@@ -51,20 +51,30 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 
 
 def _unknown(pair: Pair) -> Iterator[Finding]:
-    """Yield the settings that nobody knows and that only one of the configs has. Two configs of one
-    stack with the same such setting agree in it, whatever it does.
+    """Yield a finding for each setting that nobody knows and that only one of the configs has, or that
+    has another value there. Two configs of one stack with the same such setting agree in it, whatever
+    it does.
     """
-    one, other = (
-        {(it.path, it.change): it for it in config.remarks if it.unknown}
-        for config in (pair.one, pair.other)
-    )
-    alike = one.keys() & other.keys() if pair.one.dialect.name == pair.other.dialect.name else set()
-    for config, found in ((pair.one, one), (pair.other, other)):
-        for key in found.keys() - alike:
-            it = found[key]
-            change = f"{it.change}, in the {'first' if config is pair.one else 'second'} file alone"
-            origin = it.origin if config is pair.other else None
-            yield replace(it, change=change.lstrip(", "), origin=origin, rule=f"{RULE}/unknown")
+    one, other = _unread(pair.one), _unread(pair.other)
+    alike = pair.one.dialect.name == pair.other.dialect.name
+    for path in {**one, **other}:
+        sides = one.get(path, []), other.get(path, [])
+        before, after = (
+            ", ".join(it.change or "given" for it in side) or "not set" for side in sides
+        )
+        if not alike or before != after:
+            origin = sides[1][0].origin if sides[1] else None
+            change, rule = f"{before} -> {after}", f"{RULE}/unknown"
+            yield replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
+
+
+def _unread(config: Config) -> dict[str, list[Finding]]:
+    """Return the findings on settings of `config` that nobody knows, by path."""
+    found: dict[str, list[Finding]] = {}
+    for finding in config.remarks:
+        if finding.unknown:
+            found.setdefault(finding.path, []).append(finding)
+    return found
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:

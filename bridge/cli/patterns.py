@@ -40,7 +40,7 @@ def _strange(option: str, patterns: Iterable[str]) -> Iterator[str]:
 def _possible(pattern: str) -> bool:
     head, slash, tail = pattern.rstrip("/").partition("/")
     if head == RULE:
-        return not tail or _names(tail, (*_paths(), "world_size"))
+        return not tail or _names(tail, (*_paths(), "world_size", "unknown"))
     if not _names(head, (*_paths(), *_heads())):
         return _names(pattern, _ids())
     made = tail in ENDS or any(fnmatchcase(end, tail) for end in ENDS)
