@@ -47,7 +47,34 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
     """
     pair = Pair.of(one, other)
     found = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
-    return (*found, *_sized(pair))
+    return (*found, *_sized(pair), *_unknown(pair))
+
+
+def _unknown(pair: Pair) -> Iterator[Finding]:
+    """Yield a finding for each setting that nobody knows and that only one of the configs has, or that
+    has another value there. Two configs of one stack with the same such setting agree in it, whatever
+    it does.
+    """
+    one, other = _unread(pair.one), _unread(pair.other)
+    alike = pair.one.dialect.name == pair.other.dialect.name
+    for path in {**one, **other}:
+        sides = one.get(path, []), other.get(path, [])
+        before, after = (
+            ", ".join(it.change or "given" for it in side) or "not set" for side in sides
+        )
+        if not alike or before != after:
+            origin = sides[1][0].origin if sides[1] else None
+            change, rule = f"{before} -> {after}", f"{RULE}/unknown"
+            yield replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
+
+
+def _unread(config: Config) -> dict[str, list[Finding]]:
+    """Return the findings on settings of `config` that nobody knows, by path."""
+    found: dict[str, list[Finding]] = {}
+    for finding in config.remarks:
+        if finding.unknown:
+            found.setdefault(finding.path, []).append(finding)
+    return found
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:

@@ -57,7 +57,7 @@ class Drift:
     are differences that `migrated` cannot undo. `new` are settings that only the second release
     has, and `lapsed` are settings that only the first release has. The file sets none of these
     settings, so each has the value that the release uses by default. `remarks` are findings that
-    the second release adds.
+    the second release adds, and findings on settings that nobody knows.
     """
 
     before: Config
@@ -112,8 +112,11 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
     if seen:
         changes += _unlike(before, seen)
     known = {(finding.path, finding.message) for finding in before.findings}
+    # What nobody knows may have another meaning in the second release, and nothing shows it.
     remarks = (
-        [one for one in after.findings if (one.path, one.message) not in known] if after else []
+        [one for one in after.findings if one.unknown or (one.path, one.message) not in known]
+        if after
+        else []
     )
     return Drift(
         before,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from bridge.clean import clean
 from bridge.config import shown
 from bridge.drift import Change, Drift, Kind
 from bridge.grid import Grid
@@ -20,17 +21,21 @@ def drift_text(drift: Drift, console: Console) -> None:
     """
     before, to = drift.before, release_named(drift.before.dialect, drift.version)
     first(drift.remarks, console)
+    unread = [one for one in drift.remarks if one.unknown]
     if drift.same:
-        verdict = "means the same"
+        verdict = "may mean something else" if unread else "means the same"
     elif drift.after:
         verdict = "means something else"
     else:
         verdict = f"is refused by {drift.version}"
     console.print(f"[bold]{name(before)}[/] -> [bold]{to}[/]: the file {verdict}")
+    if unread:
+        listed = ", ".join(f"{one.path} {one.change}".rstrip() for one in unread)
+        console.print(clean(f"Not known: {listed}"), markup=False, soft_wrap=True)
     if drift.changes:
         console.print(_changes("What differs", drift.changes, before.version, drift.version))
     if drift.remarks:
-        console.print(remarks(f"{drift.version} adds", drift.remarks))
+        console.print(remarks(f"What {drift.version} makes of the file", drift.remarks))
     for where, settings in (
         (f"only in {drift.version}", drift.new),
         (f"only in {before.version}", drift.lapsed),

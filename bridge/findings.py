@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bridge.config import brief
 from bridge.files.document import Document, dotted
 from bridge.rules import Effect, How
 
@@ -46,7 +47,8 @@ class Finding:
     None for a remark on reading. `before` and `after` are the values in the stack's own form if a
     value changed. `change` describes the change in words, if units or rounding make this necessary.
     `rule` is the id of the check that made the finding. `cause` is the reason that several findings
-    share; reports for people print it once for all of them.
+    share; reports for people print it once for all of them. `unknown` is true for a setting that was
+    left out and that no table stands for: nobody knows what it does to the run.
     """
 
     path: str
@@ -60,13 +62,14 @@ class Finding:
     rule: str = ""
     change: str = ""
     cause: str = ""
+    unknown: bool = False
 
     @property
     def id(self) -> str:
         """The id of the finding's rule, which never changes. Without a rule, the id is made of the
         field and `how`.
         """
-        return self.rule or f"{self.path}/{self.how or 'remark'}"
+        return self.rule or f"{self.path}/{'unknown' if self.unknown else self.how or 'remark'}"
 
     @property
     def matters(self) -> bool:
@@ -74,6 +77,33 @@ class Finding:
         the numbers, or stops the run.
         """
         return self.given or self.effect.reaches(Effect.NUMBERS)
+
+
+UNTOLD = "; left out, and nothing tells what it does to the run"
+
+
+def unknown(
+    path: str,
+    message: str,
+    value: Any = None,
+    origin: Origin | None = None,
+    end: str = UNTOLD,
+) -> Finding:
+    """Return the finding on a flag, key or value that no table stands for and that is left out.
+
+    Its name is no evidence of what it does, so it counts as one that changes the numbers. `value` is
+    what the source gives to it, as text. The message ends with `end`.
+    """
+    return Finding(
+        brief(path),
+        message + end,
+        Effect.NUMBERS,
+        True,
+        before=value,
+        origin=origin,
+        change="" if value is None else brief(str(value)),
+        unknown=True,
+    )
 
 
 def assumed(script: Script) -> Iterator[Finding]:

@@ -64,13 +64,20 @@ class Cause:
 def causes(findings: Iterable[Finding]) -> list[Cause]:
     """Group findings by reason and effect, the worst effect first, then in the order of the file.
 
-    A finding without a reason is a cause of its own. A repeated finding appears once. A value that
-    only changed its unit or rounding comes after values that are lost or changed their meaning.
+    A finding without a reason is a cause of its own. A repeated finding appears once. A setting that
+    nobody knows comes first in its block. A value that only changed its unit or rounding comes after
+    values that are lost or changed their meaning.
     """
     rows: dict[tuple[str, Effect], Cause] = {}
     for finding in sorted(
         _once(findings),
-        key=lambda one: (one.effect.rank, not one.given, bool(one.change), _line(one)),
+        key=lambda one: (
+            one.effect.rank,
+            not one.unknown,
+            not one.given,
+            bool(one.change) and not one.unknown,
+            _line(one),
+        ),
     ):
         words = finding.cause or finding.message
         # Findings without a reason share none. Those without effect share a line all the same.

@@ -12,7 +12,7 @@ from typing import Any
 from bridge.config import shown
 from bridge.errors import SourceError
 from bridge.files import Document
-from bridge.findings import Finding, Origin
+from bridge.findings import UNTOLD, Finding, Origin, unknown
 from bridge.releases import Release
 from bridge.rules import Effect
 
@@ -56,6 +56,11 @@ class Reader:
         self.findings.append(
             Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin)
         )
+
+    def left_out(self, path: str, message: str, end: str = UNTOLD) -> None:
+        """Record that the key at `path` was left out, because no table stands for it."""
+        origin = Origin(self.line(path), path, self.file)
+        self.findings.append(unknown(path, message, None, origin, end))
 
 
 def mapping(document: Document, expected: str) -> Mapping[str, Any]:

@@ -198,6 +198,19 @@ class Rule:
         return {path: values[path] for path in (*claimed, *self.sees) if path in values}
 
 
+def effects(table: Iterable[Rule]) -> Mapping[str, Effect]:
+    """Return the effect of losing each setting in a table, whatever the values of a config are. It is
+    `NUMBERS` if it depends on the values.
+    """
+    return {
+        path: rule.effect_of_losing(rule.carried(path), {})
+        if rule.mixed or isinstance(rule.effect, Effect)
+        else Effect.NUMBERS
+        for rule in table
+        for path in rule.theirs
+    }
+
+
 def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:
     return (paths,) if isinstance(paths, str) else paths
 

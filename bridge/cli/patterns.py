@@ -16,7 +16,7 @@ from bridge.findings import UNKNOWN
 from bridge.gate import fits
 from bridge.rules import How
 
-ENDS = (*map(str, How), "remark")
+ENDS = (*map(str, How), "remark", "unknown")
 """Endings of a finding's id if no check made the finding, such as `remark` in `gradient_clipping/remark`."""
 WHERE = "; check --json names the rule of every finding"
 
@@ -30,8 +30,8 @@ def refuse_strange(select: Sequence[str], ignore: Sequence[str]) -> None:
 
 def _strange(option: str, patterns: Iterable[str]) -> Iterator[str]:
     for pattern in patterns:
-        if option == "ignore" and pattern.endswith("/remark"):
-            # Remarks are also about keys that no stack knows, under --lenient.
+        if option == "ignore" and pattern.endswith(("/remark", "/unknown")):
+            # These are also about keys that no stack knows, under --lenient.
             continue
         if not _possible(pattern):
             yield f"{option}: {pattern}: no rule has this id{_instead(pattern) or WHERE}"
@@ -40,7 +40,7 @@ def _strange(option: str, patterns: Iterable[str]) -> Iterator[str]:
 def _possible(pattern: str) -> bool:
     head, slash, tail = pattern.rstrip("/").partition("/")
     if head == RULE:
-        return not tail or _names(tail, (*_paths(), "world_size"))
+        return not tail or _names(tail, (*_paths(), "world_size", "unknown"))
     if not _names(head, (*_paths(), *_heads())):
         return _names(pattern, _ids())
     made = tail in ENDS or any(fnmatchcase(end, tail) for end in ENDS)

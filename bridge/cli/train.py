@@ -336,8 +336,11 @@ def _read(job: Job, world: int, fit: bool) -> Config:
 
 
 def _unheard(config: Config) -> Iterator[Finding]:
-    """Yield findings on settings that change numbers but have no plan field, so that the engine ignores them."""
-    return (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
+    """Yield findings on settings that change numbers but have no plan field, so that the engine ignores
+    them, and on settings that nobody knows.
+    """
+    yield from (finding for finding in config.remarks if finding.unknown)
+    yield from (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
 
 
 def _architecture(plan: Plan, model: str | None) -> Architecture:

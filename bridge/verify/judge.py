@@ -69,6 +69,7 @@ class Report:
     changed to make the runs small, with the values before and after. `rounding` is the distance
     that counts as rounding. `hidden` are findings of `convert` that concern numbers but had no
     effect in these few steps. `nearest` says why there was no script of `convert --script` to run.
+    `unread` are the settings that nobody knows and that no run shows.
     """
 
     rows: tuple[Row, ...]
@@ -78,6 +79,7 @@ class Report:
     steps: int = 0
     hidden: tuple[str, ...] = ()
     nearest: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -96,7 +98,7 @@ class Report:
     @property
     def lacking(self) -> tuple[str, ...]:
         """Reasons why equal numbers would not prove everything: engines that did not run, features
-        that were removed, and findings that had no effect in these steps.
+        that were removed, findings that had no effect in these steps, and settings that nobody knows.
         """
         silent = [row for row in self.rows if row.written and row.verdict == "not run"]
         engines = (
@@ -119,7 +121,7 @@ class Report:
         beside = [row.lacks for row in self.rows if row.lacks]
         # A difference that was found may well be one of these.
         hidden = () if any(row.verdict == "differs" for row in self.rows) else self.hidden
-        return (*idle, *beside, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
+        return (*self.unread, *idle, *beside, *([f"taken out: {', '.join(taken)}"] if taken else ()), *hidden)
 
     def fields(self) -> dict[str, Any]:
         """Return the report as plain values for JSON, by name."""
@@ -211,7 +213,14 @@ def verify(
         () if pair.script else pair.nearest,
     )
     return Report(
-        (*rows, *court.rows()), pair.changes, pair.size.world, rounding, steps, hidden, unwritten
+        (*rows, *court.rows()),
+        pair.changes,
+        pair.size.world,
+        rounding,
+        steps,
+        hidden,
+        unwritten,
+        pair.unread,
     )
 
 

@@ -15,7 +15,7 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError, nearest
 from bridge.lifting import lift
 from bridge.plan import Plan
-from bridge.verify.pair import Pair, Side, in_small, meant
+from bridge.verify.pair import Pair, Side, in_small, meant, unread
 from bridge.verify.size import Size, changes, changes_like, made
 
 SIDES: tuple[Side, Side] = ("source", "target")
@@ -122,7 +122,9 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
         for side, config in zip(SIDES, small, strict=True)
     ]
     meanings: dict[Side, Plan] = {"source": alone(after[0], size), "target": alone(after[1], other)}
-    return Pair(small[0], small[1], meanings, told, size, translated=False)
+    return Pair(
+        small[0], small[1], meanings, told, size, unread=unread(*configs), translated=False
+    )
 
 
 def _whole(size: Size) -> Size:

@@ -28,7 +28,8 @@ class Pair:
     """A config (the source) and its translation (the target), both made small, with their plans.
     `told` are the findings of `convert` about numbers, each with a field. With `modelled`, the
     written script builds the source's model. If the script's model is only similar to the
-    source's model, `nearest` says how the two models differ.
+    source's model, `nearest` says how the two models differ. `unread` are the settings that nobody
+    knows and that no run shows.
     """
 
     source: Config
@@ -39,6 +40,7 @@ class Pair:
     told: tuple[tuple[str, str], ...] = ()
     modelled: bool = False
     nearest: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     translated: bool = True
     """True if the target is the translation of the source, false if it is another config of the
     user.
@@ -153,7 +155,13 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
     numbers = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
     differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
-    return Pair(*small, plans, told, size, differ, model is not None, nearest)
+    return Pair(*small, plans, told, size, differ, model is not None, nearest, unread(source))
+
+
+def unread(*configs: Config) -> tuple[str, ...]:
+    """Return the settings of the configs that nobody knows, each with its value."""
+    found = (finding for config in configs for finding in config.remarks if finding.unknown)
+    return tuple(f"not known: {it.path} {it.change}".rstrip() for it in found)
 
 
 def in_small(

@@ -361,7 +361,7 @@ class _Reader(Reader):
         lenient.
         """
         if self.lenient:
-            self.finding(written, f"{message}; left out", Effect.NUMBERS)
+            self.left_out(written, message)
         else:
             self.problem(written, message)
 

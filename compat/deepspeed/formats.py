@@ -19,7 +19,7 @@ from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, code_beside
 from bridge.errors import SourceError, nearest
 from bridge.files import Document, Script, check_nested, is_text, load, parse
-from bridge.findings import Origin
+from bridge.findings import UNTOLD, Finding, Origin
 from bridge.reader import Reader, flaw, mapping
 from bridge.rules import Effect
 from compat.deepspeed import auto, inside, scripts, trainer
@@ -159,9 +159,8 @@ def read(
     script = _script(source)
     # Values that the caller gives win over those of the script.
     if script is not None:
-        arguments = (
-            script.arguments if arguments is None else {**(script.arguments or {}), **arguments}
-        )
+        if script.trained or arguments is not None:
+            arguments = {**script.arguments, **(arguments or {})}
         code = {**script.code, **(code or {})}
         world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
@@ -170,6 +169,7 @@ def read(
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
     words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
+    reader.mixed({**(arguments or {}), **trainer.said_beside(values or {})}, data)
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     found = Reading(
@@ -296,7 +296,9 @@ class _Reader(Reader):
         hidden = not path and data.get("bf16") is not None and "bfloat16" in data
         # The type comes first: it decides which arguments are known.
         for name, value in sorted(data.items(), key=lambda item: item[0] != "type"):
-            if not isinstance(name, str) or "." in name:
+            if isinstance(name, str) and inside.is_remark(name) and self._ignores(path):
+                self._remark(path, name)
+            elif not isinstance(name, str) or "." in name:
                 self.problem(
                     path or "config",
                     f"found the key {shown(name)}, expected a name without dots; write sections as"
@@ -320,6 +322,12 @@ class _Reader(Reader):
                     self.leaf("allgather_size", "zero_optimization.allgather_bucket_size", value)
             else:
                 yield name, value
+
+    def _remark(self, path: str, name: str) -> None:
+        """Report a remark of the author, whose name may have dots."""
+        line = self.document.line(*filter(None, path.split(".")), name) if self.document else None
+        written, origin = f"{path}.{name}" if path else name, Origin(line, "", self.file)
+        self.findings.append(Finding(written, inside.IGNORED, Effect.NONE, origin=origin))
 
     def _entry(self, written: str, target: str, value: Any, entry: Any) -> None:
         if target in self.release.rejected:
@@ -436,8 +444,8 @@ class _Reader(Reader):
             wrong = flaw(value, "JSON cannot hold")
             if wrong:
                 self.problem(written, wrong)
-        for name, message in inside.unread(path, value):
-            self.finding(name, message, Effect.NUMBERS)
+        for name, message, effect in inside.unread(path, value):
+            self.finding(name, message, effect)
         if path == "tensor_parallel.partition_config" and isinstance(value, Mapping):
             self._partition(value, written, PARTITION)
 
@@ -545,28 +553,57 @@ class _Reader(Reader):
     # Unknown keys
 
     def unknown(self, written: str, value: Any) -> None:
-        """Report a key that the release does not read. The report is a finding if reading is
-        lenient and DeepSpeed ignores the key, else an error.
+        """Report a key that the release does not read. A key that DeepSpeed ignores has no effect,
+        unless it is probably a misspelling of a key that DeepSpeed reads. Such a key is an error, or
+        a finding if reading is lenient; a key that DeepSpeed refuses is always an error.
         """
-        parent = written.rpartition(".")[0]
-        known = _elsewhere(written, self.release) or f"unknown key{self._nearest(written, parent)}"
-        name = written.rpartition(".")[2]
+        parent, _, name = written.rpartition(".")
+        meant = _elsewhere(written, self.release)
         if parent == "code" and name in _tree(self.release):
-            known = (
+            meant = (
                 f"not a setting of the training script; move {name} from the code part into"
                 " the config of DeepSpeed"
             )
-        # No stack reads the code part, so no stack can ignore a key in it.
-        if not self.lenient or self.release.refuses(parent) or parent == "code":
-            self.problem(written, known)
+        meant = meant or self._mistake(written, value)
+        if not self._ignores(parent) and (parent not in PARAMS or not self.lenient):
+            self.problem(written, meant or f"unknown key{self._nearest(written)}")
+        elif not meant:
+            self.finding(written, inside.IGNORED, Effect.NONE)
+        elif self.lenient:
+            self.left_out(written, meant, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it")
         else:
-            self.finding(written, f"{known}; DeepSpeed ignores it", Effect.NUMBERS)
+            self.problem(written, meant)
 
-    def _nearest(self, written: str, parent: str) -> str:
+    def _ignores(self, section: str) -> bool:
+        """Return whether DeepSpeed ignores unknown keys in a section. The constructor of an optimizer
+        or scheduler refuses them, and no stack reads the code part.
+        """
+        return not (self.release.refuses(section) or section in PARAMS or _of_code(section))
+
+    def _mistake(self, written: str, value: Any) -> str:
+        """Return a message about a key that is probably a misspelling, or that DeepSpeed reads at
+        another place. Return an empty string for any other key.
+        """
+        parent, _, name = written.rpartition(".")
+        if parent in PARAMS:
+            return f"unknown key{self._nearest(written)}"
+        if meant := inside.misspelled(name, value, self._level(parent), self._before()):
+            return f"unknown key{meant}"
+        places = [path for path in self.release.keys if path.rpartition(".")[2] == name]
+        return f"unknown key here; DeepSpeed reads {' and '.join(sorted(places)[:2])}" if places else ""
+
+    def _level(self, parent: str) -> Tree:
         level: Any = _tree(self.release)
         for name in filter(None, parent.split(".")):
             level = level.get(name, {})
-        return nearest(written.rpartition(".")[2], level, len(self.problems) + len(self.findings))
+        return level  # type: ignore[no-any-return]
+
+    def _before(self) -> int:
+        return len(self.problems) + len(self.findings)
+
+    def _nearest(self, written: str) -> str:
+        parent, _, name = written.rpartition(".")
+        return nearest(name, self._level(parent), self._before())
 
     # "auto"
 
@@ -641,6 +678,17 @@ class _Reader(Reader):
         ):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
+
+
+    def mixed(self, arguments: Mapping[str, Any], data: Mapping[str, Any]) -> None:
+        """Switch on the precision of the TrainingArguments if the file `data` has no section for it,
+        as accelerate does (accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision).
+        """
+        if arguments.get("fp16") and "fp16" not in data:
+            self._value("fp16.enabled", "fp16.enabled", True)
+            self._value("fp16.auto_cast", "fp16.auto_cast", True)
+        if arguments.get("bf16") and "bf16" not in data:
+            self._value("bf16.enabled", "bf16.enabled", True)
 
 
 def _fits(path: str, value: Any) -> bool:

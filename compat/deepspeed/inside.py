@@ -10,6 +10,7 @@ from typing import Any
 
 from bridge.config import shown
 from bridge.errors import nearest
+from bridge.files import scalar
 from bridge.releases import table
 from bridge.rules import Effect
 from compat.deepspeed.releases import Type, all_types
@@ -33,33 +34,49 @@ def _facts() -> Mapping[str, Names]:
     return facts
 
 
-def unread(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield path and message of each name in the section `value` at `path` that DeepSpeed does not
-    read.
+IGNORED = "DeepSpeed reads no key of this name in this section, and ignores it"
+"""DeepSpeed asks a section for its keys by name (runtime/config.py: get_scalar_param, and get of a
+mapping); only sections of `DeepSpeedConfigModel` refuse other keys (runtime/config_utils.py).
+"""
+
+
+def is_remark(name: str) -> bool:
+    """Return whether a key is a remark of the file's author: no key of DeepSpeed starts like this."""
+    return not name[:1].isalpha()
+
+
+def misspelled(name: str, value: Any, names: Names, before: int = 0) -> str:
+    """Return "; did you mean X?" if `name` is probably a misspelling of one of `names`, else an empty
+    string. A text is no section, whatever its name is.
+    """
+    if is_remark(name):
+        return ""
+    prose = [scalar(value)] if isinstance(value, str) else value
+    prose = isinstance(prose, list) and all(isinstance(one, str) and one != "auto" for one in prose)
+    known = [known for known, inner in names.items() if not (prose and isinstance(inner, Mapping))]
+    return nearest(name, known, before)
+
+
+def unread(path: str, value: Any) -> Iterator[tuple[str, str, Effect]]:
+    """Yield path, message and effect of each name in the section `value` at `path` that DeepSpeed
+    does not read.
     """
     yield from _unread(path, value, _facts()["sections"].get(path))
 
 
-def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, str]]:
+def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, str, Effect]]:
     if names is None:
         return
     if not isinstance(value, Mapping):
         if value is not None and any(part in path for part in GROUPS):
-            yield (
-                path,
-                f"found {shown(value)}, expected a section with settings",
-            )
+            yield path, f"found {shown(value)}, expected a section with settings", Effect.NUMBERS
         return
     for before, (name, inner) in enumerate(value.items()):
-        written = f"{path}.{name}"
         if name in names or ANY in names:
-            yield from _unread(written, inner, names.get(name, names.get(ANY)))
+            yield from _unread(f"{path}.{name}", inner, names.get(name, names.get(ANY)))
         else:
-            yield (
-                written,
-                "DeepSpeed ignores this key, because it reads no key with this name in this"
-                f" section{nearest(str(name), names, before)}",
-            )
+            meant = misspelled(str(name), inner, names, before)
+            yield f"{path}.{name}", IGNORED + meant, Effect.NUMBERS if meant else Effect.NONE
 
 
 def strange(

@@ -14,6 +14,7 @@ from bridge.files import Document, Launch, Script, find, folder_of, load, parse,
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 from bridge.findings import Finding, Origin, assumed
 from bridge.rules import Effect
+from compat.deepspeed import programs
 from compat.deepspeed.trainer import DEFAULTS, arguments
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
@@ -67,12 +68,15 @@ has neither an optimizer nor a schedule.
 @dataclass(frozen=True)
 class Found:
     """The config that a script passes to its run, with everything else that the script says: the
-    arguments of Hugging Face's Trainer, the code part, the number of ranks, and findings. `file` is
-    the name of the config file; empty if the script itself contains the document.
+    arguments of Hugging Face's Trainer, the code part, the number of ranks, and findings. `trained`
+    is true if something shows that the Trainer starts the run; without it, the arguments count only
+    if the user says so. `file` is the name of the config file; empty if the script itself contains
+    the document.
     """
 
     document: Document
-    arguments: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any]
+    trained: bool = False
     code: Mapping[str, Any] = field(default_factory=dict)
     ranks: int | None = None
     findings: tuple[Finding, ...] = ()
@@ -93,17 +97,40 @@ def read(script: Script) -> Found:
     content = launch.file(path)
     document = _beside(script, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
-    # Hugging Face's Trainer takes `--deepspeed FILE`; other scripts
-    # take the bare switch, and `--deepspeed_config FILE`.
-    trainer = any(
-        text == TRAINER and _names_file(after)
-        for text, after in zip(launch.texts, launch.words[1:], strict=False)
-    )
-    trained = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
-    filled = arguments(trained, whole=False) if trainer else None
+    usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
+    trained, assumption = _trained(launch, script)
+    filled = arguments(usual, whole=False) if usual else {}
     file = Path(document.name).name if content is None else ""
-    findings = (*_unread(launch), *assumed(script))
-    return Found(document, filled, _code(said), launch.ranks, findings, file)
+    findings = (*_unread(launch), *assumption, *assumed(script))
+    return Found(document, filled, trained, _code(said), launch.ranks, findings, file)
+
+
+def _trained(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]:
+    """Return whether Hugging Face's Trainer starts the run, and a finding if the option that names
+    the config file is the Trainer's, but nothing shows that there is a Trainer.
+    """
+    words = zip(launch.texts, (*launch.words[1:], ()), launch.lines, strict=True)
+    line = next((line for text, after, line in words if _names_config(text, after)), None)
+    if line is None:
+        return False, ()
+    program = programs.read(launch.program, folder_of(script.name))
+    flags = {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
+    if programs.trains(program, flags):
+        return True, ()
+    # A program with this option in its own parser reads the file itself.
+    own = program is not None and TRAINER in program.options
+    message = (
+        f"nothing shows that Hugging Face's Trainer runs {launch.program}: no import of it there, and no"
+        " flag of TrainingArguments here; stagebridge assumes that DeepSpeed gets the file as it is; if"
+        " the Trainer runs it, give its TrainingArguments with --auto-from"
+    )
+    effect = Effect.NONE if own else Effect.NUMBERS
+    return False, (Finding(TRAINER, message, effect, origin=Origin(line)),)
+
+
+def _names_config(text: str, after: Pieces) -> bool:
+    """Return whether an option, with the word after it, names a config file as the Trainer's does."""
+    return text.startswith(f"{TRAINER}=") or (text == TRAINER and _names_file(after))
 
 
 def _unread(launch: Launch) -> Iterator[Finding]:

@@ -207,7 +207,9 @@ def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(betas, list | tuple) and len(betas) == 2:
         found |= {"adam_beta1": betas[0], "adam_beta2": betas[1]}
     if "mixed_precision" in found:
-        found |= {name: name == found["mixed_precision"] for name in ("fp16", "bf16")}
+        # With fp8, accelerate lets DeepSpeed compute in bf16.
+        own = "bf16" if found["mixed_precision"] == "fp8" else found["mixed_precision"]
+        found |= {name: name == own for name in ("fp16", "bf16")}
     return {
         name: value
         for name, value in found.items()

@@ -16,7 +16,7 @@ from bridge.config import Values, fields, nest, shown
 from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import Document, check_nested, find, folder_of, load, load_words, load_yaml
-from bridge.findings import Finding, Origin, twice
+from bridge.findings import Finding, Origin, twice, unknown
 from bridge.rules import Effect
 from compat.fast_llm import signatures
 from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, implied
@@ -308,7 +308,12 @@ class _Reader:
             if self.lenient:
                 self.findings.append(
                     Finding(
-                        path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path)
+                        path,
+                        message,
+                        Effect.NUMBERS,
+                        given=True,
+                        origin=self.source.origin(path),
+                        unknown=True,
                     )
                 )
             else:
@@ -323,9 +328,7 @@ class _Reader:
             or f"unknown field{_nearest(path, parent, self.release, len(self.problems))}"
         )
         if self.lenient:
-            self.findings.append(
-                Finding(path, message, Effect.NUMBERS, given=True, origin=self.source.origin(path))
-            )
+            self.findings.append(unknown(path, message, origin=self.source.origin(path)))
         else:
             self.problem(path, message)
 

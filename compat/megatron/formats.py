@@ -13,14 +13,14 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from bridge import launching, touching
+from bridge import launching
 from bridge.config import Values, brief, shown
 from bridge.dialect import Reading, flags_of
 from bridge.errors import TranslationError
 from bridge.files import Document, Launch, Script, check_nested, load
 from bridge.files.yaml import plain_scalar
-from bridge.findings import LEFT_OUT, Finding, Origin, assumed
-from bridge.rules import EFFECTS, Effect
+from bridge.findings import LEFT_OUT, Finding, Origin, assumed, unknown
+from bridge.rules import EFFECTS, Effect, effects
 from compat.megatron import flags, forks, leftovers, live, options, releases, sections
 
 RECIPE = "MODEL_ARGS"
@@ -169,10 +169,10 @@ def _remarks(
     yield from (_meant(flag, words, given) for flag in older.found)
     yield from _unknown(parsed, words, older)
     # Values that are not among the choices, of arguments that no plan field needs.
-    for dest, message, spot in parsed.foreign:
-        yield Finding(
-            dest, f"{message}; left out", leftovers.effect(dest), True, origin=_origin(spot, words)
-        )
+    yield from (
+        unknown(dest, message, origin=_origin(spot, words))
+        for dest, message, spot in parsed.foreign
+    )
     yield from (_opaque(path, index, words) for path, index in parsed.opaque)
     yield from filter(None, (_spelled(dest, spot, words) for dest, spot in parsed.flags.items()))
 
@@ -297,10 +297,18 @@ SIZES = frozenset(
 
 @cache
 def _fixed() -> frozenset[str]:
-    """Return the arguments whose value a script must not leave open: arguments that affect the
-    numbers or the layout of a run, and all arguments of parallelism, batch and precision.
+    """Return the arguments whose value a script must not leave open: those that affect the numbers
+    or the layout of a run, and the formats below 16 bits.
     """
-    return _needed() | {dest for dest in options.groups() if touching.touches(dest)}
+    low = (dest for dest in options.groups() if leftovers.why(dest) is leftovers.LOW)
+    return _needed().union(low)
+
+
+@cache
+def _effects() -> Mapping[str, Effect]:
+    from compat.megatron.rules import table
+
+    return effects(table())
 
 
 def _opaque(path: str, index: int, words: Words) -> Finding:
@@ -317,7 +325,7 @@ def _opaque(path: str, index: int, words: Words) -> Finding:
     message = (
         f"{reason}; any flags in this word are left out" if loose else f"{reason}{LEFT_OUT}"
     )
-    effect = Effect.NUMBERS if loose else touching.effect(path)
+    effect = _effects().get(path, Effect.NUMBERS)
     option = "" if loose else words.words[index].partition("=")[0]
     return Finding(path, message, effect, True, origin=Origin(words.lines[index], option))
 
@@ -326,7 +334,7 @@ def _origin(spot: flags.Spot, words: Words) -> Origin:
     return Origin(words.lines[spot.index], spot.option)
 
 
-UNKNOWN = "Megatron's parser of this release does not know the flag; left out"
+UNKNOWN = "Megatron's parser of this release does not know the flag"
 MODELOPT_ON = "NVIDIA ModelOpt changes the model, its formats or its loss"
 MODELOPT_OFF = (
     "Megatron knows the flag only if NVIDIA ModelOpt is installed, and stops otherwise; no other flag"
@@ -355,22 +363,17 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
 
 
 def _left_over(group: Sequence[str], line: int | None, on: bool) -> Finding:
-    """Return the finding on an unknown flag. The effect is `NUMBERS` if it is a flag of ModelOpt and
-    ModelOpt may be `on`, or if words in the flag suggest that it affects parallelism, batch or
-    precision.
+    """Return the finding on an unknown flag with its values. A flag of ModelOpt has no effect if
+    ModelOpt is not `on`.
     """
-    option, *values = group
-    beside = f", with {brief(' '.join(values))}" if values else ""
-    if option.partition("=")[0] in flags.MODELOPT:
-        message, effect = (MODELOPT_ON, Effect.NUMBERS) if on else (MODELOPT_OFF, Effect.NONE)
-        return Finding(option, f"left out{beside}; {message}", effect, True, origin=Origin(line))
-    if not touching.touches(*group):
-        return Finding(brief(option), f"{UNKNOWN}{beside}", Effect.NONE, True, origin=Origin(line))
-    message = (
-        f"{UNKNOWN}{beside}, although its name or value suggests that it affects parallelism, "
-        "batch or precision"
-    )
-    return Finding(brief(option), message, Effect.NUMBERS, True, origin=Origin(line))
+    option, tied, attached = group[0].partition("=")
+    values = " ".join([*([attached] if tied else []), *group[1:]])
+    if option not in flags.MODELOPT:
+        return unknown(option, UNKNOWN, values or None, Origin(line))
+    message, effect = (MODELOPT_ON, Effect.NUMBERS) if on else (MODELOPT_OFF, Effect.NONE)
+    beside = f", with {brief(values)}" if values else ""
+    message = f"left out{beside}; {message}"
+    return Finding(option, message, effect, True, origin=Origin(line), unknown=on)
 
 
 def words_of(document: Document, version: str) -> Words:

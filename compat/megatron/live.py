@@ -11,11 +11,13 @@ from enum import Enum
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from bridge.config import Values
+from bridge.config import Values, shown, tuples
 from bridge.dialect import Reading
 from bridge.errors import VersionError
+from bridge.findings import unknown
 from compat.megatron import objects, options, releases
 from compat.megatron.arguments.steps import OPEN, named
+from compat.megatron.objects import fields
 
 if TYPE_CHECKING:
     from compat.megatron import MegatronConfig
@@ -52,7 +54,21 @@ def read(source: Any, cls: str, version: str) -> Reading:
     given = {
         options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()
     }
-    return Reading(Values(given), cls, opaque=opaque)
+    # A class of the user's own, or of another release, may have more fields than ours.
+    more = {name: _plain(value) for name, value in held.items() if name not in known}
+    message = f"{cls} of Megatron {version} does not have this field"
+    findings = tuple(
+        unknown(name, message, shown(value))
+        for name, value in more.items()
+        if not _by_default(name, value, cls)
+    )
+    return Reading(Values(given), cls, findings=findings, opaque=opaque)
+
+
+def _by_default(name: str, value: Any, cls: str) -> bool:
+    """Whether some release has the field with this value as its default, so that nobody set it."""
+    tables = (fields.defaults(version, cls) for version in releases.KNOWN)
+    return any(name in table and tuples(table[name]) == tuples(value) for table in tables)
 
 
 def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
@@ -93,8 +109,8 @@ def as_arguments(given: Mapping[str, Any], cls: str, version: str) -> dict[str, 
     """Return the effective fields of a live object by argument name. Sizes that were not given are
     None.
     """
-    fields = objects.from_fields(fields_of(given, version, cls), version, cls)
-    arguments = {options.RENAMED.get(name, name): value for name, value in fields.items()}
+    values = objects.from_fields(fields_of(given, version, cls), version, cls)
+    arguments = {options.RENAMED.get(name, name): value for name, value in values.items()}
     arguments.update({name: None for name in OPEN if name in arguments and name not in given})
     # The class has no such switch: query groups take effect as soon as their number is given.
     return {**arguments, "group_query_attention": "num_query_groups" in given}
@@ -118,10 +134,10 @@ def has_field(path: str, cls: str, version: str) -> bool:
 
 def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """Return the effective `ModelParallelConfig` fields of a live object."""
-    fields = objects.from_fields(fields_of(given, version, cls), version, cls)
+    values = objects.from_fields(fields_of(given, version, cls), version, cls)
     return {
         name: value
-        for name, value in fields.items()
+        for name, value in values.items()
         if name in releases.fields(version, options.PARALLEL)
     }
 

@@ -4,7 +4,7 @@ config containers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from bridge.checks import excludes, positive
@@ -12,7 +12,7 @@ from bridge.config import Values, shown
 from bridge.dialect import Reading
 from bridge.errors import nearest
 from bridge.files import Document
-from bridge.findings import Finding, Origin
+from bridge.findings import Finding, Origin, unknown
 from bridge.rules import Effect
 from compat.megatron import options, releases
 from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, run, select
@@ -53,6 +53,8 @@ LOADED = (
 )
 """Keys of language_model that only core_transformer_config_from_yaml reads. No argument sets them.
 """
+RECIPES = ("bf16_mixed", "fp16_mixed")
+"""The recipes of `mixed_precision` that set one argument; the others also choose formats of fp8."""
 ACTIVATIONS = {
     "swiglu": {"swiglu": True},
     "squaredrelu": {"squared_relu": True},
@@ -82,7 +84,7 @@ def read(
     `_target_` is only read as text, never called.
     """
     entry = kind(document.data) or YAML_CFG
-    reader = _Reader(document, version, entry)
+    reader = _Reader(document, version, entry, lenient or entry == CONTAINER)
     for section in (MODEL, PARALLEL) if entry == YAML_CFG else CONTAINED:
         reader.section(section, document.data.get(section))
     if entry == YAML_CFG:
@@ -92,16 +94,25 @@ def read(
         reader.complete()
     else:
         reader.precision(document.data.get("mixed_precision"))
-    unknown = (Finding("file", problem, Effect.NUMBERS, True) for problem in reader.problems)
-    found = Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *unknown))
+        beside = {*CONTAINED, *HYDRA, "mixed_precision"}
+        reader.leave_out("", [key for key in document.data if key not in beside])
+    wrong = (
+        Finding("file", problem, Effect.NUMBERS, True, unknown=True) for problem in reader.problems
+    )
+    found = Reading(Values(reader.given), entry, reader.origins, (*reader.findings, *wrong))
     return found, () if lenient else tuple(reader.problems)
 
 
 class _Reader:
-    """Collects given values by argument, with lines, findings and problems."""
+    """Collects given values by argument, with lines, findings and problems.
 
-    def __init__(self, document: Document, version: str, entry: str) -> None:
-        self.document, self.version, self.entry = document, version, entry
+    If `open_` is true, unknown keys are left out, with a finding; otherwise they are problems. A
+    container has fields of classes that Megatron-LM has no arguments for; in a file for --yaml-cfg,
+    such a key is a mistake.
+    """
+
+    def __init__(self, document: Document, version: str, entry: str, open_: bool) -> None:
+        self.document, self.version, self.entry, self.open = document, version, entry, open_
         self.given: dict[str, Any] = {}
         self.origins: dict[str, Origin] = {}
         self.findings: list[Finding] = []
@@ -114,20 +125,29 @@ class _Reader:
                 f"{self.place(name)}{name}: found {shown(values)}; expected a mapping"
             )
             return
-        # A container has every field of classes that Megatron-LM has no arguments for; in a
-        # --yaml-cfg file, such a key is a mistake.
         strange = [
             key
             for key, value in (values or {}).items()
             if value is not None and not self.entry_of(name, key, value)
         ]
-        if strange and self.entry == CONTAINER:
-            message = f"left out, because Megatron-LM has no such arguments: {', '.join(strange)}"
-            self.findings.append(
-                Finding(name, message, Effect.NONE, True, origin=Origin(self.document.line(name)))
-            )
-        elif strange:
+        if self.open:
+            self.leave_out(name, strange)
+        else:
             self.problems += [self.unknown(name, key) for key in strange]
+
+    def leave_out(self, section: str, keys: Iterable[str]) -> None:
+        """Add a finding for each of `keys`, which Megatron has no arguments for."""
+        for key in keys:
+            place = tuple(filter(None, (section, str(key))))
+            value = (self.document.data.get(section, {}) if section else self.document.data)[key]
+            self.findings.append(
+                unknown(
+                    ".".join(place),
+                    "Megatron-LM has no such argument",
+                    shown(value),
+                    Origin(self.document.line(*place)),
+                )
+            )
 
     def entry_of(self, section: str, key: str, value: Any) -> bool:
         """Read one key. Returns false if Megatron has no argument for it."""
@@ -178,6 +198,8 @@ class _Reader:
             self.section("mixed_precision", value)
         elif isinstance(value, str):
             self.given.update({name: True for name in ("bf16", "fp16") if value.startswith(name)})
+        if value is not None and not isinstance(value, Mapping) and value not in RECIPES:
+            self.leave_out("", ["mixed_precision"])
 
     def complete(self) -> None:
         """Add a problem for missing keys: core_config_from_args requires every field of the class

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from bridge import touching
 from bridge.config import Values, brief, fields, flatten, nest, shown, validate
 from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
@@ -30,8 +29,8 @@ from bridge.files import (
     load_words,
     read_text,
 )
-from bridge.findings import LEFT_OUT, Finding, Origin, assumed
-from bridge.rules import Effect
+from bridge.findings import LEFT_OUT, Finding, Origin, assumed, unknown
+from bridge.rules import Effect, effects
 from compat.merak.recognition import is_launch
 from compat.merak.releases import lifetime, release
 from compat.merak.schema import Merak
@@ -249,7 +248,7 @@ class _Reader:
         """
         path = key if key in fields(Merak) else _home(key)
         if path is None:
-            self.unknown(key, key, _names(), (str(value),))
+            self.unknown(key, key, _names(), (str(value),), origin)
         else:
             self.put(path, value, key)
             if origin and path in self.raw:
@@ -274,17 +273,17 @@ class _Reader:
                 f"{written}: found no value; give a value, or leave the argument out"
             )
 
-    def unknown(self, written: str, name: str, known: Sequence[str], values: Sequence[str]) -> None:
+    def unknown(
+        self,
+        written: str,
+        name: str,
+        known: Sequence[str],
+        values: Sequence[str],
+        origin: Origin | None = None,
+    ) -> None:
         if self.lenient:
-            effect = touching.effect(written, *values)
-            self.findings.append(
-                Finding(
-                    brief(written),
-                    f"Merak {self.version} does not have this argument; the argument is left out",
-                    effect,
-                    True,
-                )
-            )
+            message = f"Merak {self.version} does not have this argument"
+            self.findings.append(unknown(written, message, " ".join(values) or None, origin))
         else:
             self.problems.append(
                 f"{brief(written)}: unknown argument of Merak{nearest(name, known, len(self.problems))}"
@@ -293,9 +292,7 @@ class _Reader:
     def absent(self, written: str, path: str) -> None:
         message = f"not in Merak {self.version}; Merak {lifetime(path)} has it"
         if self.lenient:
-            self.findings.append(
-                Finding(written, message + "; left out", touching.effect(written), True)
-            )
+            self.findings.append(unknown(written, message))
         else:
             self.problems.append(f"{written}: {message}")
 
@@ -328,6 +325,7 @@ class _Reader:
                 name.lstrip("-"),
                 _names(),
                 (*([attached] if tied else ()), *words[index + 1 : end]),
+                Origin(line) if line else None,
             )
             return end
         texts = [attached] if tied else list(words[index + 1 : end])
@@ -345,10 +343,8 @@ class _Reader:
         if path in _needed():
             self.problems.append(f"line {line}: {name}: {reason}")
         else:
-            message = f"{reason}{LEFT_OUT}"
-            self.findings.append(
-                Finding(path, message, touching.effect(path), True, origin=Origin(line, name))
-            )
+            message, effect = f"{reason}{LEFT_OUT}", _effects().get(path, Effect.NUMBERS)
+            self.findings.append(Finding(path, message, effect, True, origin=Origin(line, name)))
 
     def find(self, name: str) -> tuple[str | None, bool]:
         """Return the path of an option, and whether the option is the `--no_` form of a switch."""
@@ -447,6 +443,13 @@ def _needed() -> frozenset[str]:
     from compat.merak.rules import table
 
     return frozenset(path for rule in table() if rule.ours for path in rule.theirs)
+
+
+@cache
+def _effects() -> Mapping[str, Effect]:
+    from compat.merak.rules import table
+
+    return effects(table())
 
 
 @cache

@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import compat
 from bridge.cli import run
-from bridge.dialect import Dialect
+from bridge.dialect import Config, Dialect
 from bridge.errors import ConfigError
+from bridge.rules import Effect
 from bridge.translation import lift
 from compat.deepspeed import trainer
 from tests.deepspeed.test_deepspeed_auto import HF
@@ -422,3 +424,60 @@ class TestItsOwnOptimizer:
         (tmp_path / "zero3.json").write_text(json.dumps({**WITHOUT, "zero_optimisation": {}}, indent=2))
         assert run(["check", *words, "--auto", "hidden_size=64"]) == 1
         assert "error: zero3.json: line 12: zero_optimisation: unknown key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_precision_without_a_section_is_switched_on(deepspeed: Dialect, precision: str) -> None:
+    """accelerate adds the section; only a section that is there is left as it is."""
+    file = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
+    config = deepspeed.read(file, world_size=2, trainer={precision: True, "max_steps": 9})
+    assert lift(config).precision.compute == precision
+    assert lift(deepspeed.read({**file, precision: {}}, world_size=2, trainer={precision: True})).precision.compute == "fp32"
+    by_fact = deepspeed.read({**file, "gradient_clipping": 1.0}, world_size=2, auto={"micro_batch": 2, "mixed_precision": precision})
+    assert by_fact.given[f"{precision}.enabled"] is True
+
+
+class TestEvidence:
+    """`--deepspeed FILE` alone does not show that there is a Trainer."""
+
+    FILE = {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "bf16": {"enabled": False}, "zero_optimization": {"stage": 1}}
+    ARGPARSE = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--deepspeed')\np.add_argument('--output_dir')\n"
+
+    def read(self, folder: Path, flags: str, program: str | None = None) -> Config:
+        (folder / "ds.json").write_text(json.dumps(self.FILE))
+        (folder / "go.sh").write_text(f"torchrun --nproc_per_node 2 train.py --deepspeed ds.json {flags}\n")
+        if program is not None:
+            (folder / "train.py").write_text(program)
+        return compat.load("deepspeed").read(folder / "go.sh")
+
+    @pytest.mark.parametrize(
+        ("flags", "program", "effect"),
+        [
+            ("--lr 1e-3 --epochs 3 --seed 1", None, Effect.NUMBERS),
+            ("--lr 1e-3", "import torch\n", Effect.NUMBERS),
+            ("--lr 1e-3", "import (", Effect.NUMBERS),
+            ("--lr 1e-3", ARGPARSE, Effect.NONE),
+            ("--output_dir x", ARGPARSE, Effect.NONE),
+        ],
+    )
+    def test_without_it_nothing_is_invented(self, tmp_path: Path, flags: str, program: str | None, effect: Effect) -> None:
+        config = self.read(tmp_path, flags, program)
+        (row,) = (one for one in config.findings if one.path == "--deepspeed")
+        assert row.effect is effect and "assumes that DeepSpeed gets the file as it is" in row.message and row.origin
+        assert not any(path.startswith(("optimizer.", "code.")) for path in config.given)
+        assert not any("Trainer then" in one.message for one in config.findings)
+
+    @pytest.mark.parametrize(
+        ("flags", "program"),
+        [
+            ("--output_dir x --per_device_train_batch_size 8", None),
+            ("--per-device-train-batch-size=8", "import torch\n"),
+            ("--lr 1", "from transformers import HfArgumentParser, Trainer\n"),
+            ("--lr 1", "import transformers\ntransformers.Trainer()\n"),
+            ("--lr 1", "from trl import SFTTrainer\n"),
+        ],
+    )
+    def test_with_it_the_trainer_fills_in(self, tmp_path: Path, flags: str, program: str | None) -> None:
+        config = self.read(tmp_path, flags, program)
+        assert config.given["optimizer.params.lr"] == 5e-5
+        assert [one.path for one in config.findings].count("scheduler.type") == 1

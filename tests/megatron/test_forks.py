@@ -10,6 +10,7 @@ import compat
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.files import Document, Script
+from bridge.findings import Origin
 from bridge.rules import Effect
 from compat.megatron import forks
 
@@ -83,26 +84,22 @@ def test_an_unknown_value_that_counts_is_refused(words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "effect"),
+    "words",
     [
-        ("--moe-expert-model-parallelism", Effect.NUMBERS),
-        ("--no-pipeline-parallel", Effect.NUMBERS),
-        ("--target-tensor-model-parallel-size 2", Effect.NUMBERS),
-        ("--zero-stage 1", Effect.NUMBERS),
-        ("--own-precision-switch", Effect.NUMBERS),
-        ("--use-dynamic-batch-size", Effect.NUMBERS),
-        ("--sglang-ep-size 8", Effect.NUMBERS),
-        ("--num-gpus 8", Effect.NUMBERS),
-        ("--compute bf16", Effect.NUMBERS),
-        ("--options tp=2", Effect.NUMBERS),
-        ("--log-optimizer-states-to-tensorboard", Effect.NONE),
-        ("--patch-tokenizer-type own", Effect.NONE),
-        ("--train-data /data/fp16/a", Effect.NONE),
-        ("--top-p 0.9", Effect.NONE),
+        "--zero-stage 1",
+        "--label-smoothing 0.1",
+        "--do-layernorm-bias-weight-decay",
+        "--freeze-LM",
+        "--train-tokens=300000000",
+        "--log-optimizer-states-to-tensorboard",
+        "--train-data /data/fp16/a",
     ],
 )
-def test_an_unknown_flag_that_touches_the_layout_counts(words: str, effect: Effect) -> None:
-    assert effects(read(f"--micro-batch-size 1 {words}"))[words.split()[0]] is effect
+def test_a_flag_that_nobody_knows_counts_as_other_numbers(words: str) -> None:
+    config = read(f"--micro-batch-size 1 {words}")
+    (found,) = (one for one in config.remarks if one.path == words.partition("=")[0].split()[0])
+    assert found.effect is Effect.NUMBERS and found.unknown and found.origin == Origin(1)
+    assert found.change == words.replace("=", " ").partition(" ")[2]
 
 
 @pytest.mark.parametrize(

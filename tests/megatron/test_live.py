@@ -9,6 +9,7 @@ import pytest
 
 import bridge
 import compat
+from bridge.rules import Effect
 
 core = pytest.importorskip("megatron.core")
 torch = pytest.importorskip("torch")
@@ -80,6 +81,17 @@ def test_a_transformer_config_keeps_its_layout() -> None:
     plan = bridge.lift(MEGATRON.read(real))
     assert (plan.model.layers, plan.model.hidden, plan.model.kv_heads) == (8, 64, 4)
     assert (plan.parallel.pipeline, plan.recompute.granularity, plan.recompute.layers) == (2, "full", 1)
+
+
+def test_a_field_of_another_class_is_named_and_counts() -> None:
+    @dataclasses.dataclass
+    class Own(core.ModelParallelConfig):  # type: ignore[name-defined,misc]
+        own_coefficient: float = 0.1
+
+    (found,) = MEGATRON.read(Own()).remarks
+    assert (found.path, found.change, found.effect, found.unknown) == ("own_coefficient", "0.1", Effect.NUMBERS, True)
+    # Fields of another release count only if somebody set them.
+    assert not MEGATRON.read(core.ModelParallelConfig(), "0.14.0").remarks
 
 
 def test_another_release_than_the_installed_one_names_both() -> None:

@@ -11,6 +11,7 @@ import pytest
 import bridge
 import compat
 from bridge.errors import ConfigError
+from bridge.rules import Effect
 from compat.megatron import releases
 
 DIALECT = compat.load("megatron")
@@ -132,6 +133,14 @@ mixed_precision: bf16_mixed
 """
 
 
+def test_what_no_argument_stands_for_is_named_and_counts() -> None:
+    more = CONTAINER.replace("bf16_mixed", "bf16_with_fp8_current_scaling_mixed").replace("  lr: 0.001\n", "  lr: 0.001\n  own: 2\n")
+    config = DIALECT.read(f"{more}peft: {{rank: 8}}\n", world_size=4)
+    found = {one.path: one for one in config.remarks if one.unknown}
+    assert found.keys() == {"model.shared_object", "optimizer.own", "peft", "mixed_precision"}
+    assert {one.effect for one in found.values()} == {Effect.NUMBERS} and found["optimizer.own"].change == "2"
+
+
 def test_a_container_is_data(tmp_path: Path) -> None:
     target = tmp_path / "touched"
     config = DIALECT.read(CONTAINER.replace("FILE", str(target)), world_size=4)
@@ -139,7 +148,7 @@ def test_a_container_is_data(tmp_path: Path) -> None:
     plan = bridge.lift(config)
     assert (plan.parallel.tensor, plan.parallel.data, plan.batch.accumulation, plan.optimizer.clip) == (2, 2, 4, 0.5)
     assert config.given["accumulate_allreduce_grads_in_fp32"] is True and config.given["bf16"] is True
-    assert any("shared_object" in finding.message for finding in config.findings)
+    assert any("shared_object" in finding.path for finding in config.findings)
     result = bridge.translate(config, compat.load("deepspeed"))
     assert result.config.given["train_batch_size"] == 16
 

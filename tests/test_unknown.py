@@ -1,0 +1,138 @@
+"""What nobody knows counts as different numbers, and is named: in every stack's reader, and in every command."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import compat
+from bridge import printed, report
+from bridge.cli import run
+from bridge.dialect import Config
+from bridge.difference import compare
+from bridge.errors import ConfigError
+from bridge.files import Document, Script
+from bridge.rules import Effect
+from bridge.translation import translate
+
+LAUNCH = (
+    "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --num-layers 2 --hidden-size 64"
+    " --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --lr 1e-4 --train-iters 10 --bf16"
+)
+FORKS = (
+    "--do-layernorm-bias-weight-decay --embedding-multiplier --epochs --eps-clip --freeze-LM --kl-loss-coef --label-smoothing"
+    " --log-optimizer-states-to-tensorboard --logit-softcap --lr-warmup-tokens --no-scaled-init --patch-tokenizer-type --train-tokens"
+    " --universal-checkpoint --use-rotary-v2 --zero-stage"
+).split()
+"""Flags of Megatron-DeepSpeed, Pai-Megatron-Patch, slime and other forks."""
+WORDS = "log save data path tensorboard name dir wandb no use disable loss kl alpha epochs seed eval print debug file id".split()
+
+
+def names(count: int, joint: str) -> list[str]:
+    """Made-up names, also of words that sound harmless."""
+    chance = random.Random(count)
+    return [f"{joint.join(chance.sample(WORDS, 3))}{chance.randrange(10)}" for _ in range(count)]
+
+
+def launch(words: str) -> Config:
+    script = Document(Script(f"{LAUNCH} {words}\n", "launch.sh"), {}, "script", name="launch.sh")
+    return compat.load("megatron").read(script, "0.19.2", lenient=True)
+
+
+def text_of(config: Config, target: str) -> tuple[str, Any]:
+    result, out = translate(config, compat.load(target)), StringIO()
+    told = report.remarks_of(result)
+    printed.text(result, Console(file=out, width=200), findings=told)
+    return out.getvalue(), told
+
+
+FLAGS = [*FORKS, *(f"--{name}" for name in names(12, "-"))]
+TARGETS = sorted(name for name in compat.names() if name not in ("megatron", "huggingface"))
+
+
+@pytest.mark.parametrize("place", range(len(FLAGS)))
+def test_a_flag_of_a_launch(place: int) -> None:
+    flag, value = FLAGS[place], ("", " 1", " 0.1", " /data/x", "=name")[place % 5]
+    config, plain = launch(flag + value), launch("")
+    text, told = text_of(config, TARGETS[place % len(TARGETS)])
+    for found in (report.all_of(config), told, compare(config, plain), compare(plain, config)):
+        assert [one.effect for one in found if one.path == flag] == [Effect.NUMBERS]
+    # Without --all, and before all that has a milder effect.
+    lines = text.splitlines()
+    assert lines[0].startswith(("different numbers", "will not start")) and any(flag in line for line in lines[3:6])
+
+
+SOURCES: dict[str, dict[str, Any]] = {
+    "automodel": {
+        "step_scheduler": {"global_batch_size": 8, "local_batch_size": 1, "max_steps": 10},
+        "distributed": {"strategy": "fsdp2", "tp_size": 1},
+        "optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-4},
+    },
+    "fast_llm": {
+        "model": {"multi_stage": {"zero_stage": 2}, "distributed": {"tensor_parallel": 1}},
+        "optimizer": {"learning_rate": {"base": 1e-4}},
+        "training": {"train_iters": 10},
+    },
+    "merak": {"seed": 1, "train_schedule": "1f1b", "learning_rate": 1e-4},
+}
+
+
+def placed(data: dict[str, Any], key: str, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The config with one more key, in each of its sections in turn, with the key's path."""
+    yield f"{path}{key}", {**data, key: 1}
+    for name, inner in data.items():
+        if isinstance(inner, dict):
+            yield from ((where, {**data, name: more}) for where, more in placed(inner, key, f"{path}{name}."))
+
+
+@pytest.mark.parametrize("stack", SOURCES)
+def test_a_key_of_a_config(stack: str) -> None:
+    for name in names(6, "_"):
+        for path, data in placed(SOURCES[stack], name):
+            config = compat.load(stack).read(data, world_size=1, lenient=True)
+            found = [one for one in report.all_of(config) if one.path == path]
+            assert [one.effect for one in found] == [Effect.NUMBERS], path
+
+
+DEEPSPEED: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_clipping": 1.0,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "none"}},
+    "flops_profiler": {"enabled": False},
+    "comms_logger": {"enabled": False},
+    "checkpoint": {"parallel_write": {"pipeline_stage": False}},
+}
+STRICT = ("bf16.", "zero_optimization.", "comms_logger.", "optimizer.params.")
+"""Sections in which DeepSpeed refuses a key that it does not know."""
+
+
+def test_a_key_of_deepspeed_is_what_its_code_makes_of_it() -> None:
+    dialect = compat.load("deepspeed")
+    for name in names(6, "_"):
+        for path, data in placed(DEEPSPEED, name):
+            if path.startswith(STRICT):
+                with pytest.raises(ConfigError, match=f"{path}: unknown key"):
+                    dialect.read(data, world_size=1)
+            else:
+                found = [one for one in report.all_of(dialect.read(data, world_size=1)) if one.path == path]
+                assert [one.effect for one in found] == [Effect.NONE], path
+
+
+def test_two_files_that_agree_in_it_are_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = tmp_path / "one.sh", tmp_path / "other.sh"
+    for path, value in ((one, "3"), (other, "4")):
+        path.write_text(f"{LAUNCH} --epochs {value}\n")
+    assert run(["diff", str(one), str(one), "--lenient"]) == 0
+    assert run(["diff", str(one), str(other), "--lenient"]) == 2
+    assert "1 --epochs (line 1) 3 -> 4\n" in capsys.readouterr().out
+    assert run(["check", str(one), "--lenient", "--ignore", "--epochs/unknown"]) == 0
+    assert run(["drift", str(one), "--to-version", "0.19.0", "--lenient"]) == 2
+    assert "may mean something else" in capsys.readouterr().err
