@@ -436,6 +436,8 @@ SEQUENCE = convert(
     lambda values, context: {"model.sequence": values.get(PACKED) or values.get(SAMPLE)},
     lambda values, context: {SAMPLE: values.get("model.sequence")},
     blurs=lambda values: bool(values.get(PACKED)),
+    # The length at which samples are cut is a setting of the data, which no script of a model brings.
+    model=False,
     lossy="a packed sequence of several samples becomes one sample with the length of the sequence",
     source="recipes/llm/train_ft.py: packed_sequence_size; data sets take seq_len",
 )
