@@ -70,7 +70,12 @@ READ: tuple[Row, ...] = (
         "runtime/zero/stage_1_and_2.py: step, check_grad_overflow",
         "bf16.check_grad_overflow",
     ),
-    (Use.COMPUTES, "torch.autocast inside DeepSpeed's engine", "runtime/torch_autocast.py: init_autocast_params", "torch_autocast"),
+    (
+        Use.COMPUTES,
+        "torch.autocast inside DeepSpeed's engine",
+        "runtime/torch_autocast.py: init_autocast_params",
+        "torch_autocast",
+    ),
     (Use.FORM, "formats inside DeepSpeed's engine", "runtime/engine.py: get_data_types", "data_types"),
     (
         Use.FORM,
@@ -117,7 +122,12 @@ READ: tuple[Row, ...] = (
         "runtime/engine.py: is_gradient_accumulation_boundary",
         "managed_gradient_accumulation",
     ),
-    (Use.PLACES, "only DeepSpeed has sparse embedding gradients", "runtime/engine.py: sparse_allreduce_bucket", "sparse_gradients"),
+    (
+        Use.PLACES,
+        "only DeepSpeed has sparse embedding gradients",
+        "runtime/engine.py: sparse_allreduce_bucket",
+        "sparse_gradients",
+    ),
     (
         Use.SAMPLES,
         "the setting decides whether the last, incomplete batch is dropped",
@@ -274,7 +284,12 @@ READ: tuple[Row, ...] = (
         "runtime/config.py: get_pipeline_config has the only mention",
         _inside("pipeline", "stages partition"),
     ),
-    (Use.COMPUTES, "DeepSpeed seeds the layers one by one", "runtime/pipe/module.py: _build, seed_layers", "pipeline.seed_layers"),
+    (
+        Use.COMPUTES,
+        "DeepSpeed seeds the layers one by one",
+        "runtime/pipe/module.py: _build, seed_layers",
+        "pipeline.seed_layers",
+    ),
     (
         Use.PLACES,
         "a setting of DeepSpeed's checkpointing functions",
@@ -302,15 +317,30 @@ READ: tuple[Row, ...] = (
     # Reports and files
     (Use.WAITS, "DeepSpeed logs memory, which takes time", "runtime/engine.py: see_memory_usage", "memory_breakdown"),
     (Use.RECORDS, "logs of DeepSpeed's engine", "monitor/monitor.py", "tensorboard wandb csv_monitor comet"),
-    (Use.RECORDS, "logs of DeepSpeed's engine", "utils/comms_logging.py: append; utils/logging.py", "comms_logger dump_state log_level"),
+    (
+        Use.RECORDS,
+        "logs of DeepSpeed's engine",
+        "utils/comms_logging.py: append; utils/logging.py",
+        "comms_logger dump_state log_level",
+    ),
     (
         Use.WAITS,
         "DeepSpeed measures its messages, and waits for each of them",
         "comm/comm.py: timed_op",
         _inside("comms_logger", "enabled prof_all prof_ops"),
     ),
-    (Use.RECORDS, "logs of DeepSpeed's engine", "runtime/zero/partitioned_param_coordinator.py", f"{ZERO}.log_trace_cache_warnings"),
-    (Use.RECORDS, "profiling by DeepSpeed's engine", "profiling/flops_profiler/profiler.py: print_model_profile", "flops_profiler"),
+    (
+        Use.RECORDS,
+        "logs of DeepSpeed's engine",
+        "runtime/zero/partitioned_param_coordinator.py",
+        f"{ZERO}.log_trace_cache_warnings",
+    ),
+    (
+        Use.RECORDS,
+        "profiling by DeepSpeed's engine",
+        "profiling/flops_profiler/profiler.py: print_model_profile",
+        "flops_profiler",
+    ),
     (
         Use.WAITS,
         "DeepSpeed measures a step with hooks on every module",
@@ -387,10 +417,17 @@ SWITCHES: Mapping[str, Switch] = {
 }
 """For each section, the key without which its other keys take no effect; the longest entry applies.
 """
-SELF_SWITCHED = frozenset(
-    "amp elasticity curriculum_learning progressive_layer_drop compression_training quantize_training eigenvalue"
-    " data_efficiency.data_sampling.curriculum_learning data_efficiency.data_sampling.dynamic_batching"
-    " data_efficiency.data_routing.random_ltd".split()
+SELF_SWITCHED = (
+    "amp",
+    "elasticity",
+    "curriculum_learning",
+    "progressive_layer_drop",
+    "compression_training",
+    "quantize_training",
+    "eigenvalue",
+    "data_efficiency.data_sampling.curriculum_learning",
+    "data_efficiency.data_sampling.dynamic_batching",
+    "data_efficiency.data_routing.random_ltd",
 )
 """Keys whose value is a section of its own, with its switch inside."""
 AVERAGED = ("avg", None)
