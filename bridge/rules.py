@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from packaging.version import Version
 
 from bridge.effects import Effect as Effect  # tables name an effect beside its rule
+from bridge.effects import Use as Use
 from bridge.plan import paths
 
 Group = Mapping[str, Any]
@@ -101,6 +102,20 @@ def _nothing(values: Group, context: Context) -> Group:
     return {}
 
 
+class Switch(NamedTuple):
+    """A setting of the stack without which others take no effect: `path` has to have one of the
+    values `on`, or, without these, any true value.
+    """
+
+    path: str
+    on: tuple[Any, ...] = ()
+
+    def is_off(self, values: Group) -> bool:
+        """Return whether the settings that need this switch take no effect with these values."""
+        value = values.get(self.path)
+        return value not in self.on if self.on else not value
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """A row of a table: the group of fields `theirs` of a stack <-> the group of plan fields
@@ -120,11 +135,13 @@ class Rule:
     - `note`: a remark for people. `source`: the place in the stack's source that confirms the row.
     - `carries`: the plan fields that one path of the stack stands for, if these are not the whole
       group.
-    - `model`: true for facts about the model itself.
+    - `model`: whether the values are facts about the model itself. None: they are if all plan fields
+      of the group are.
     - `mixed`: true if each plan field has an effect of its own, listed in `EFFECTS`.
     - `becomes`: the change of a path's value in words, if units or rounding need them; else empty.
     - `other`: the effect of another value in the same stack, if it differs from the effect of
       losing the group: whoever loses a place of data sets the same data in the target.
+    - `under`: the switch without which the group takes no effect.
     """
 
     theirs: tuple[str, ...]
@@ -138,19 +155,20 @@ class Rule:
     sees: tuple[str, ...] = ()
     blurs: Callable[[Group], bool] | None = None
     carries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    model: bool = False
+    model: bool | None = None
     mixed: bool = False
     tells: Callable[[Group], str] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     becomes: Callable[[str, Group], str] | None = None
     other: Effect | None = None
+    under: Switch | None = None
 
     @property
     def about_model(self) -> bool:
         """Whether the rule is about the model only."""
-        return self.model or (
-            bool(self.ours) and all(path.startswith("model.") for path in self.ours)
-        )
+        if self.model is not None:
+            return self.model
+        return bool(self.ours) and all(path.startswith("model.") for path in self.ours)
 
     def carried(self, theirs: str) -> tuple[str, ...]:
         """Return the plan paths that `theirs`, a path of the stack, stands for."""
@@ -175,6 +193,8 @@ class Rule:
         """Return the effect of losing the group on a run with the stack's `values`. Further values
         are ignored.
         """
+        if self.under and self.under.is_off(values):
+            return Effect.NONE
         return (
             self.effect
             if isinstance(self.effect, Effect)
@@ -322,7 +342,7 @@ def convert(
     sees: tuple[str, ...] = (),
     blurs: Callable[[Group], bool] | None = None,
     carries: Mapping[str, str | tuple[str, ...]] | None = None,
-    model: bool = False,
+    model: bool | None = None,
     mixed: bool = False,
     tells: Callable[[Group], str] | None = None,
     reasons: Mapping[str, str] | None = None,
@@ -374,22 +394,43 @@ def only_theirs(
     source: str = "",
     model: bool = False,
     other: Effect | None = None,
+    under: Switch | None = None,
 ) -> Rule:
     """Return a rule for fields of the stack that no plan field stands for. `note` is the reason."""
     return Rule(
-        theirs, (), _nothing, _nothing, effect, note=note, source=source, model=model, other=other
+        theirs,
+        (),
+        _nothing,
+        _nothing,
+        effect,
+        note=note,
+        source=source,
+        sees=(under.path,) if under else (),
+        model=model,
+        other=other,
+        under=under,
     )
 
 
 class Why(NamedTuple):
-    """The reason why no plan field stands for a field of the stack, and the effect of losing the
-    field. `other` is the effect of another value in the same stack, if it is not that of the loss.
+    """The reason why no plan field stands for a field of the stack, and what the stack does with
+    the field, from which the effect of losing it follows. A function gives the effect itself, by
+    the values.
+
+    `other` is the effect of another value in the same stack, if it is not that of the loss. With
+    `under`, the field takes no effect unless this switch is on.
     """
 
     note: str
-    effect: Effect | Callable[[Group], Effect]
+    use: Use | Callable[[Group], Effect]
     model: bool = False
     other: Effect | None = None
+    under: Switch | None = None
+
+    @property
+    def effect(self) -> Effect | Callable[[Group], Effect]:
+        """The effect of losing the field where it takes effect."""
+        return self.use.effect if isinstance(self.use, Use) else self.use
 
 
 def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
@@ -436,6 +477,7 @@ def completed(
                 effect=reason.effect,
                 model=reason.model,
                 other=reason.other,
+                under=reason.under,
             )
             for reason, found in rows.items()
         ),

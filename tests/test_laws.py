@@ -18,6 +18,7 @@ import compat
 from bridge.config import Values, fields
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
+from bridge.meaning import plain
 from bridge.plan import Plan, paths
 from bridge.sections import otherwise
 from bridge.testing import configs, entries
@@ -184,12 +185,14 @@ def test_rules_keep_to_their_groups(dialect: Dialect) -> None:
 
 @pair
 def test_findings_list_what_a_translation_changes(ours: Dialect, theirs: Dialect) -> None:
-    """A set field is in the findings exactly if lowering and lifting changes what its stack makes of it."""
+    """A set field is in the findings exactly if lowering and lifting changes what its stack makes of it, and the target does
+    not have its whole meaning in other words."""
 
     def law(config: Config) -> None:
         result = translate(config, theirs)
         back = there_and_back(config, result)
-        changed = (path for path in config.given if changes(config, result, path, back))
+        kept = bridge.lift(result.config).values()
+        changed = (path for path in config.given if changes(config, result, path, back) and not arrives(config, kept, path))
         assert losses(result) == {setting for path in changed for setting in otherwise(path, config.given[path], back.get(path))}
 
     holds(law, translatable(configs(ours), theirs), at=PAIR)
@@ -202,6 +205,16 @@ def changes(config: Config, result: Result, path: str, back: Mapping[str, Any]) 
     rule = next(rule for rule in config.dialect.rules if path in rule.theirs)
     before, after = bridge.lift(config).values(), bridge.lift(result.config).values()
     return not rule.ours or any(before.get(meant) != after.get(meant) for meant in rule.ours)
+
+
+def arrives(config: Config, kept: Mapping[str, Any], path: str) -> bool:
+    """Whether every plan field that a setting stands for, and that takes effect, is the same in the target."""
+    rule = next(rule for rule in config.dialect.rules if path in rule.theirs)
+    if rule.blurs and rule.blurs(rule.seen(rule.theirs, config.effective)):
+        return False
+    meant, held = plain(bridge.lift(config).values()), plain(kept)
+    said = [ours for ours in rule.carried(path) if ours in meant]
+    return bool(said) and all(held.get(ours) == meant[ours] for ours in said)
 
 
 def translatable(drawn: st.SearchStrategy[Config], theirs: Dialect) -> st.SearchStrategy[Config]:

@@ -9,11 +9,14 @@ from functools import cache
 from math import isqrt
 
 from bridge.config import fields
+from bridge.families.keys import USES
 from bridge.rules import (
     Context,
     Effect,
     Group,
     Rule,
+    Switch,
+    Use,
     Why,
     always,
     completed,
@@ -436,6 +439,8 @@ SEQUENCE = convert(
     lambda values, context: {"model.sequence": values.get(PACKED) or values.get(SAMPLE)},
     lambda values, context: {SAMPLE: values.get("model.sequence")},
     blurs=lambda values: bool(values.get(PACKED)),
+    # The length at which samples are cut is a setting of the data, which no script of a model brings.
+    model=False,
     lossy="a packed sequence of several samples becomes one sample with the length of the sequence",
     source="recipes/llm/train_ft.py: packed_sequence_size; data sets take seq_len",
 )
@@ -614,7 +619,7 @@ def _device(values: Group) -> str:
     )
 
 
-Weight = Effect | Callable[[Group], Effect]
+Weight = Use | Callable[[Group], Effect]
 
 
 def _if_on(values: Group) -> Effect:
@@ -622,16 +627,51 @@ def _if_on(values: Group) -> Effect:
     return Effect.NUMBERS if any(values.values()) else Effect.NONE
 
 
-KERNELS = {
-    "attn_implementation": Effect.ROUNDING,
-    "use_liger_kernel": Effect.ROUNDING,
-    "trust_remote_code": Effect.NONE,
+def _uses(places: Mapping[Use, str]) -> Mapping[str, Use]:
+    return {key: use for use, keys in places.items() for key in keys.split()}
+
+
+FREE: Mapping[str, Mapping[str, Use]] = {
+    "model.*": _uses(
+        {
+            Use.FORM: "attn_implementation use_liger_kernel use_sdpa_patching sdpa_method force_hf experts_implementation",
+            Use.PLACES: "low_cpu_mem_usage device_map",
+            Use.RECORDS: "trust_remote_code cache_dir local_files_only token",
+        }
+    ),
+    "model.config.*": USES,
+    "model.backend.*": _uses(
+        {
+            Use.FORM: "rms_norm rope_fusion gate_precision dispatcher",
+            Use.PLACES: "enable_deepep dispatcher_num_sms dispatcher_share_token_dispatcher",
+            Use.RECORDS: "enable_hf_state_dict_adapter",
+        }
+    ),
+    "optimizer.*": _uses(
+        {
+            Use.FORM: "capturable foreach fused master_weights master_weight_dtype store_param_remainders use_decoupled_grad",
+            Use.PLACES: "set_grad_none",
+            Use.UNREAD: "differentiable",
+        }
+    ),
+    "dataloader.*": _uses(
+        {
+            Use.PLACES: "num_workers pin_memory persistent_workers prefetch_factor in_order pin_memory_device",
+            Use.CHECKS: "timeout multiprocessing_context",
+        }
+    ),
+    "checkpoint.*": _uses(
+        {
+            Use.RECORDS: (
+                "checkpoint_dir model_save_format save_consolidated v4_compatible diffusers_compatible staging_dir model_cache_dir"
+                " best_metric_key"
+            ),
+            Use.WAITS: "single_rank_consolidation",
+        }
+    ),
 }
-FORMS = dict.fromkeys(
-    ("checkpoint_dir", "model_save_format", "save_consolidated", "v4_compatible", "staging_dir"),
-    Effect.NONE,
-)
-"""Keys in the section `checkpoint` that do not change the numbers of a run."""
+"""Free-form sections, with the use of their known keys. A key without an entry may change the numbers.
+"""
 ENTROPIES = (
     "MaskedCrossEntropy",
     "ChunkedCrossEntropy",
@@ -641,12 +681,20 @@ ENTROPIES = (
 """Classes that compute the cross entropy of the next token, the loss of every stack."""
 
 
-def _beyond(values: Group, path: str, known: Mapping[str, Effect]) -> Effect:
-    """Return the worst effect of all keys in a free-form section. Keys that are not in `known` may
-    change the numbers.
-    """
-    effects = (known.get(key, Effect.NUMBERS) for key in values.get(path) or {})
-    return min(effects, key=lambda effect: effect.rank, default=Effect.NONE)
+def _beyond(path: str) -> Callable[[Group], Effect]:
+    """Return a function for the worst effect of all keys in the free-form section at `path`."""
+
+    def effect(values: Group) -> Effect:
+        uses = (FREE[path].get(key, Use.COMPUTES) for key in values.get(path) or {})
+        return min((use.effect for use in uses), key=lambda one: one.rank, default=Effect.NONE)
+
+    return effect
+
+
+def _compiles(values: Group) -> Effect:
+    """Return the effect of losing the section `compile`, which is off unless it says otherwise."""
+    section = values.get("compile")
+    return Effect.ROUNDING if isinstance(section, Mapping) and section.get("enabled") else Effect.NONE
 
 
 def _loss(values: Group) -> Effect:
@@ -659,81 +707,93 @@ def _loss(values: Group) -> Effect:
 
 
 SECTIONS: dict[str, tuple[str, Weight]] = {
-    "distributed": ("a setting of AutoModel's sharding", Effect.COST),
-    "autopipeline": ("a drawing of the schedule", Effect.NONE),
-    "distributed.check_for_nan_in_grad": ("a check without effect", Effect.NONE),
-    "distributed.report_nan_in_param_grad": ("a check of each parameter's gradient", Effect.NONE),
-    "distributed.calculate_per_token_loss": ("how losses are averaged", Effect.NUMBERS),
-    "distributed.moe.lm_head_precision": ("formats inside the model", Effect.ROUNDING),
-    "distributed.moe.mp_policy": ("formats inside the model", Effect.ROUNDING),
-    "distributed.enable_compile": ("torch.compile of the model", Effect.ROUNDING),
-    "distributed.tp_plan": (
-        "the way in which modules are split over tensor ranks",
-        Effect.ROUNDING,
-    ),
-    "step_scheduler": ("the steps at which AutoModel ends, saves and logs", Effect.NONE),
-    "step_scheduler.start_step": ("the point from which a resumed run starts", Effect.NUMBERS),
-    "step_scheduler.start_epoch": ("the point from which a resumed run starts", Effect.NUMBERS),
-    "lr_scheduler": ("a setting of AutoModel's own scheduler", Effect.NUMBERS),
-    "optimizer": ("an argument of the optimizer class", Effect.NUMBERS),
-    "optimizer.foreach": ("the kernels of the optimizer's step", Effect.ROUNDING),
-    "optimizer.fused": ("the kernels of the optimizer's step", Effect.ROUNDING),
-    "model": ("the choice of the model and of its initial weights", Effect.NUMBERS),
+    "distributed": ("a setting of AutoModel's sharding", Use.PLACES),
+    "autopipeline": ("a drawing of the schedule", Use.RECORDS),
+    "distributed.check_for_nan_in_grad": ("a check without effect", Use.UNREAD),
+    "distributed.report_nan_in_param_grad": ("a check of each parameter's gradient", Use.CHECKS),
+    "distributed.calculate_per_token_loss": ("how losses are averaged", Use.COMPUTES),
+    "distributed.moe.lm_head_precision": ("formats inside the model", Use.FORM),
+    "distributed.moe.mp_policy": ("formats inside the model", Use.FORM),
+    "distributed.enable_compile": ("torch.compile of the model", Use.FORM),
+    **{
+        f"distributed.{name}": ("the way in which modules are split over tensor ranks", Use.FORM)
+        for name in ("tp_plan", "custom_tp_plan", "use_hf_tp_plan")
+    },
+    "distributed.mp_policy": ("formats inside the model", Use.FORM),
+    "distributed.world_size": ("the launcher decides", Use.UNREAD),
+    "processor": ("the processor makes samples of images and text", Use.SAMPLES),
+    "step_scheduler": ("the steps at which AutoModel ends, saves and logs", Use.RECORDS),
+    "step_scheduler.start_step": ("the point from which a resumed run starts", Use.STARTS),
+    "step_scheduler.start_epoch": ("the point from which a resumed run starts", Use.STARTS),
+    "lr_scheduler": ("a setting of AutoModel's own scheduler", Use.COMPUTES),
+    "optimizer": ("an argument of the optimizer class", Use.COMPUTES),
+    "optimizer.*": ("an argument of the optimizer class", _beyond("optimizer.*")),
+    "optimizer.foreach": ("the kernels of the optimizer's step", Use.FORM),
+    "optimizer.fused": ("the kernels of the optimizer's step", Use.FORM),
+    "model": ("the choice of the model and of its initial weights", Use.COMPUTES),
     "model.*": (
         "the choice of the model and of its initial weights",
-        lambda values: _beyond(values, "model.*", KERNELS),
+        _beyond("model.*"),
     ),
-    "model.backend": ("the implementation of the model's parts", Effect.ROUNDING),
+    "model.config.*": ("the choice of the model and of its initial weights", _beyond("model.config.*")),
+    "model.backend.*": ("the implementation of the model's parts", _beyond("model.backend.*")),
+    "model.backend": ("the implementation of the model's parts", Use.FORM),
     "model.backend.fake_balanced_gate": ("how tokens reach experts", _if_on),
-    "model.backend.te_fp8": ("8-bit products", Effect.NUMBERS),
-    "fp8": ("8-bit products of torchao", Effect.NUMBERS),
+    "model.backend.te_fp8": ("8-bit products", Use.COMPUTES),
+    "fp8": ("8-bit products of torchao", Use.COMPUTES),
     "model.backend.enable_fsdp_optimizations": (
         "the way in which stages exchange gradients",
-        Effect.COST,
+        Use.PLACES,
     ),
-    "packed_sequence": ("how samples are packed", Effect.NUMBERS),
-    "dataset": ("the training data", Effect.NUMBERS),
-    "dataloader": ("the way in which training data is drawn", Effect.NUMBERS),
-    "peft": ("the choice of the weights that are trained", Effect.NUMBERS),
-    "freeze_config": ("the choice of the weights that are trained", Effect.NUMBERS),
+    "packed_sequence": ("how samples are packed", Use.SAMPLES),
+    "dataset": ("the training data", Use.SAMPLES),
+    "dataloader": ("the way in which training data is drawn", Use.SAMPLES),
+    "dataloader.*": ("the way in which training data is drawn", _beyond("dataloader.*")),
+    "peft": ("the choice of the weights that are trained", Use.COMPUTES),
+    "freeze_config": ("the choice of the weights that are trained", Use.COMPUTES),
     "loss_fn": ("how the loss is computed", _loss),
-    "autocast": ("torch.autocast of the recipe", Effect.NUMBERS),
-    "teacher_model": ("distillation", Effect.NUMBERS),
-    "teacher_distributed": ("distillation", Effect.COST),
-    "compile": ("torch.compile of the model", Effect.ROUNDING),
-    "rng": ("the way in which random states are kept", Effect.NUMBERS),
+    "autocast": ("torch.autocast of the recipe", Use.COMPUTES),
+    "teacher_model": ("distillation", Use.COMPUTES),
+    "teacher_distributed": ("distillation", Use.PLACES),
+    "compile": ("torch.compile of the model", _compiles),
+    "rng": ("the way in which random states are kept", Use.SAMPLES),
     "checkpoint": (
         "AutoModel's checkpoints, and the weights that a run starts from",
-        Effect.NUMBERS,
+        Use.STARTS,
     ),
     "checkpoint.*": (
         "place and format of AutoModel's checkpoints",
-        lambda values: _beyond(values, "checkpoint.*", FORMS),
+        _beyond("checkpoint.*"),
     ),
-    "*": ("other sections of a recipe", Effect.NUMBERS),
+    "*": ("other sections of a recipe", Use.COMPUTES),
 }
-"""Sections and settings that no plan field stands for. Each has the reason, and the effect on the
-run if the setting is dropped.
+"""Sections and settings that no plan field stands for. Each has the reason, and the use, from which
+the effect on the run follows.
 
 If several entries match a setting, the longest entry applies.
 """
 PIPELINE: tuple[str, Weight] = (
     "the way in which AutoModel splits a model into stages",
-    Effect.NONE,
+    Use.RECORDS,
 )
 SETTINGS: dict[str, tuple[str, Weight]] = {
-    PP + "pp_batch_size": ("recipes overwrite this setting with the local batch size", Effect.NONE),
-    PP + "pp_recv_buffer_pool": ("the number of receive buffers of a stage", Effect.COST),
-    PP + "pp_recv_buffer_pool_slack": ("the number of receive buffers of a stage", Effect.COST),
+    PP + "pp_batch_size": ("recipes overwrite this setting with the local batch size", Use.UNREAD),
+    PP + "pp_recv_buffer_pool": ("the number of receive buffers of a stage", Use.PLACES),
+    PP + "pp_recv_buffer_pool_slack": ("the number of receive buffers of a stage", Use.PLACES),
+    PP + "dtype": ("the format in which stages send activations", Use.FORM),
+    PP + "patch_stage_backward_maybe_with_nosync": ("the way in which stages exchange gradients", Use.PLACES),
     PP + "scale_grads_in_schedule": ("the setting divides gradients a second time", _if_on),
 }
-OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Effect.NONE)
+OTHER: tuple[str, Weight] = ("a section of AutoModel's own", Use.RECORDS)
+
+
+UNDER = {"fp8": Switch("fp8.enabled")}
 
 
 def _why(path: str) -> Why:
-    if path in SETTINGS:
-        return Why(*SETTINGS[path])
-    return Why(*(PIPELINE if path.startswith(PP) else longest(path, SECTIONS, OTHER)))
+    found = SETTINGS[path] if path in SETTINGS else PIPELINE if path.startswith(PP) else longest(path, SECTIONS, OTHER)
+    switch = longest(path, UNDER, None)
+    return Why(*found, under=None if switch is None or switch.path == path else switch)
 
 
 LACKS = {

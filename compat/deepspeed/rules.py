@@ -13,16 +13,14 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
-    Why,
     always,
     completed,
     convert,
     lacks,
-    longest,
     only_ours,
     rename,
 )
-from compat.deepspeed import course, switches
+from compat.deepspeed import course, leftovers, switches
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
 
@@ -874,112 +872,6 @@ def missing_rules() -> tuple[Rule, ...]:
     )
 
 
-SECTIONS: dict[str, tuple[str, Effect]] = {
-    "zero_optimization": ("a setting inside DeepSpeed's ZeRO", Effect.COST),
-    "zero_optimization.zero_quantized_weights": (
-        "DeepSpeed gathers weights in fewer bits",
-        Effect.NUMBERS,
-    ),
-    "zero_optimization.zero_quantized_nontrainable_weights": (
-        "DeepSpeed gathers frozen weights in fewer bits",
-        Effect.NUMBERS,
-    ),
-    "zero_optimization.zero_quantized_gradients": (
-        "DeepSpeed reduces gradients in fewer bits",
-        Effect.NUMBERS,
-    ),
-    "zero_optimization.zenflow": (
-        "DeepSpeed applies the most important gradients first, and all others later",
-        Effect.NUMBERS,
-    ),
-    "zero_optimization.log_trace_cache_warnings": ("logs of DeepSpeed's engine", Effect.NONE),
-    "zero_optimization.ignore_unused_parameters": ("an internal check of DeepSpeed's engine", Effect.NONE),
-    "zero_optimization.round_robin_gradients": (
-        "the setting decides which rank reduces which gradient",
-        Effect.COST,
-    ),
-    "tensor_parallel": ("a setting of AutoTP, which replaces layers of the model", Effect.COST),
-    "expert_parallel": ("a setting of AutoEP, which replaces layers of the model", Effect.COST),
-    **{
-        f"expert_parallel.{name}": (
-            "the setting decides how AutoEP routes tokens to experts",
-            Effect.NUMBERS,
-        )
-        for name in (
-            "top_k",
-            "score_func",
-            "score_apply",
-            "route_norm",
-            "route_scale",
-            "routed_scaling_factor",
-            "num_expert_groups",
-            "num_limited_groups",
-            "has_shared_experts",
-            "load_balance_coeff",
-        )
-    },
-    "pipeline": ("a setting inside DeepSpeed's pipeline engine", Effect.COST),
-    "pipeline.seed_layers": ("DeepSpeed seeds the layers one by one", Effect.NUMBERS),
-    "activation_checkpointing": ("a setting of DeepSpeed's checkpointing functions", Effect.COST),
-    "compile": ("DeepCompile is DeepSpeed's own", Effect.COST),
-    "compile.debug_log": ("logs of DeepCompile", Effect.NONE),
-    "aio": ("I/O of DeepSpeed's offload", Effect.COST),
-    "hybrid_engine": ("DeepSpeed's engine for generation", Effect.COST),
-    "autotuning": ("DeepSpeed's autotuner", Effect.NONE),
-    "data_efficiency": ("a setting of DeepSpeed's data sampling or layer dropping", Effect.NUMBERS),
-    "data_efficiency.data_sampling.num_workers": ("how data is loaded", Effect.COST),
-    "data_efficiency.data_sampling.pin_memory": ("how data is loaded", Effect.COST),
-    "dataloader_drop_last": (
-        "the setting decides whether the last, incomplete batch is dropped",
-        Effect.NUMBERS,
-    ),
-    "memory_breakdown": ("DeepSpeed logs memory, which takes time", Effect.COST),
-    "disable_python_gc": ("when Python collects garbage", Effect.COST),
-    "graph_harvesting": ("DeepSpeed runs the step as a CUDA graph", Effect.COST),
-    "torch_autocast": ("torch.autocast inside DeepSpeed's engine", Effect.NUMBERS),
-    "data_types": ("formats inside DeepSpeed's engine", Effect.ROUNDING),
-    "fp16": ("a setting inside DeepSpeed's fp16 optimizer", Effect.NUMBERS),
-    "bf16": ("a setting inside DeepSpeed's bf16 optimizer", Effect.ROUNDING),
-    "weight_quantization": ("DeepSpeed's quantised weights", Effect.NUMBERS),
-    "checkpoint": ("a setting of the checkpoints that DeepSpeed's engine writes", Effect.NONE),
-    "flops_profiler": ("profiling by DeepSpeed's engine", Effect.NONE),
-    "comms_logger": ("logs of DeepSpeed's engine", Effect.NONE),
-    "tensorboard": ("logs of DeepSpeed's engine", Effect.NONE),
-    "wandb": ("logs of DeepSpeed's engine", Effect.NONE),
-    "csv_monitor": ("logs of DeepSpeed's engine", Effect.NONE),
-    "comet": ("logs of DeepSpeed's engine", Effect.NONE),
-    "timers": ("logs of DeepSpeed's engine", Effect.NONE),
-    "code": ("a setting of the training script", Effect.NONE),
-    "code.manual_accumulation": (
-        "only the script determines the number of backward calls before a step; multiply the"
-        " number of micro batches in a step by this number",
-        Effect.NUMBERS,
-    ),
-    "optimizer": ("a setting of DeepSpeed's own optimizer", Effect.NUMBERS),
-    "scheduler": ("a setting of DeepSpeed's own scheduler", Effect.NUMBERS),
-    "amp": ("Apex mixed precision", Effect.NUMBERS),
-    "compression_training": ("a setting of DeepSpeed's compression, which 0.19.7 removed", Effect.NUMBERS),
-    "quantize_training": ("a setting of quantised training, which DeepSpeed removed", Effect.NUMBERS),
-    "sparse_attention": ("a setting of sparse attention, which DeepSpeed removed", Effect.NUMBERS),
-    "curriculum_learning": ("DeepSpeed's curriculum", Effect.NUMBERS),
-    "progressive_layer_drop": ("DeepSpeed's layer dropping", Effect.NUMBERS),
-    "elasticity": ("DeepSpeed's elastic batch sizes", Effect.NUMBERS),
-    "eigenvalue": ("removed from DeepSpeed", Effect.NONE),
-    "gradient_allreduce_op": ("DeepSpeed sums gradients instead of averaging them", Effect.NUMBERS),
-    "seq_parallel_communication_data_type": ("a number format inside DeepSpeed's engine", Effect.ROUNDING),
-    "managed_gradient_accumulation": (
-        "the setting decides whether DeepSpeed's engine or the script counts micro batches",
-        Effect.NONE,
-    ),
-    "sparse_gradients": ("only DeepSpeed has sparse embedding gradients", Effect.COST),
-}
-"""Sections and keys that no plan field stands for, each with the reason and with the effect of
-dropping the key. If several entries match a key, the longest entry applies.
-"""
-
-OTHER = ("a switch of DeepSpeed's engine", Effect.NONE)
-
-
 LACKS = {
     "model": "the model is defined by the training script",
     "parallel": "DeepSpeed has no key for this field",
@@ -1022,6 +914,4 @@ def table() -> tuple[Rule, ...]:
         *switches.RULES,
         *missing_rules(),
     )
-    return completed(
-        mapped, LACKS, fields(DeepSpeed), lambda path: Why(*longest(path, SECTIONS, OTHER))
-    )
+    return completed(mapped, LACKS, fields(DeepSpeed), leftovers.why)

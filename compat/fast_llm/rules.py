@@ -11,6 +11,7 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    Use,
     Why,
     always,
     completed,
@@ -557,32 +558,41 @@ def missing_rules() -> tuple[Rule, ...]:
     )
 
 
-SECTIONS: dict[str, tuple[str, Effect]] = {
-    "run": ("a setting of the experiment's folder or of its logs", Effect.NONE),
-    "training": ("a setting of Fast-LLM's trainer", Effect.NONE),
-    "training.prefetch_factor": ("a setting of Fast-LLM's data loader", Effect.COST),
-    "run.triton_linear_kernels": ("a kernel choice", Effect.ROUNDING),
-    "run.enable_triton_kernels": ("a kernel choice", Effect.ROUNDING),
-    "run.torch_dynamo_enable": ("a kernel choice", Effect.ROUNDING),
-    "model.multi_stage.compile_all": ("a kernel choice", Effect.ROUNDING),
-    "data.gpu": ("the device on which Fast-LLM draws samples", Effect.COST),
-    "data": ("the training script of the target stack sets datasets and sampling", Effect.NUMBERS),
-    "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's data loader", Effect.NONE),
-    "data.multiprocessing_context": ("a setting of Fast-LLM's data loader", Effect.NONE),
-    "batch": ("the training script of the target stack cuts and masks samples", Effect.NUMBERS),
-    "schedule": ("a setting inside Fast-LLM's schedule", Effect.COST),
-    "schedule.skip_step": ("Fast-LLM can leave out the optimizer step", Effect.NUMBERS),
+SECTIONS: dict[str, tuple[str, Use]] = {
+    "run": ("a setting of the experiment's folder or of its logs", Use.RECORDS),
+    "training": ("a setting of Fast-LLM's trainer", Use.RECORDS),
+    "training.prefetch_factor": ("a setting of Fast-LLM's data loader", Use.PLACES),
+    "run.triton_linear_kernels": ("a kernel choice", Use.FORM),
+    "run.enable_triton_kernels": ("a kernel choice", Use.FORM),
+    "run.torch_dynamo_enable": ("a kernel choice", Use.FORM),
+    "model.multi_stage.compile_all": ("a kernel choice", Use.FORM),
+    "data.gpu": ("the device on which Fast-LLM draws samples", Use.PLACES),
+    "data": ("the training script of the target stack sets datasets and sampling", Use.SAMPLES),
+    "data.data_sample_warn_time_ms": ("a warning of Fast-LLM's data loader", Use.RECORDS),
+    "data.multiprocessing_context": ("a setting of Fast-LLM's data loader", Use.RECORDS),
+    "batch": ("the training script of the target stack cuts and masks samples", Use.SAMPLES),
+    "batch.micro_sequence_length": ("Fast-LLM computes a sequence in parts, one after the other", Use.FORM),
+    "schedule": ("a setting inside Fast-LLM's schedule", Use.PLACES),
+    "schedule.micro_batch_splits": ("Fast-LLM computes a sequence in parts, one after the other", Use.FORM),
+    "schedule.estimate_critical_batch": ("Fast-LLM measures gradients", Use.WAITS),
+    "schedule.skip_step": ("Fast-LLM can leave out the optimizer step", Use.COMPUTES),
     **dict.fromkeys(
-        ("schedule.debug_schedule", "schedule.debug_send_recv", "schedule.profile_schedule"),
-        ("logs of Fast-LLM's schedule", Effect.NONE),
+        (
+            "schedule.debug_schedule",
+            "schedule.debug_send_recv",
+            "schedule.profile_schedule",
+            "schedule.data_batch_warn_time_ms",
+        ),
+        ("logs of Fast-LLM's schedule", Use.RECORDS),
     ),
-    "optimizer": ("a setting of Fast-LLM's optimizer", Effect.NUMBERS),
-    "model.multi_stage": ("a setting inside Fast-LLM's stages", Effect.COST),
-    "model.distributed": ("the launcher of the target stack starts the processes", Effect.NONE),
+    "optimizer": ("a setting of Fast-LLM's optimizer", Use.COMPUTES),
+    "model.multi_stage": ("a setting inside Fast-LLM's stages", Use.PLACES),
+    "model.distributed": ("the launcher of the target stack starts the processes", Use.RECORDS),
+    "model.distributed.use_cuda": ("the device that computes", Use.FORM),
     **{
         f"model.distributed.{name}": (
             "a setting of Fast-LLM's random number generators",
-            Effect.NUMBERS,
+            Use.SAMPLES,
         )
         for name in (
             "dp_seed_shift",
@@ -599,20 +609,20 @@ SECTIONS: dict[str, tuple[str, Effect]] = {
     },
     "pretrained": (
         "the training script of the target stack sets the checkpoint to start from",
-        Effect.NUMBERS,
+        Use.STARTS,
     ),
     "reference_models": (
         "the training script of the target stack sets further models",
-        Effect.NUMBERS,
+        Use.COMPUTES,
     ),
-    "callbacks": ("the training script of the target stack sets callbacks", Effect.NONE),
-    "profiling": ("a setting of Fast-LLM's profiler", Effect.NONE),
+    "callbacks": ("the training script of the target stack sets callbacks", Use.RECORDS),
+    "profiling": ("a setting of Fast-LLM's profiler", Use.WAITS),
 }
-"""Fields that no plan field stands for, by path or prefix. Each has the reason and the effect on
-the run if it is lost; the longest matching prefix applies.
+"""Fields that no plan field stands for, by path or prefix. Each has the reason and the use, from
+which the effect on the run follows; the longest matching prefix applies.
 """
 
-OTHER = ("a name that only Fast-LLM uses", Effect.NONE)
+OTHER = ("a name that only Fast-LLM uses", Use.RECORDS)
 
 
 LACKS = {

@@ -84,7 +84,7 @@ that comes with a model.
 
 
 @cache
-def _read_by(family: str) -> frozenset[str]:
+def read_by(family: str) -> frozenset[str]:
     """Return the keys that the config class of a family reads (`releases/keys.json`, harvested from
     transformers), and the keys in our own table.
     """
@@ -99,10 +99,10 @@ def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> 
     but no model uses them.
     """
     for key in map(str, data) if family in FAMILIES and not FAMILIES[family].foreign else ():
-        if key in _read_by(family) or key.startswith("_"):
+        if key in read_by(family) or key.startswith("_"):
             continue
         # A misspelled key changes the model that the user meant; any other unread key is harmless.
-        meant = nearest(key, _read_by(family)) or nearest(key.lower(), _read_by(family))
+        meant = nearest(key, read_by(family)) or nearest(key.lower(), read_by(family))
         message = (
             f"has no effect: transformers keeps the key, but no {family} model reads it{meant}"
         )

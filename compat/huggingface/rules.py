@@ -9,7 +9,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 from bridge.config import fields
-from bridge.families import GENERIC, apart, choose, family_of, groups, meaning, spelling, stands_for
+from bridge.families import FAMILIES, GENERIC, apart, choose, family_of, groups, meaning, spelling, stands_for
+from bridge.families.keys import USES
 from bridge.families.table import Family
 from bridge.plan import paths
 from bridge.rules import (
@@ -18,11 +19,14 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    Side,
+    Use,
     convert,
     each_only_ours,
     only_ours,
     only_theirs,
 )
+from compat.huggingface.formats import read_by
 from compat.huggingface.releases import GROUPED
 from compat.huggingface.schema import HuggingFace
 
@@ -146,6 +150,26 @@ SWITCHES = {
     "layer_norm_elementwise_affine": (True,),
 }
 """Keys that only some families have, each with the values that have no effect."""
+
+
+def _rest(left: tuple[str, ...], note: str) -> Rule:
+    """Return the rule for all other keys. A key that the class of the family does not read has no
+    effect; of the others, those without a known use may change what the model computes.
+    """
+
+    def effect(values: Group) -> Effect:
+        family = values.get(TYPE)
+        uses = [
+            USES.get(key, Use.UNREAD if family in FAMILIES and key not in read_by(family) else Use.COMPUTES)
+            for path in left
+            for key in values.get(path) or {}
+        ]
+        return min((use.effect for use in uses), key=lambda one: one.rank, default=Effect.NONE)
+
+    nothing: Side = lambda values, context: {}  # noqa: E731
+    return convert(left, (), nothing, nothing, effect=effect, sees=(TYPE,), note=note, model=True)
+
+
 NOT_HERE = "a model's config describes the model, not its training"
 NO_KEY = "a model's config has no key for this field"
 
@@ -181,8 +205,8 @@ def table() -> tuple[Rule, ...]:
     )
     taken = {path for rule in (*mapped, *rows) for path in rule.theirs}
     left = tuple(path for path in fields(HuggingFace) if path not in taken)
-    note = "names, tokens and classes, which do not change what the model computes"
+    note = "names, tokens and classes, and settings of layers that stagebridge does not translate"
     said = {path for rule in mapped for path in rule.ours}
     without_key = each_only_ours(*(path for path in MODEL if path not in said), note=NO_KEY)
     training = tuple(only_ours(path, note=NOT_HERE) for path in paths() if path not in MODEL)
-    return (*mapped, *without_key, *training, *rows, only_theirs(*left, note=note))
+    return (*mapped, *without_key, *training, *rows, _rest(left, note))

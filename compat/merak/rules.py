@@ -12,6 +12,7 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
+    Use,
     Why,
     always,
     completed,
@@ -778,28 +779,28 @@ def other_rules() -> tuple[Rule, ...]:
     )
 
 
-KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
+KEPT: tuple[tuple[str, Use, tuple[str, ...]], ...] = (
     (
         "Merak's own method cuts the traced graph into shards",
-        Effect.COST,
+        Use.PLACES,
         ("split_method", "custom_split_points", "shard_count"),
     ),
     (
         "the way to trace the model is Merak's own",
-        Effect.NONE,
+        Use.RECORDS,
         ("trace_method", "trace_model", "input_names", "cache_sharding", "cache_name"),
     ),
-    ("Merak's engine frees sent activations in its own way", Effect.COST, ("dealloc_pipeoutput",)),
-    ("tensor-parallel messages inside Merak's layers", Effect.COST, ("sequence_dim",)),
-    ("a switch of the device's kernels", Effect.ROUNDING, ("tf32",)),
+    ("Merak's engine frees sent activations in its own way", Use.PLACES, ("dealloc_pipeoutput",)),
+    ("tensor-parallel messages inside Merak's layers", Use.PLACES, ("sequence_dim",)),
+    ("a switch of the device's kernels", Use.FORM, ("tf32",)),
     (
         "a setting of the data loader",
-        Effect.COST,
+        Use.PLACES,
         ("dataloader_pin_memory", "split_inputs"),
     ),
     (
         "each stack's trainer has its own evaluation and logs",
-        Effect.NONE,
+        Use.RECORDS,
         (
             "per_device_eval_batch_size",
             "do_train",
@@ -811,7 +812,7 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ),
     (
         "checkpoints are written by Merak's trainer",
-        Effect.NONE,
+        Use.RECORDS,
         (
             "output_dir",
             "save",
@@ -820,32 +821,33 @@ KEPT: tuple[tuple[str, Effect, tuple[str, ...]], ...] = (
     ),
     (
         "the checkpoint from which a run starts; a translation of settings does not convert it",
-        Effect.NUMBERS,
+        Use.STARTS,
         ("resume_from_checkpoint",),
     ),
     (
         "generation by Merak's engine",
-        Effect.NONE,
+        Use.RECORDS,
         ("text_generation", "out_seq_length", "temperature"),
     ),
-    ("a LoRA adapter that Merak inserts", Effect.NUMBERS, ("lora_config", "adapter_name")),
-    ("the device on which a rank runs", Effect.NONE, ("local_rank", "no_cuda", "use_cpu")),
+    ("a LoRA adapter that Merak inserts", Use.COMPUTES, ("lora_config", "adapter_name")),
+    ("how a rank finds its device", Use.UNREAD, ("local_rank",)),
+    ("the device on which a rank runs", Use.FORM, ("no_cuda", "use_cpu")),
 )
-"""Arguments that no plan field stands for, in groups. Each group has the reason, and the effect on
-the run if an argument is dropped.
+"""Arguments that no plan field stands for, in groups. Each group has the reason, and the use, from
+which the effect on the run follows.
 """
 REASONS: Mapping[str, Why] = {
-    **{f"args.{name}": Why(note, effect) for note, effect, names in KEPT for name in names},
-    "init.backend": Why("Merak replaces the value by NCCL if torch supports NCCL, else by MPI", Effect.NONE),
-    "trainer": Why("objects of the training script", Effect.NONE),
+    **{f"args.{name}": Why(note, use) for note, use, names in KEPT for name in names},
+    "init.backend": Why("Merak replaces the value by NCCL if torch supports NCCL, else by MPI", Use.UNREAD),
+    "trainer": Why("objects of the training script", Use.RECORDS, other=Effect.NUMBERS),
     "tp_lists": Why(
         "in other stacks the model's code defines how each module is split over tensor ranks",
-        Effect.COST,
+        Use.FORM,
     ),
 }
 INHERITED = Why(
     "a setting of the Hugging Face trainer, which Merak does not read from 2.0.0 on",
-    Effect.NONE,
+    Use.UNREAD,
 )
 
 
