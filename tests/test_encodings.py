@@ -86,7 +86,8 @@ def write_inputs(folder: Path) -> None:
 
 def in_ascii(text: str, encoding: str) -> str:
     """What `text` has to become: characters that the encoding has, and ASCII for the others."""
-    plain = {letter: terminal.PLAIN.get(letter, terminal.escaped(letter)) for letter in set(text) if not encodable(letter, encoding)}
+    lacking = {letter for letter in text if not encodable(letter, encoding)}
+    plain = {letter: terminal.PLAIN.get(letter, terminal.escaped(letter)) for letter in lacking}
     return "".join(plain.get(letter, letter) for letter in text)
 
 

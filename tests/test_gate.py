@@ -20,10 +20,12 @@ import bridge
 import compat
 from bridge.cli import run
 from bridge.cli.demo import launch
+from bridge.cli.options import READING as OPTIONS
 from bridge.cli.patterns import refuse_strange
 from bridge.config import fields
-from bridge.gate import Choice, fits, known_of, settings_of
+from bridge.gate import Choice, fits, known_of
 from bridge.outputs import OUTPUTS
+from bridge.project import READING, Table, project_of
 
 HOME = Path(__file__).resolve().parents[1]
 GOOD: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "bf16": {"enabled": True}}
@@ -493,8 +495,77 @@ class TestChoice:
         assert code == 1 and "tool.stagebridge.selct: unknown key; expected one of select" in err
         assert "expected a list of strings" in err
 
+    def test_files_of_a_project_have_their_own_sizes(self, said: Said, tmp_path: Path) -> None:
+        """One repository with configs for 8 and for 64 ranks; a later table and the command line win."""
+        for ranks in (8, 64):
+            data = {**GOOD, "train_batch_size": 2 * ranks, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}
+            (tmp_path / "configs" / f"{ranks}").mkdir()
+            written(tmp_path / "configs" / f"{ranks}", "ds.json", data)
+        names = ("configs/8/ds.json", "configs/64/ds.json")
+        (tmp_path / "pyproject.toml").write_text("[tool.stagebridge]\nworld-size = 8\n")
+        assert [said("check", name)[0] for name in names] == [0, 1]
+        assert said("check", *names)[0] == 1
+        table = '[[tool.stagebridge.files]]\npattern = "configs/64/**"\nworld_size = {}\n'
+        (tmp_path / "pyproject.toml").write_text(f"[tool.stagebridge]\nworld-size = 8\n{table.format(4)}{table.format(64)}")
+        assert said("check", *names)[0] == 0
+        assert [said("check", name)[0] for name in names] == [0, 0]
+        found = json.loads(said("check", *names, "--json")[1])["files"]
+        assert [one["source"]["world_size"] for one in found] == [8, 64]
+        assert said("check", "configs/64/ds.json", "--world-size", "8")[0] == 1, "the command line wins"
+        assert said("diff", *names)[0] == 2
+        rows = json.loads(said("layout", "configs/64/ds.json", "--model", "gpt2", "--json")[1])["ranks"]
+        assert sum(len(row["ranks"]) for row in rows) == 64
+
+    def test_a_table_has_the_options_of_the_command_line(self, said: Said, tmp_path: Path) -> None:
+        assert {name.replace("-", "_") for name in READING} == {name.rstrip("_") for name in OPTIONS} - {"as_json"}
+        flags = " ".join(line for line in launch().splitlines() if not line.startswith("#"))
+        (tmp_path / "run.sh").write_text(f"torchrun --nproc-per-node $RANKS pretrain_gpt.py {flags} --seed $SEED\n")
+        written(tmp_path, "auto.json", {**GOOD, "train_micro_batch_size_per_gpu": "auto"})
+        (tmp_path / "pyproject.toml").write_text(
+            "[tool.stagebridge]\nenv = {RANKS = 4, SEED = 2}\nallow-path = ['data']\n"
+            "[[tool.stagebridge.files]]\npattern = ['*.sh', 'x']\nenv = ['RANKS=8']\nfrom-version = '0.16.1'\n"
+            "[[tool.stagebridge.files]]\npattern = 'auto.json'\nauto = {micro_batch = 4}\n"
+        )
+        source = json.loads(said("check", "run.sh", "--json")[1])["source"]
+        assert (source["world_size"], source["version"], source["given"]["seed"]) == (8, "0.16.1", 2)
+        assert json.loads(said("check", "run.sh", "--json", "--env", "RANKS=16")[1])["source"]["world_size"] == 16
+        assert said("check", "auto.json")[0] != 1, "--env of the project is for scripts, and no mistake here"
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("world-size = '8'", "tool.stagebridge.world-size: found '8', expected a whole number from 1 to"),
+            ("world-size = true", "tool.stagebridge.world-size: found True, expected a whole number from 1 to"),
+            ("env = {A = {B = 1}}", "tool.stagebridge.env: found {'A': {'B': 1}}, expected a table of names with values"),
+            ("env = ['A']", "tool.stagebridge.env: found ['A'], expected a table of names with values, or a list"),
+            ("files = 3", "tool.stagebridge.files: expected tables, each under [[tool.stagebridge.files]]"),
+            ("[[tool.stagebridge.files]]\nworld-size = 8", "tool.stagebridge.files[1]: has no pattern"),
+            ("[[tool.stagebridge.files]]\npattern = '[b-a]'", "files[1].pattern: found '[b-a]', expected a pattern"),
+            ("[[tool.stagebridge.files]]\npattern = 'x'\nworld = 8", "files[1].world: unknown key; expected one of pattern"),
+        ],
+    )
+    def test_a_wrong_key_is_named_with_its_place(self, said: Said, tmp_path: Path, text: str, expected: str) -> None:
+        (tmp_path / "pyproject.toml").write_text(f"[tool.stagebridge]\n{text}\n")
+        code, _, err = said("check", "configs/good.json")
+        assert code == 1 and expected in err
+
+    @pytest.mark.parametrize(
+        ("pattern", "fits_", "others"),
+        [
+            ("configs/64/**", ("configs/64/a.json", "configs/64/b/a.json"), ("configs/8/a.json", "x/configs/64/a.json")),
+            ("configs/64", ("configs/64/a.json",), ("configs/640/a.json",)),
+            ("*_64.json", ("a_64.json", "x/y/a_64.json"), ("a_64.json5", "a_8.json")),
+            ("configs/*.json", ("configs/a.json",), ("configs/b/a.json", "a.json")),
+            ("**/ds.json", ("ds.json", "x/y/ds.json"), ("x/ads.json",)),
+            ("./a/**/b?[!c].json", ("a/bxd.json", "a/x/bxd.json"), ("a/bxc.json", "a/b/.json")),
+        ],
+    )
+    def test_patterns_of_files(self, pattern: str, fits_: tuple[str, ...], others: tuple[str, ...]) -> None:
+        table = Table((pattern,), {})
+        assert [path for path in (*fits_, *others) if table.takes(path)] == list(fits_)
+
     def test_what_is_not_ours_in_a_project_file_is_left_alone(self) -> None:
-        assert settings_of('[tool.other]\nx = 1\n[project]\nname = "y"\n', "x").ignore == ()
+        assert project_of('[tool.other]\nx = 1\n[project]\nname = "y"\n', "x").ignore == ()
         assert known_of('{"stagebridge": 1, "known": []}', "x") == Choice().known
 
 

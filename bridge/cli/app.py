@@ -87,8 +87,8 @@ Examples:
   stagebridge check configs 'more/**/*.json' --format sarif > stagebridge.sarif
   stagebridge check configs --ignore disable_allgather --baseline known.json
 
-Options for a whole project are set in [tool.stagebridge] of its pyproject.toml: select, ignore, fail-on, baseline, format,
-exclude.
+Options for a whole project are set in [tool.stagebridge] of its pyproject.toml, and options for some of its files in tables
+[[tool.stagebridge.files]] (docs/gate.md).
 
 """ + table(error="wrong usage, an invalid config, or a run that stops")
 
@@ -788,7 +788,7 @@ EngineToRun = Annotated[
 
 
 @app.command(help=TRAIN, short_help="Run a config's plan on the native engine.")
-@reads_file(as_json=JsonSteps)
+@reads_file(as_json=JsonSteps, launched=True)
 def train(
     job: Job,
     steps: StepsInAll = None,

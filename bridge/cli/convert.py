@@ -22,6 +22,7 @@ from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, summed, told, w
 from bridge.cli.gathering import GIT, STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, refuse_edited, refuse_other
+from bridge.cli.settled import settled
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
 from bridge.config import fields
@@ -159,7 +160,7 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
             records.append(record(one, job.file, side.dialect.name))
 
     for file, named, output in counted(files):
-        one = replace(job, file=file, loose=job.loose or many)
+        one = settled(replace(job, loose=job.loose or many), file)
         try:
             codes.append(_convert(one, replace(asked, output=output), gate, tell))
         except BridgeError as error:
@@ -188,7 +189,7 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
             _say(job, asked, result, texts, told)
 
     for file, named, output in counted(_placed(asked, gate, names)):
-        one = replace(job, file=file, loose=True)
+        one = settled(replace(job, loose=True), file)
         try:
             _convert(one, replace(asked, output=output), gate, tell)
         except BridgeError as error:
@@ -317,7 +318,7 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
     _refuse_other_baseline(job, gate, (file for file, named in files if named))
     with progress.told("the files"):
         found = [
-            look(replace(job, file=file, loose=True), gate, named, reads)
+            look(settled(replace(job, loose=True), file), gate, named, reads)
             for file, named in counted(files)
         ]
     return told(found, job, gate, view, each)
@@ -374,7 +375,7 @@ def _help(finding: Finding, sides: Sequence[Config]) -> str:
 
 def _sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
     """Return both configs. If only one file states a number of ranks, the other file is read for that number too."""
-    jobs = [replace(job, file=name) for name in names]
+    jobs = [settled(job, name) for name in names]
     # Standard input can be read only once, and a side may be read twice.
     jobs = [replace(one, text=text_of(one)) if one.file == STDIN else one for one in jobs]
     sides = [_side(one) for one in jobs]
@@ -474,7 +475,12 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
     ):
         lacking.alone(Path(job.file))
     known = signature(dialect.read).parameters
-    said = {word: value for word, value in job.said.items() if word in known or not job.loose}
+    lent = {option.replace("_", "-") for option in job.lent}
+    said = {
+        word: value
+        for word, value in job.said.items()
+        if word in known or not (job.loose or OPTIONS.get(word, word) in lent)
+    }
     strange = (OPTIONS.get(word, word) for word in said if word not in known)
     # Of one file this is a mistake. Of several (`loose`) the option is meant for those that can use it.
     BridgeError.raise_if(
@@ -490,7 +496,8 @@ def _started(document: Document, job: Job) -> Document:
     """
     if isinstance(document.data, Script):
         return replace(document, data=document.data.told(job.outside, job.launch))
-    if (job.env or job.launch) and not job.loose:
+    typed = [name for name in ("env", "launch") if getattr(job, name) and name not in job.lent]
+    if typed and not job.loose:
         raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
     return document
 

@@ -14,6 +14,7 @@ from typing import Any
 from bridge.cli.gathering import at_hand, expanded, within
 from bridge.cli.job import Job
 from bridge.cli.patterns import refuse_strange
+from bridge.cli.settled import project
 from bridge.cli.terminal import complain, console, print_json, say
 from bridge.dialect import Config
 from bridge.errors import BridgeError, SourceError, UnrecognisedError, nearest
@@ -25,17 +26,14 @@ from bridge.gate import (
     REFUSED,
     Choice,
     Record,
-    Settings,
     baseline,
     known_of,
     record,
     refusals,
-    settings_of,
 )
 from bridge.view import View
 
 TEXT, JSON = "text", "json"
-PROJECT = "pyproject.toml"
 
 EVERY = Choice()
 
@@ -86,13 +84,9 @@ def gate_of(
     """
     if as_json and format not in (None, JSON):
         raise BridgeError(f"--json --format {format}: two formats; keep one of the options")
-    here = Path.cwd()
-    project = next(
-        (folder / PROJECT for folder in (here, *here.parents) if (folder / PROJECT).is_file()), None
-    )
-    settings = settings_of(read_text(project), str(project)) if project else Settings()
-    if project and settings.baseline:
-        known = known or project.parent / settings.baseline
+    settings = project()
+    if settings.baseline:
+        known = known or settings.folder / settings.baseline
     # A new baseline is made of all findings: with the old one in force it would miss those that are known today.
     place = None if write_baseline else known
     chosen = JSON if as_json else format or settings.format or TEXT

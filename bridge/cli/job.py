@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from bridge.effects import Effect
@@ -20,7 +20,9 @@ class Job:
 
     A `loose` job is one of several jobs with the same options, so options that the stack of its file
     does not have are left out.
-    `text` is the content of the file, or None before the file is opened.
+    `text` is the content of the file, or None before the file is opened. `typed` are the options that
+    the command line gives, by field; `lent` are fields that only the project's settings give, which
+    are left out as well if the stack does not have them.
     """
 
     file: str
@@ -39,6 +41,24 @@ class Job:
     allow: Sequence[str] = ()
     loose: bool = False
     text: str | None = None
+    typed: Mapping[str, Any] = field(default_factory=dict)
+    lent: Sequence[str] = ()
+
+    def of(self, file: str, said: Mapping[str, Any]) -> Job:
+        """Return the job for a file of which the project says `said`, by the names of options.
+
+        The command line wins. Lists are joined, with those of the command line last, so that of two
+        values with one name they win too.
+        """
+        named = {FIELDS.get(option, option.replace("-", "_")): value for option, value in said.items()}
+        joined = {
+            name: (*value, *self.typed.get(name, ())) if isinstance(value, tuple) else value
+            for name, value in named.items()
+            if isinstance(value, tuple) or name not in self.typed
+        }
+        before = {name: Job.__dataclass_fields__[name].default for name in self.lent}
+        lent = tuple(name for name in joined if name not in self.typed)
+        return replace(self, file=file, lent=lent, **{**before, **self.typed, **joined})
 
     @property
     def called(self) -> str:
@@ -85,6 +105,8 @@ def _pair(pair: str, option: str) -> tuple[str, str]:
     return name, value
 
 
+FIELDS = {"from": "dialect", "from-version": "version", "allow-path": "allow"}
+"""Fields of a `Job`, by the name of the option that sets them, where the two names differ."""
 OPTIONS = {"trainer": "auto-from"}
 """Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
 

@@ -337,12 +337,14 @@ def reads_file(
     reports: bool = False,
     gating: Mapping[str, tuple[str, Any, Any]] = {},
     many: bool = False,
+    launched: bool = False,
     **otherwise: Any,
 ) -> Callable[[Command], Command]:
     """Return a decorator that turns a function of a `Job` into a command with FILE and the options of `READING`.
 
     With `counts`, the command also has --fail-on. With `reports`, the function gets `view`, the parts of the report to
-    show. With options for `gating`, it gets `gate`; with `many`, the `names` of all files. `otherwise` replaces options.
+    show. With options for `gating`, it gets `gate`; with `many`, the `names` of all files. A `launched` command gets the
+    number of ranks from its launcher, not from the project. `otherwise` replaces options.
     """
     options = {**READING, **(COUNTING if counts else {})}
     viewing = VIEWING if reports else {}
@@ -367,10 +369,10 @@ def reads_file(
                     effect_named(SHORT.get(words, words), "--only") for words in asked["only"] or ()
                 )
                 given["view"] = View(**{**asked, "only": only})
-            return command(
-                Job(file, **{field: value for field, value in said.items() if value is not None}),
-                **given,
-            )
+            from bridge.cli.settled import settled
+
+            typed = {name: value for name, value in said.items() if value}
+            return command(settled(Job(file, **typed, typed=typed), file, launched), **given)
 
         # Evaluated here, as annotations are texts and their names are known in the module of the command alone.
         own = [

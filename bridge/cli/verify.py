@@ -21,6 +21,7 @@ from bridge.cli.gathering import STDIN, within
 from bridge.cli.job import Job
 from bridge.cli.local import ranks
 from bridge.cli.progress import Meter
+from bridge.cli.settled import settled
 from bridge.cli.terminal import console, note, print_json
 from bridge.dialect import Config
 from bridge.errors import BridgeError
@@ -238,7 +239,7 @@ def _own(job: Job, own: Own, limit: int) -> tuple[Pair, Mapping[Side, Backend]]:
     from bridge.engine.plain import BACKENDS
     from bridge.verify.own import engines_of, paired
 
-    configs = read(job), _read(replace(job, file=own.other))
+    configs = read(job), _read(settled(job, own.other))
     known = {
         **stacks.backends(*(config.dialect.name for config in configs)),
         **BACKENDS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
 import socket
 import subprocess
@@ -87,7 +88,7 @@ NORM = 145**0.5  # four weights with a gradient of 6, and a bias with one of 1
     ("way", "norms"),
     [
         (lambda model: clip_grad_norm_(model.parameters(), 1.0), {"gradients": NORM, "clipped gradients": 1.0}),
-        (lambda model: clip_grad_norm_(model.parameters(), 3.0, float("inf")), {"gradients": NORM, "clipped gradients": NORM / 2}),
+        (lambda model: clip_grad_norm_(model.parameters(), 3.0, math.inf), {"gradients": NORM, "clipped gradients": NORM / 2}),
         (lambda model: clip_grad_norm_(model.parameters(), 100.0), {"gradients": NORM}),
         (lambda model: clip_grad_norm_([model.weight], 1.0), {"gradients in the update": 2**0.5}),
         (lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 1.0), {"gradients in the update": 5**0.5}),
