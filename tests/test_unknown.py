@@ -25,13 +25,13 @@ LAUNCH = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --num-layers 2 --hidden-size 64"
     " --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 --lr 1e-4 --train-iters 10 --bf16"
 )
-FORKS = (
-    "--do-layernorm-bias-weight-decay --embedding-multiplier --epochs --eps-clip --freeze-LM --kl-loss-coef --label-smoothing"
-    " --log-optimizer-states-to-tensorboard --logit-softcap --lr-warmup-tokens --no-scaled-init --patch-tokenizer-type --train-tokens"
-    " --universal-checkpoint --use-rotary-v2 --zero-stage"
-).split()
+FORKS = [
+    "--do-layernorm-bias-weight-decay", "--embedding-multiplier", "--epochs", "--eps-clip", "--freeze-LM", "--kl-loss-coef",
+    "--label-smoothing", "--log-optimizer-states-to-tensorboard", "--logit-softcap", "--lr-warmup-tokens", "--no-scaled-init",
+    "--patch-tokenizer-type", "--train-tokens", "--universal-checkpoint", "--use-rotary-v2", "--zero-stage",
+]
 """Flags of Megatron-DeepSpeed, Pai-Megatron-Patch, slime and other forks."""
-WORDS = "log save data path tensorboard name dir wandb no use disable loss kl alpha epochs seed eval print debug file id".split()
+WORDS = ["log", "save", "data", "name", "dir", "wandb", "no", "use", "loss", "alpha", "epochs", "print", "debug", "file"]
 
 
 def names(count: int, joint: str) -> list[str]:

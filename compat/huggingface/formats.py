@@ -17,7 +17,7 @@ from bridge.errors import SourceError, nearest
 from bridge.families import FAMILIES, NULL
 from bridge.families.schema import spelled
 from bridge.files import Document, check_nested, load
-from bridge.findings import Finding, Origin, unknown
+from bridge.findings import Finding, Origin
 from bridge.releases import table
 from bridge.rules import Effect
 from compat.huggingface.schema import REST, HuggingFace

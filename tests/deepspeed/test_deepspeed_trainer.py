@@ -433,18 +433,19 @@ def test_a_precision_without_a_section_is_switched_on(deepspeed: Dialect, precis
     config = deepspeed.read(file, world_size=2, trainer={precision: True, "max_steps": 9})
     assert lift(config).precision.compute == precision
     assert lift(deepspeed.read({**file, precision: {}}, world_size=2, trainer={precision: True})).precision.compute == "fp32"
-    by_fact = deepspeed.read({**file, "gradient_clipping": 1.0}, world_size=2, auto={"micro_batch": 2, "mixed_precision": precision})
+    facts = {"micro_batch": 2, "clip": 1.0, "mixed_precision": precision}
+    by_fact = deepspeed.read(file, world_size=2, auto=facts)
     assert by_fact.given[f"{precision}.enabled"] is True
 
 
 class TestEvidence:
     """`--deepspeed FILE` alone does not show that there is a Trainer."""
 
-    FILE = {"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "bf16": {"enabled": False}, "zero_optimization": {"stage": 1}}
-    ARGPARSE = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--deepspeed')\np.add_argument('--output_dir')\n"
+    FILE = '{"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 1.0, "zero_optimization": {"stage": 1}}'
+    ARGPARSE = "p = argparse.ArgumentParser()\np.add_argument('--deepspeed')\np.add_argument('--output_dir')\n"
 
     def read(self, folder: Path, flags: str, program: str | None = None) -> Config:
-        (folder / "ds.json").write_text(json.dumps(self.FILE))
+        (folder / "ds.json").write_text(self.FILE)
         (folder / "go.sh").write_text(f"torchrun --nproc_per_node 2 train.py --deepspeed ds.json {flags}\n")
         if program is not None:
             (folder / "train.py").write_text(program)

@@ -134,7 +134,7 @@ mixed_precision: bf16_mixed
 
 
 def test_what_no_argument_stands_for_is_named_and_counts() -> None:
-    more = CONTAINER.replace("bf16_mixed", "bf16_with_fp8_current_scaling_mixed").replace("  lr: 0.001\n", "  lr: 0.001\n  own: 2\n")
+    more = CONTAINER.replace("bf16_mixed", "bf16_with_fp8_mixed").replace("  lr: 0.001\n", "  lr: 0.001\n  own: 2\n")
     config = DIALECT.read(f"{more}peft: {{rank: 8}}\n", world_size=4)
     found = {one.path: one for one in config.remarks if one.unknown}
     assert found.keys() == {"model.shared_object", "optimizer.own", "peft", "mixed_precision"}
