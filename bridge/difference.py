@@ -14,7 +14,7 @@ from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
 from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
-from bridge.translation import unheld
+from bridge.translation import losses_between, remarks, unheld
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
@@ -47,7 +47,66 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
     """
     pair = Pair.of(one, other)
     found = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
-    return (*found, *_sized(pair))
+    return tuple(_asked(pair, [*found, *_sized(pair)]))
+
+
+def _asked(pair: Pair, rows: list[Finding]) -> Iterator[Finding]:
+    """Yield `rows`, and what the rules of both stacks have to add: a difference is never milder
+    than the loss of a translation from one of the configs to the other. Rows about the same setting
+    or plan fields are joined.
+    """
+    for source, target in ((pair.one, pair.other), (pair.other, pair.one)):
+        for loss in losses_between(source, target):
+            if loss.effect is Effect.NONE:
+                continue
+            about = [at for at, row in enumerate(rows) if _concerns(row, loss)]
+            for at in about:
+                if rows[at].effect.rank > loss.effect.rank:
+                    rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
+            if not about:
+                rows.append(_as_difference(loss, source is pair.other))
+    yield from rows
+    yield from _remarked(pair)
+
+
+def _concerns(row: Finding, loss: Finding) -> bool:
+    """Return whether a row reports on the setting of a loss, or on the plan fields of the loss."""
+    same = loss.path in (row.path, row.id.removeprefix(f"{RULE}/"))
+    return same or not {*row.ours}.isdisjoint(loss.ours)
+
+
+def _as_difference(loss: Finding, back: bool) -> Finding:
+    """Return a loss as a difference from the first config to the second. `back` is true for a loss
+    of the translation from the second config to the first.
+    """
+    before, after = (loss.after, loss.before) if back else (loss.before, loss.after)
+    change = loss.change or f"{_said(before)} -> {_said(after)}"
+    return replace(
+        loss,
+        how=How.APPROXIMATE,
+        before=before,
+        after=after,
+        origin=loss.origin if back else None,
+        rule=f"{RULE}/{loss.path}",
+        change=change,
+        cause="",
+    )
+
+
+def _remarked(pair: Pair) -> Iterator[Finding]:
+    """Yield the remarks of a stack on one of the configs that do not hold for the other."""
+    known = [
+        {(config.dialect.name, remark.id) for remark in remarks(config)}
+        for config in (pair.one, pair.other)
+    ]
+    for config, others in ((pair.one, known[1]), (pair.other, known[0])):
+        for remark in remarks(config):
+            if remark.effect is not Effect.NONE and (config.dialect.name, remark.id) not in others:
+                origin = remark.origin if config is pair.other else None
+                alone = f"{_said(config.given.get(remark.path))}, in {config.dialect.title} alone"
+                yield replace(
+                    remark, how=None, origin=origin, rule=f"{RULE}/{remark.id}", change=alone
+                )
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:
@@ -89,7 +148,9 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         if rule.ours and not lost and not why:
             why = "both configs mean the same here, or the setting has no effect in this run"
         effect = _weight(pair, rule.ours, lost, path)
-        whole = _finding(path, effect, why, before.get(path), after.get(path), pair)
+        whole = replace(
+            _finding(path, effect, why, before.get(path), after.get(path), pair), ours=lost
+        )
         yield from _in_parts(pair, rule, whole, lost)
     yield from _untold(pair, told)
 
@@ -124,7 +185,7 @@ def _in_parts(
             after.get(part.keys),
             pair,
         )
-        yield replace(found, given=True, rule=whole.rule)
+        yield replace(found, given=True, rule=whole.rule, ours=whole.ours)
 
 
 def _worth_of(rule: Rule, whole: Finding, part: Setting, lost: tuple[str, ...]) -> Effect:
@@ -184,7 +245,7 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
             rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other)
         )
         effect = min(effects, key=lambda effect: effect.rank)
-        yield _finding(
+        found = _finding(
             ours,
             effect,
             "this difference follows from the other differences",
@@ -192,6 +253,7 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
             pair.kept.plain.get(ours),
             pair,
         )
+        yield replace(found, ours=(ours,))
 
 
 # Two stacks
@@ -286,7 +348,17 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     change = f"{_said(before)} -> {named}{_said(after)}"
     origin, given = pair.other.origins.get(theirs), mine in pair.one.given
     return Finding(
-        path, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change
+        path,
+        why,
+        effect,
+        given,
+        How.APPROXIMATE,
+        before,
+        after,
+        origin,
+        f"{RULE}/{worst}",
+        change,
+        ours=tuple(fields),
     )
 
 

@@ -118,7 +118,7 @@ class Result:
         return not any(finding.matters for finding in self.findings)
 
 
-def _remarks(target: Config) -> Iterator[Finding]:
+def remarks(target: Config) -> Iterator[Finding]:
     """Findings on the target, without findings on missing settings, which are in `Result.missing`.
     """
     return (finding for finding in target.findings if finding.how is not How.MISSING)
@@ -190,11 +190,27 @@ def translate(
     as_it_was = way.as_it_was(kept) if way and told else set[str]()
     lost = frozenset(unlike(meant, kept) - as_it_was)
     trip = _Trip(config, meant, target, kept, back, lost, frozenset(restored))
-    losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
-    losses += tuple(_nameless(trip, losses))
     left = way.unused(told.given, config, target) if way and told else ()
-    findings = (*losses, *openings, *left, *_left_behind(config, target), *_remarks(target))
+    findings = (*_measured(trip, as_it_was), *left, *_left_behind(config, target), *remarks(target))
     return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
+
+
+def losses_between(config: Config, target: Config) -> tuple[Finding, ...]:
+    """Return the findings of a translation of `config` whose result is `target`, another config of
+    a user. Findings on the target alone are left out.
+    """
+    meant, kept = meaning_of(config), meaning_of(target)
+    same = config.dialect.name == target.dialect.name
+    back = target if same else _back(kept, config)
+    trip = _Trip(config, meant, target, kept, back, frozenset(unlike(meant, kept)), frozenset())
+    return (*_measured(trip, frozenset()), *_left_behind(config, target))
+
+
+def _measured(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
+    losses = tuple(_losses(trip))
+    yield from losses
+    yield from _nameless(trip, losses)
+    yield from _openings(trip, as_it_was)
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
@@ -322,7 +338,7 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         change = ""
         if rule.becomes and how is not How.DERIVED:
             change = rule.becomes(named, rule.seen(rule.theirs, config.effective))
-        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change)
+        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, ours=mine)
         yield from _in_parts(trip, rule, lost, finding)
 
 
@@ -381,6 +397,7 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
             part.value,
             after,
             config.origins.get(part.path, whole.origin),
+            ours=mine,
         )
     left = tuple(
         ours
@@ -390,7 +407,9 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
     effect = rule.effect_of_losing(left, config.effective)
     if left and rule.ours and effect.reaches(Effect.NUMBERS):
         reason = _reason(rule, How.APPROXIMATE, left, trip.target)
-        yield Finding(whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin)
+        yield Finding(
+            whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, ours=left
+        )
 
 
 def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> How:
@@ -456,7 +475,9 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
             if kept.get(ours) is None:
                 open_.setdefault(reason, []).append(ours)
             else:
-                yield Finding(ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours])
+                yield Finding(
+                    ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], ours=(ours,)
+                )
     for reason, paths in open_.items():
         before = {path.removeprefix("model."): meant[path] for path in paths}
         path = paths[0] if len(paths) == 1 else "model"
@@ -467,6 +488,7 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
             False,
             How.DROPPED,
             before if len(paths) > 1 else meant[path],
+            ours=tuple(paths),
         )
 
 
@@ -504,6 +526,7 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 before,
                 kept.get(rule.ours[0]),
                 config.origins.get(path),
+                ours=(ours,),
             )
 
 
@@ -535,6 +558,7 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 config.effective.get(path, meant[ours]),
                 kept[ours],
                 config.origins.get(path),
+                ours=(ours,),
             )
 
 
@@ -545,7 +569,7 @@ def _remarked(target: Config, ours: str, effect: Effect) -> bool:
     rule = plan_claims(target.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
     return any(
-        remark.path in paths and remark.effect.reaches(effect) for remark in _remarks(target)
+        remark.path in paths and remark.effect.reaches(effect) for remark in remarks(target)
     )
 
 
@@ -656,7 +680,9 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         )
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
-        yield Finding(path, message, effect, False, How.DEFAULTED, None, after, cause=cause)
+        yield Finding(
+            path, message, effect, False, How.DEFAULTED, None, after, cause=cause, ours=tuple(fields)
+        )
 
 
 def _told_by(target: Config, ours: str, value: Any) -> tuple[str, Any]:
