@@ -10,11 +10,12 @@ from typing import Any
 
 from bridge.config import shown
 from bridge.dialect import Config
+from bridge.errors import BridgeError
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
 from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
-from bridge.translation import losses_between, remarks, unheld
+from bridge.translation import remarks, translate, unheld
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
@@ -52,21 +53,40 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 
 def _asked(pair: Pair, rows: list[Finding]) -> Iterator[Finding]:
     """Yield `rows`, and what the rules of both stacks have to add: a difference is never milder
-    than the loss of a translation from one of the configs to the other. Rows about the same setting
-    or plan fields are joined.
+    than the loss in a translation of one of the configs to the stack of the other. Rows about the
+    same setting or plan fields are joined.
     """
-    for source, target in ((pair.one, pair.other), (pair.other, pair.one)):
-        for loss in losses_between(source, target):
-            if loss.effect is Effect.NONE:
-                continue
+    # In an order of their own, so that the other way round the same rows are joined.
+    sides = sorted((pair.one, pair.other), key=lambda config: config.dialect.name)
+    for source, target in (sides, sides[::-1]):
+        for loss in _losses(pair, source, target):
             about = [at for at, row in enumerate(rows) if _concerns(row, loss)]
             for at in about:
                 if rows[at].effect.rank > loss.effect.rank:
                     rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
-            if not about:
+            if all(rows[at].effect is not loss.effect for at in about):
                 rows.append(_as_difference(loss, source is pair.other))
     yield from rows
     yield from _remarked(pair)
+
+
+def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
+    """Yield the losses in a translation of `source` to the stack of `target` that hold for `target`
+    too: what no plan can hold, and what differs in the plans.
+    """
+    try:
+        result = translate(source, target.dialect, target.version, target.world_size)
+    except BridgeError:
+        return  # the other stack has no such run: the plans tell the differences
+    same = source.dialect.name == target.dialect.name
+    for loss in result.findings:
+        if loss.how is None or loss.how is How.MISSING or loss.effect is Effect.NONE:
+            continue
+        # A part of a section is none of the paths: that the other release lacks it is a loss.
+        kept = same and loss.path in source.given and loss.path in target.given
+        kept = kept and source.given[loss.path] == target.given[loss.path]
+        if not pair.strayed.isdisjoint(loss.ours) if loss.ours else not kept:
+            yield loss
 
 
 def _concerns(row: Finding, loss: Finding) -> bool:
@@ -145,7 +165,10 @@ def _settings(pair: Pair) -> Iterator[Finding]:
             continue
         told.update(lost)
         why = "; ".join(dict.fromkeys(_rounded(pair.one, path) + _rounded(pair.other, path)))
-        if rule.ours and not lost and not why:
+        blurred = [config for config in (pair.one, pair.other) if _blurs(config, path)]
+        if rule.ours and not lost and not why and blurred:
+            why = _told(rule, blurred[0])
+        elif rule.ours and not lost and not why:
             why = "both configs mean the same here, or the setting has no effect in this run"
         effect = _weight(pair, rule.ours, lost, path)
         whole = replace(
@@ -204,14 +227,29 @@ def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str)
     has an effect of losing the setting. Unless the rule states the effect of another value, the
     worse of these two effects is returned.
     """
-    rounded = _rounded(pair.one, path) or _rounded(pair.other, path)
-    if ours and not lost and not rounded:
+    held = not any(_rounded(config, path) or _blurs(config, path) for config in (pair.one, pair.other))
+    if ours and not lost and held:
         return Effect.NONE
     rule = claims(pair.one.dialect)[path]
     if rule.other:
         return rule.other
     effects = (rule.effect_of_losing(lost, config.effective) for config in (pair.one, pair.other))
     return min(effects, key=lambda effect: effect.rank)
+
+
+def _blurs(config: Config, path: str) -> bool:
+    """Return whether `config` sets `path` and no plan holds all that the rule of `path` says."""
+    rule = claims(config.dialect).get(path)
+    if rule is None or rule.blurs is None or path not in config.given:
+        return False
+    seen = rule.seen(rule.theirs, config.effective)
+    return rule.blurs(seen) and not (rule.becomes and not rule.becomes(path, seen))
+
+
+def _told(rule: Rule, config: Config) -> str:
+    """Return what no plan holds of a rule's values in `config`, in words."""
+    seen = rule.seen(rule.theirs, config.effective)
+    return (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
 
 
 def _rounded(config: Config, path: str) -> tuple[str, ...]:
@@ -385,13 +423,16 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
-    effects, why = list[Effect](), ""
+    effects, why, open_ = list[Effect](), "", False
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)
         if rule is None:
             continue
         effects.append(rule.effect_of_losing((ours,), config.effective))
         if values.get(ours) is None:
-            why = why or rule.why(ours)
+            open_, why = True, why or rule.why(ours)
     # A field that no table knows may change the numbers: unknown is not harmless.
-    return min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS), why
+    effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)
+    # What a stack decides by itself costs neither more nor less than a value. A value that the
+    # stack could not take is a loss, which the rules tell.
+    return (Effect.NONE if open_ and effect is Effect.COST else effect), why

@@ -190,27 +190,11 @@ def translate(
     as_it_was = way.as_it_was(kept) if way and told else set[str]()
     lost = frozenset(unlike(meant, kept) - as_it_was)
     trip = _Trip(config, meant, target, kept, back, lost, frozenset(restored))
+    losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
+    losses += tuple(_nameless(trip, losses))
     left = way.unused(told.given, config, target) if way and told else ()
-    findings = (*_measured(trip, as_it_was), *left, *_left_behind(config, target), *remarks(target))
+    findings = (*losses, *openings, *left, *_left_behind(config, target), *remarks(target))
     return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
-
-
-def losses_between(config: Config, target: Config) -> tuple[Finding, ...]:
-    """Return the findings of a translation of `config` whose result is `target`, another config of
-    a user. Findings on the target alone are left out.
-    """
-    meant, kept = meaning_of(config), meaning_of(target)
-    same = config.dialect.name == target.dialect.name
-    back = target if same else _back(kept, config)
-    trip = _Trip(config, meant, target, kept, back, frozenset(unlike(meant, kept)), frozenset())
-    return (*_measured(trip, frozenset()), *_left_behind(config, target))
-
-
-def _measured(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
-    losses = tuple(_losses(trip))
-    yield from losses
-    yield from _nameless(trip, losses)
-    yield from _openings(trip, as_it_was)
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
