@@ -13,6 +13,7 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
+from bridge.ranks import effect_of_ranks
 from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
 from bridge.translation import remarks, translate, unheld
@@ -32,6 +33,17 @@ class Pair:
     meant: Meaning
     kept: Meaning
     strayed: frozenset[str]
+
+    def by_ranks(self, fields: tuple[str, ...]) -> tuple[Effect, str] | None:
+        """Return the effect of a difference in plan fields that the arrangement of ranks decides,
+        with the reason, or None if it does not decide the effect of all of them.
+        """
+        sides = self.meant.plain, self.kept.plain
+        found = [effect_of_ranks(ours, *sides) for ours in fields]
+        known = [effect for effect in found if effect is not None]
+        if not known or len(known) < len(found):
+            return None
+        return min(known, key=lambda effect: effect[0].rank)
 
     @classmethod
     def of(cls, one: Config, other: Config) -> Pair:
@@ -170,7 +182,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
             why = _told(rule, blurred[0])
         elif rule.ours and not lost and not why:
             why = "both configs mean the same here, or the setting has no effect in this run"
-        effect = _weight(pair, rule.ours, lost, path)
+        effect, why = pair.by_ranks(lost) or (_weight(pair, rule.ours, lost, path), why)
         whole = replace(
             _finding(path, effect, why, before.get(path), after.get(path), pair), ours=lost
         )
@@ -282,11 +294,12 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
         effects = (
             rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other)
         )
-        effect = min(effects, key=lambda effect: effect.rank)
+        follows = "this difference follows from the other differences"
+        effect, why = pair.by_ranks((ours,)) or (min(effects, key=_rank), follows)
         found = _finding(
             ours,
             effect,
-            "this difference follows from the other differences",
+            why,
             pair.meant.plain.get(ours),
             pair.kept.plain.get(ours),
             pair,
@@ -423,6 +436,8 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
+    if None not in (found := [values.get(ours) for _, values in sides]) and (by := pair.by_ranks((ours,))):
+        return by
     effects, why, open_ = list[Effect](), "", False
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)
