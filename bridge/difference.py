@@ -97,14 +97,13 @@ def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
         # A part of a section is none of the paths: that the other release lacks it is a loss.
         kept = same and loss.path in source.given and loss.path in target.given
         kept = kept and source.given[loss.path] == target.given[loss.path]
-        if not pair.strayed.isdisjoint(loss.ours) if loss.ours else not kept:
+        if not pair.strayed.isdisjoint(loss.about) if loss.about else not kept:
             yield loss
 
 
 def _concerns(row: Finding, loss: Finding) -> bool:
     """Return whether a row reports on the setting of a loss, or on the plan fields of the loss."""
-    same = loss.path in (row.path, row.id.removeprefix(f"{RULE}/"))
-    return same or not {*row.ours}.isdisjoint(loss.ours)
+    return loss.path in (row.path, *row.about) or not {*row.about}.isdisjoint(loss.about)
 
 
 def _as_difference(loss: Finding, back: bool) -> Finding:
@@ -184,7 +183,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
             why = "both configs mean the same here, or the setting has no effect in this run"
         effect, why = pair.by_ranks(lost) or (_weight(pair, rule.ours, lost, path), why)
         whole = replace(
-            _finding(path, effect, why, before.get(path), after.get(path), pair), ours=lost
+            _finding(path, effect, why, before.get(path), after.get(path), pair), about=lost
         )
         yield from _in_parts(pair, rule, whole, lost)
     yield from _untold(pair, told)
@@ -220,7 +219,7 @@ def _in_parts(
             after.get(part.keys),
             pair,
         )
-        yield replace(found, given=True, rule=whole.rule, ours=whole.ours)
+        yield replace(found, given=True, rule=whole.rule, about=whole.about)
 
 
 def _worth_of(rule: Rule, whole: Finding, part: Setting, lost: tuple[str, ...]) -> Effect:
@@ -304,7 +303,7 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
             pair.kept.plain.get(ours),
             pair,
         )
-        yield replace(found, ours=(ours,))
+        yield replace(found, about=(ours,))
 
 
 # Two stacks
@@ -409,7 +408,7 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
         origin,
         f"{RULE}/{worst}",
         change,
-        ours=tuple(fields),
+        about=(mine, theirs, *fields),
     )
 
 

@@ -46,8 +46,8 @@ class Finding:
     None for a remark on reading. `before` and `after` are the values in the stack's own form if a
     value changed. `change` describes the change in words, if units or rounding make this necessary.
     `rule` is the id of the check that made the finding. `cause` is the reason that several findings
-    share; reports for people print it once for all of them. `ours` are the plan fields that the
-    finding reports on, if it compares two meanings.
+    share; reports for people print it once for all of them. `about` are the plan fields that the
+    finding reports on if it compares two meanings, and further settings that stand for them.
     """
 
     path: str
@@ -61,7 +61,7 @@ class Finding:
     rule: str = ""
     change: str = ""
     cause: str = ""
-    ours: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -322,7 +322,7 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         change = ""
         if rule.becomes and how is not How.DERIVED:
             change = rule.becomes(named, rule.seen(rule.theirs, config.effective))
-        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, ours=mine)
+        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, about=mine)
         yield from _in_parts(trip, rule, lost, finding)
 
 
@@ -381,7 +381,7 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
             part.value,
             after,
             config.origins.get(part.path, whole.origin),
-            ours=mine,
+            about=mine,
         )
     left = tuple(
         ours
@@ -392,7 +392,7 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
     if left and rule.ours and effect.reaches(Effect.NUMBERS):
         reason = _reason(rule, How.APPROXIMATE, left, trip.target)
         yield Finding(
-            whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, ours=left
+            whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, about=left
         )
 
 
@@ -460,7 +460,7 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
                 open_.setdefault(reason, []).append(ours)
             else:
                 yield Finding(
-                    ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], ours=(ours,)
+                    ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], about=(ours,)
                 )
     for reason, paths in open_.items():
         before = {path.removeprefix("model."): meant[path] for path in paths}
@@ -472,7 +472,7 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
             False,
             How.DROPPED,
             before if len(paths) > 1 else meant[path],
-            ours=tuple(paths),
+            about=tuple(paths),
         )
 
 
@@ -510,7 +510,7 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 before,
                 kept.get(rule.ours[0]),
                 config.origins.get(path),
-                ours=(ours,),
+                about=(ours,),
             )
 
 
@@ -542,7 +542,7 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 config.effective.get(path, meant[ours]),
                 kept[ours],
                 config.origins.get(path),
-                ours=(ours,),
+                about=(ours,),
             )
 
 
@@ -665,7 +665,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
         yield Finding(
-            path, message, effect, False, How.DEFAULTED, None, after, cause=cause, ours=tuple(fields)
+            path, message, effect, False, How.DEFAULTED, None, after, cause=cause, about=tuple(fields)
         )
 
 
