@@ -10,11 +10,13 @@ from typing import Any
 
 from bridge.config import shown
 from bridge.dialect import Config
+from bridge.errors import BridgeError
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
+from bridge.ranks import effect_of_ranks
 from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
-from bridge.translation import unheld
+from bridge.translation import remarks, translate, unheld
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
@@ -32,6 +34,17 @@ class Pair:
     kept: Meaning
     strayed: frozenset[str]
 
+    def by_ranks(self, fields: tuple[str, ...]) -> tuple[Effect, str] | None:
+        """Return the effect of a difference in plan fields that the arrangement of ranks decides,
+        with the reason, or None if it does not decide the effect of all of them.
+        """
+        sides = self.meant.plain, self.kept.plain
+        found = [effect_of_ranks(ours, *sides) for ours in fields]
+        known = [effect for effect in found if effect is not None]
+        if not known or len(known) < len(found):
+            return None
+        return min(known, key=lambda effect: effect[0].rank)
+
     @classmethod
     def of(cls, one: Config, other: Config) -> Pair:
         """The pair of the two configs; raises `BridgeError` if a stack refuses one of them."""
@@ -47,7 +60,7 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
     """
     pair = Pair.of(one, other)
     found = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
-    return (*found, *_sized(pair), *_unknown(pair))
+    return (*_asked(pair, [*found, *_sized(pair)]), *_unknown(pair))
 
 
 def _unknown(pair: Pair) -> Iterator[Finding]:
@@ -75,6 +88,85 @@ def _unread(config: Config) -> dict[str, list[Finding]]:
         if finding.unknown:
             found.setdefault(finding.path, []).append(finding)
     return found
+
+
+def _asked(pair: Pair, rows: list[Finding]) -> Iterator[Finding]:
+    """Yield `rows`, and what the rules of both stacks have to add: a difference is never milder
+    than the loss in a translation of one of the configs to the stack of the other. Rows about the
+    same setting or plan fields are joined.
+    """
+    # In an order of their own, so that the other way round the same rows are joined.
+    sides = sorted((pair.one, pair.other), key=lambda config: config.dialect.name)
+    for source, target in (sides, sides[::-1]):
+        for loss in _losses(pair, source, target):
+            about = [at for at, row in enumerate(rows) if _concerns(row, loss)]
+            for at in about:
+                if rows[at].effect.rank > loss.effect.rank:
+                    rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
+            if all(rows[at].effect is not loss.effect for at in about):
+                rows.append(_as_difference(loss, source is pair.other))
+    yield from rows
+    yield from _remarked(pair)
+
+
+def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
+    """Yield the losses in a translation of `source` to the stack of `target` that hold for `target`
+    too: what no plan can hold, and what differs in the plans.
+    """
+    try:
+        result = translate(source, target.dialect, target.version, target.world_size)
+    except BridgeError:
+        return  # the other stack has no such run: the plans tell the differences
+    same = source.dialect.name == target.dialect.name
+    for loss in result.findings:
+        if loss.how is None or loss.how is How.MISSING or loss.effect is Effect.NONE:
+            continue
+        # A part of a section is none of the paths: that the other release lacks it is a loss.
+        kept = same and loss.path in source.given and loss.path in target.given
+        kept = kept and source.given[loss.path] == target.given[loss.path]
+        if not pair.strayed.isdisjoint(loss.about) if loss.about else not kept:
+            yield loss
+
+
+def _concerns(row: Finding, loss: Finding) -> bool:
+    """Return whether a row reports on the setting of a loss, or on the plan fields of the loss."""
+    return loss.path in (row.path, *row.about) or not {*row.about}.isdisjoint(loss.about)
+
+
+def _as_difference(loss: Finding, back: bool) -> Finding:
+    """Return a loss as a difference from the first config to the second. `back` is true for a loss
+    of the translation from the second config to the first.
+    """
+    before, after = (loss.after, loss.before) if back else (loss.before, loss.after)
+    change = loss.change or f"{_said(before)} -> {_said(after)}"
+    return replace(
+        loss,
+        how=How.APPROXIMATE,
+        before=before,
+        after=after,
+        origin=loss.origin if back else None,
+        rule=f"{RULE}/{loss.path}",
+        change=change,
+        cause="",
+    )
+
+
+def _remarked(pair: Pair) -> Iterator[Finding]:
+    """Yield the remarks of a stack on one of the configs that do not hold for the other."""
+    known = [
+        {(config.dialect.name, remark.id) for remark in remarks(config)}
+        for config in (pair.one, pair.other)
+    ]
+    for config, others in ((pair.one, known[1]), (pair.other, known[0])):
+        for remark in remarks(config):
+            if remark.unknown or remark.effect is Effect.NONE:
+                continue
+            if (config.dialect.name, remark.id) not in others:
+                origin = remark.origin if config is pair.other else None
+                alone = f"{_said(config.given.get(remark.path))}, in {config.dialect.title} alone"
+                yield replace(
+                    remark, how=None, origin=origin, rule=f"{RULE}/{remark.id}", change=alone
+                )
 
 
 def _sized(pair: Pair) -> Iterator[Finding]:
@@ -113,10 +205,15 @@ def _settings(pair: Pair) -> Iterator[Finding]:
             continue
         told.update(lost)
         why = "; ".join(dict.fromkeys(_rounded(pair.one, path) + _rounded(pair.other, path)))
-        if rule.ours and not lost and not why:
+        blurred = [config for config in (pair.one, pair.other) if _blurs(config, path)]
+        if rule.ours and not lost and not why and blurred:
+            why = _told(rule, blurred[0])
+        elif rule.ours and not lost and not why:
             why = "both configs mean the same here, or the setting has no effect in this run"
-        effect = _weight(pair, rule.ours, lost, path)
-        whole = _finding(path, effect, why, before.get(path), after.get(path), pair)
+        effect, why = pair.by_ranks(lost) or (_weight(pair, rule.ours, lost, path), why)
+        whole = replace(
+            _finding(path, effect, why, before.get(path), after.get(path), pair), about=lost
+        )
         yield from _in_parts(pair, rule, whole, lost)
     yield from _untold(pair, told)
 
@@ -151,7 +248,7 @@ def _in_parts(
             after.get(part.keys),
             pair,
         )
-        yield replace(found, given=True, rule=whole.rule)
+        yield replace(found, given=True, rule=whole.rule, about=whole.about)
 
 
 def _worth_of(rule: Rule, whole: Finding, part: Setting, lost: tuple[str, ...]) -> Effect:
@@ -170,14 +267,29 @@ def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str)
     has an effect of losing the setting. Unless the rule states the effect of another value, the
     worse of these two effects is returned.
     """
-    rounded = _rounded(pair.one, path) or _rounded(pair.other, path)
-    if ours and not lost and not rounded:
+    held = not any(_rounded(config, path) or _blurs(config, path) for config in (pair.one, pair.other))
+    if ours and not lost and held:
         return Effect.NONE
     rule = claims(pair.one.dialect)[path]
     if rule.other:
         return rule.other
     effects = (rule.effect_of_losing(lost, config.effective) for config in (pair.one, pair.other))
     return min(effects, key=lambda effect: effect.rank)
+
+
+def _blurs(config: Config, path: str) -> bool:
+    """Return whether `config` sets `path` and no plan holds all that the rule of `path` says."""
+    rule = claims(config.dialect).get(path)
+    if rule is None or rule.blurs is None or path not in config.given:
+        return False
+    seen = rule.seen(rule.theirs, config.effective)
+    return rule.blurs(seen) and not (rule.becomes and not rule.becomes(path, seen))
+
+
+def _told(rule: Rule, config: Config) -> str:
+    """Return what no plan holds of a rule's values in `config`, in words."""
+    seen = rule.seen(rule.theirs, config.effective)
+    return (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
 
 
 def _rounded(config: Config, path: str) -> tuple[str, ...]:
@@ -210,15 +322,17 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
         effects = (
             rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other)
         )
-        effect = min(effects, key=lambda effect: effect.rank)
-        yield _finding(
+        follows = "this difference follows from the other differences"
+        effect, why = pair.by_ranks((ours,)) or (min(effects, key=_rank), follows)
+        found = _finding(
             ours,
             effect,
-            "this difference follows from the other differences",
+            why,
             pair.meant.plain.get(ours),
             pair.kept.plain.get(ours),
             pair,
         )
+        yield replace(found, about=(ours,))
 
 
 # Two stacks
@@ -313,7 +427,17 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     change = f"{_said(before)} -> {named}{_said(after)}"
     origin, given = pair.other.origins.get(theirs), mine in pair.one.given
     return Finding(
-        path, why, effect, given, How.APPROXIMATE, before, after, origin, f"{RULE}/{worst}", change
+        path,
+        why,
+        effect,
+        given,
+        How.APPROXIMATE,
+        before,
+        after,
+        origin,
+        f"{RULE}/{worst}",
+        change,
+        about=(mine, theirs, *fields),
     )
 
 
@@ -340,13 +464,18 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
-    effects, why = list[Effect](), ""
+    if None not in (found := [values.get(ours) for _, values in sides]) and (by := pair.by_ranks((ours,))):
+        return by
+    effects, why, open_ = list[Effect](), "", False
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)
         if rule is None:
             continue
         effects.append(rule.effect_of_losing((ours,), config.effective))
         if values.get(ours) is None:
-            why = why or rule.why(ours)
+            open_, why = True, why or rule.why(ours)
     # A field that no table knows may change the numbers: unknown is not harmless.
-    return min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS), why
+    effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)
+    # What a stack decides by itself costs neither more nor less than a value. A value that the
+    # stack could not take is a loss, which the rules tell.
+    return (Effect.NONE if open_ and effect is Effect.COST else effect), why

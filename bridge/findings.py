@@ -48,7 +48,9 @@ class Finding:
     value changed. `change` describes the change in words, if units or rounding make this necessary.
     `rule` is the id of the check that made the finding. `cause` is the reason that several findings
     share; reports for people print it once for all of them. `unknown` is true for a setting that was
-    left out and that no table stands for: nobody knows what it does to the run.
+    left out and that no table stands for: nobody knows what it does to the run. `about` are the plan
+    fields that the finding reports on if it compares two meanings, and further settings that stand
+    for them.
     """
 
     path: str
@@ -63,6 +65,7 @@ class Finding:
     change: str = ""
     cause: str = ""
     unknown: bool = False
+    about: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

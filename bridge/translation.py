@@ -118,7 +118,7 @@ class Result:
         return not any(finding.matters for finding in self.findings)
 
 
-def _remarks(target: Config) -> Iterator[Finding]:
+def remarks(target: Config) -> Iterator[Finding]:
     """Findings on the target, without findings on missing settings, which are in `Result.missing`.
     """
     return (finding for finding in target.findings if finding.how is not How.MISSING)
@@ -193,7 +193,7 @@ def translate(
     losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
     losses += tuple(_nameless(trip, losses))
     left = way.unused(told.given, config, target) if way and told else ()
-    findings = (*losses, *openings, *left, *_left_behind(config, target), *_remarks(target))
+    findings = (*losses, *openings, *left, *_left_behind(config, target), *remarks(target))
     return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
 
 
@@ -324,7 +324,7 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         change = ""
         if rule.becomes and how is not How.DERIVED:
             change = rule.becomes(named, rule.seen(rule.theirs, config.effective))
-        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change)
+        finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, about=mine)
         yield from _in_parts(trip, rule, lost, finding)
 
 
@@ -392,6 +392,7 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
             part.value,
             after,
             config.origins.get(part.path, whole.origin),
+            about=mine,
         )
     left = tuple(
         ours
@@ -401,7 +402,9 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
     effect = rule.effect_of_losing(left, config.effective)
     if left and rule.ours and effect.reaches(Effect.NUMBERS):
         reason = _reason(rule, How.APPROXIMATE, left, trip.target)
-        yield Finding(whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin)
+        yield Finding(
+            whole.path, reason, effect, False, How.APPROXIMATE, None, None, whole.origin, about=left
+        )
 
 
 def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> How:
@@ -467,7 +470,9 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
             if kept.get(ours) is None:
                 open_.setdefault(reason, []).append(ours)
             else:
-                yield Finding(ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours])
+                yield Finding(
+                    ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], about=(ours,)
+                )
     for reason, paths in open_.items():
         before = {path.removeprefix("model."): meant[path] for path in paths}
         path = paths[0] if len(paths) == 1 else "model"
@@ -478,6 +483,7 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
             False,
             How.DROPPED,
             before if len(paths) > 1 else meant[path],
+            about=tuple(paths),
         )
 
 
@@ -515,6 +521,7 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 before,
                 kept.get(rule.ours[0]),
                 config.origins.get(path),
+                about=(ours,),
             )
 
 
@@ -546,6 +553,7 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 config.effective.get(path, meant[ours]),
                 kept[ours],
                 config.origins.get(path),
+                about=(ours,),
             )
 
 
@@ -556,7 +564,7 @@ def _remarked(target: Config, ours: str, effect: Effect) -> bool:
     rule = plan_claims(target.dialect).get(ours)
     paths = rule.carriers(ours) if rule else ()
     return any(
-        remark.path in paths and remark.effect.reaches(effect) for remark in _remarks(target)
+        remark.path in paths and remark.effect.reaches(effect) for remark in remarks(target)
     )
 
 
@@ -667,7 +675,9 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         )
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
-        yield Finding(path, message, effect, False, How.DEFAULTED, None, after, cause=cause)
+        yield Finding(
+            path, message, effect, False, How.DEFAULTED, None, after, cause=cause, about=tuple(fields)
+        )
 
 
 def _told_by(target: Config, ours: str, value: Any) -> tuple[str, Any]:

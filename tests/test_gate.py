@@ -245,7 +245,7 @@ class TestDiff:
         for names in (("launch.args", "ds.json"), ("ds.json", "launch.args")):
             rows = json.loads(said("diff", *names, "--world-size", "8", "--json")[1])["findings"]
             assert not [row["path"] for row in rows if row["effect"] != "same numbers" and row["path"] not in known]
-        told = said("diff", "launch.args", "ds.json", "--world-size", "8")[1]
+        told = said("diff", "launch.args", "ds.json", "--world-size", "8", "--all")[1]
         assert re.search(r"activation_checkpointing.cpu_checkpointing not set -> False \(line \d+\)", told)
         lines = [Path(name).read_text().splitlines() for name in ("launch.args", "ds.json")]
         Path("ds.json").write_text(Path("ds.json").read_text().replace('"gradient_clipping": 1.0', '"gradient_clipping": 0.5'))

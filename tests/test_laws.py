@@ -24,6 +24,7 @@ from bridge.sections import otherwise
 from bridge.testing import configs, entries
 from bridge.testing.fuzz import starts
 from bridge.translation import Result, translate
+from tests.verdicts import tried
 
 pytestmark = pytest.mark.once
 
@@ -270,3 +271,15 @@ def said_to_lack(result: Result, error: BridgeError) -> bool:
     """Whether all that the reader stops at was named: a source about one thing alone leaves the others open."""
     named = {finding.path for finding in result.config.findings}
     return all(problem.partition(":")[0] in named and "missing" in problem for problem in error.problems)
+
+
+# 8. One verdict for one pair
+
+
+@pytest.mark.parametrize("ours", DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("theirs", DIALECTS, ids=lambda dialect: dialect.name)
+def test_diff_is_never_milder_than_convert(ours: Dialect, theirs: Dialect) -> None:
+    """`diff` names each cause of `convert`, and says the same both ways; tests/verdicts.py tries more."""
+    broken = list[str]()
+    tried(ours, theirs, 2, lambda config, effect, problems: broken.extend(problems))
+    assert not broken
