@@ -51,6 +51,7 @@ from bridge.files import (
 from bridge.files.lock import shared
 from bridge.files.read import LOADERS
 from bridge.findings import Finding
+from bridge.foreign import foreign
 from bridge.gate import FORMATS, Record, baseline, is_baseline, record, refusals
 from bridge.programs import scripted
 from bridge.releases import unknown_release
@@ -536,6 +537,8 @@ def recognised(document: Document) -> Dialect:
     """The dialect that recognises `document` with the highest score; `SourceError` if none does, or
     if several share that score.
     """
+    if said := foreign(document.data):
+        raise UnrecognisedError(f"{document.name}: {said}")
     scores, faults = stacks.recognising(document.data)
     for fault in faults:
         note(f"note: {fault}")

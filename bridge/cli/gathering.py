@@ -174,10 +174,13 @@ def _git(words: Sequence[str], name: str) -> bytes:
 def within(job: Job) -> Iterator[None]:
     """Return a context that limits access to files.
 
-    Files named in the job's file are opened only in its folder or below a path of --allow-path.
-    Files that are written get no wider permissions than the job's file has.
+    Files named in the job's file are opened only in its folder, in the folder where the command was
+    started, or below a path of --allow-path. Files that are written get no wider permissions than
+    the job's file has.
     """
     standard = job.file == STDIN
     folder, source = (Path(), None) if standard else (Path(job.file).parent, job.file)
-    with reaching(folder, job.allow), as_private_as(source), lacking.named():
+    # What lies below the folder where a person starts the command is that person's own; below the root lies everything.
+    here = (Path(),) if Path().resolve() != Path(Path().resolve().anchor) else ()
+    with reaching(folder, (*here, *job.allow)), as_private_as(source), lacking.named():
         yield

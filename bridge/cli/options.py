@@ -166,8 +166,8 @@ AllowPath = Annotated[
         "--allow-path",
         metavar="PATH",
         help=(
-            "A file or folder outside FILE's folder that FILE may name or source; nothing else "
-            "outside FILE's folder is opened."
+            "A file or folder outside FILE's folder and the current one that FILE may name or "
+            "source; nothing else outside of the two is opened."
         ),
     ),
 ]

@@ -116,9 +116,9 @@ def writable(name: str) -> Path:
 
 
 def _outside(name: str, place: Path, reach: Reach) -> str:
-    folder = os.path.realpath(reach.folder)
+    roots = dict.fromkeys(os.path.realpath(root) for root in (reach.folder, *reach.allowed))
     return (
-        f"{name}: leads out of {folder}, so nothing was opened; "
+        f"{name}: leads out of {' and of '.join(roots)}, so nothing was opened; "
         f"give --allow-path {os.path.realpath(place)} if you trust this path"
     )
 

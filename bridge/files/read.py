@@ -16,6 +16,7 @@ from bridge.files.document import TEXT, Document
 from bridge.files.json import MalformedError, load_hjson, load_json, load_json_or_hjson
 from bridge.files.python import ASSIGNED, NotPythonError, load_python
 from bridge.files.shell import Script, load_script
+from bridge.files.toml import load_toml
 from bridge.files.words import BLANK, load_words
 from bridge.files.yaml import load_yaml
 
@@ -26,6 +27,7 @@ LOADERS: Mapping[str, Loader] = {
     ".hjson": load_hjson,
     ".yaml": load_yaml,
     ".yml": load_yaml,
+    ".toml": load_toml,
     ".txt": load_words,
     ".args": load_words,
     **dict.fromkeys((".sh", ".bash", ".slurm", ".sbatch"), load_script),
@@ -100,6 +102,8 @@ def _sniffed(text: str) -> Loader:
     start = _start(text)
     if _opens_with_flag(start):
         return load_words
+    if re.fullmatch(r"\[{1,2}[\w.-]+\]{1,2}\s*(?:#.*)?", start):
+        return load_toml
     if ASSIGNED.match(start):
         return load_python
     return _bracketed if start[:1] in ("{", "[", "/") else load_yaml

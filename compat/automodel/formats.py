@@ -60,6 +60,7 @@ IGNORED = ("clip_grad_norm.max_norm",)
 """Settings that older releases ignore instead of refusing them."""
 
 RECIPE_MARKS: Mapping[str, int] = {
+    "recipe": 2,
     "step_scheduler": 2,
     "distributed": 1,
     "dist_env": 1,

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from compat.deepspeed.releases import Release
 
 
+def _reads(key: str, inner: set[str], value: Any) -> bool:
+    """Return whether the value of a top-level key looks as DeepSpeed reads it. `inner` are the keys of that section; the
+    empty key stands for a key that is no section.
+    """
+    if "" in inner or key == "zero_optimization":
+        return True
+    return isinstance(value, Mapping) and (not value or not inner.isdisjoint(value))
+
+
 class DeepSpeedFile(Config):
     """A DeepSpeed config. `ds_config` returns the mapping for `deepspeed.initialize`, and `script`
     returns a training script for this config.
@@ -305,8 +314,9 @@ class DeepSpeedDialect(PackagedDialect):
         return reworded(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
-        """Return the number of top-level keys in a config that DeepSpeed reads. For a launch script
-        return 1 if one of its commands gets a DeepSpeed config, else 0.
+        """Return the number of top-level keys in a config that DeepSpeed reads; a section counts only
+        if DeepSpeed reads a key in it. For a launch script return 1 if one of its commands gets a
+        DeepSpeed config, else 0.
         """
         from compat.deepspeed.releases import KEYS
         from compat.deepspeed.scripts import is_launch
@@ -315,8 +325,11 @@ class DeepSpeedDialect(PackagedDialect):
             return int(any(map(is_launch, data.launches)))
         if not isinstance(data, Mapping):
             return 0
-        own = {key.partition(".")[0] for key in KEYS}
-        return sum(isinstance(key, str) and key in own for key in data)
+        own: dict[str, set[str]] = {}
+        for path in KEYS:
+            top, _, inner = path.partition(".")
+            own.setdefault(top, set()).add(inner.partition(".")[0])
+        return sum(_reads(key, own[key], value) for key, value in data.items() if key in own)
 
     def mistaken(self, data: Any) -> str:
         """Return a message if the file is a config of accelerate or of Hugging Face's Trainer, else

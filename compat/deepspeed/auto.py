@@ -16,6 +16,10 @@ from compat.deepspeed.leaves import typed
 from compat.deepspeed.schema import DeepSpeed
 from compat.deepspeed.trainer import DEFAULTS, NAMES, misfit
 
+OVERWRITTEN: Mapping[str, str] = {
+    "steps_per_print": "accelerate sets it to infinity, whatever the file says (utils/dataclasses.py: __post_init__)",
+}
+"""Keys for which "auto" needs no value, because whoever resolves "auto" overwrites the key in any case."""
 REAL = frozenset(
     {
         "zero_optimization.zenflow.select_strategy",

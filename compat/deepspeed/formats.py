@@ -31,6 +31,24 @@ NULLABLE = frozenset(
     {"expert_parallel.expert_w3", "seq_parallel_communication_data_type", "steps_per_print"}
 )
 """Keys for which null means something else than a missing key."""
+TRUTHS: Mapping[str, str] = {
+    "optimizer.params.torch_adam": "runtime/engine.py: get_optimizer_configuration",
+    "prescale_gradients": "runtime/engine.py: postscale_gradients",
+    "dump_state": "runtime/engine.py: __init__",
+    "disable_python_gc": "runtime/engine.py: _configure_python_gc",
+    "zero_allow_untested_optimizer": "runtime/engine.py: _do_optimizer_sanity_check",
+    "zero_force_ds_cpu_optimizer": "runtime/engine.py: _configure_optimizer",
+    "memory_breakdown": "runtime/utils.py: see_memory_usage",
+    "torch_autocast.enabled": "runtime/engine.py: torch_autocast_enabled",
+    "activation_checkpointing.partition_activations": "runtime/activation_checkpointing/checkpointing.py: forward",
+    "activation_checkpointing.contiguous_memory_optimization": "runtime/activation_checkpointing/checkpointing.py: backward",
+    "activation_checkpointing.cpu_checkpointing": "runtime/activation_checkpointing/checkpointing.py: forward",
+    "activation_checkpointing.profile": "runtime/activation_checkpointing/checkpointing.py: forward",
+    "activation_checkpointing.synchronize_checkpoint_boundary": "runtime/activation_checkpointing/checkpointing.py: forward",
+}
+"""Keys of which DeepSpeed only asks whether the value is true in Python, each with the place in its source that asks."""
+DENIALS = ("false", "no", "off", "0", "none", "null", "disabled")
+"""Texts whose author means false."""
 NULL_SECTIONS = frozenset(
     {
         "bf16",
@@ -405,11 +423,26 @@ class _Reader(Reader):
             self._object(written, value)
         elif value is None and not means:
             self._no_value(written, path)
+        elif value == "auto" and path in auto.OVERWRITTEN:
+            self.finding(path, f'"auto" has no effect: {auto.OVERWRITTEN[path]}', Effect.NONE)
+        elif path in TRUTHS and path not in auto.RULES and not isinstance(value, bool):
+            self._truth(written, path, value)
         elif value == "auto" and path not in auto.REAL:
             # Replaced once all keys are read: one "auto" may follow from another key.
             self._set(path, "auto", written)
         else:
             self._value(written, path, value)
+
+    def _truth(self, written: str, path: str, value: Any) -> None:
+        """Read a value of which DeepSpeed only asks whether it is true in Python, so that the text "false" counts as true."""
+        taken = str(bool(value)).lower()
+        denied = isinstance(value, str) and bool(value) and value.strip().lower() in DENIALS
+        self.finding(
+            path,
+            f"found {shown(value)}, which DeepSpeed takes as {taken} ({TRUTHS[path]}); write true or false",
+            Effect.NUMBERS if denied else Effect.NONE,
+        )
+        self._set(path, bool(value), written)
 
     def _value(self, written: str, path: str, value: Any) -> None:
         try:

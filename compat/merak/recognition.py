@@ -92,4 +92,6 @@ def _sections(data: Mapping[Any, Any]) -> int:
 def _count(names: Sequence[str]) -> int:
     # Names that other stacks have too are counted only beside one that is Merak's alone.
     own = any(name in ALONE and name not in TRAINER for name in names)
-    return 1 + sum(name in _names() for name in names) if own else 0
+    known = sum(name in _names() for name in names)
+    # Names that Merak does not have speak against it: it has one of a few shared names by chance.
+    return 1 + known if own and 2 * known >= len(names) else 0

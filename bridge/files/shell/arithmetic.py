@@ -39,15 +39,19 @@ class Wrong(ValueError):
     """Raised for an expression at which a shell stops with an error."""
 
 
-class Dropped(Wrong):
-    """Raised for a failed assignment.
+class Discarded(Wrong):
+    """Raised for an error in an expression.
 
-    A shell reports the failure, skips the rest of the line, and continues with the next line.
+    A shell reports the error, skips the rest of the line, and continues with the next line.
     """
 
 
+class Dropped(Discarded):
+    """Raised for an assignment to a read-only variable. Unlike other errors, `set -e` ends the shell there."""
+
+
 class Unset(Wrong):
-    """Raised for the use of a variable that is not set, under `set -u`. A shell ends there."""
+    """Raised for the use of a variable that is not set, under `set -u` or with `${NAME:?}`. A shell ends there."""
 
 
 class Names(Protocol):
@@ -65,7 +69,7 @@ class Names(Protocol):
 
 def _quotient(left: int, right: int) -> int:
     if not right:
-        raise Wrong("division by zero")
+        raise Discarded("division by zero")
     # As in C, the quotient is cut towards zero; Python rounds it down.
     return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
 
@@ -105,7 +109,7 @@ def value(text: str, names: Names, depth: int = 0) -> int:
     if len(text) > LONGEST:
         raise Unread(f"an expression of more than {LONGEST:,} characters is not supported")
     if depth > DEEPEST:
-        raise Wrong("expression recursion level exceeded")
+        raise Discarded("expression recursion level exceeded")
     return _Expression(text, names, depth).whole()
 
 
@@ -127,13 +131,13 @@ def number(text: str) -> int:
     # A base that is written itself takes no leading zero.
     size = int(base) if base.isdigit() and (sign == "" or base[0] != "0") and len(base) < 4 else 0
     if not 2 <= size <= 64:
-        raise Wrong(f"{text} is no number: invalid arithmetic base")
+        raise Discarded(f"{text} is no number: invalid arithmetic base")
     found = 0
     for char in digits:
         # Up to base 36 capitals stand for the small letters; above, they are digits of their own.
         digit = DIGITS.find(char.lower() if size <= 36 else char)
         if not 0 <= digit < size:
-            raise Wrong(f"{text} is no number of base {size}")
+            raise Discarded(f"{text} is no number of base {size}")
         found = found * size + digit
     return _wrapped(found)
 
@@ -164,7 +168,7 @@ class _Expression:
         found = TOKEN.match(self.text, self.position)
         if found is None:
             if self.text[self.position :].strip(" \t\n"):
-                raise Wrong(f"syntax error in {self.text.strip()!r}")
+                raise Discarded(f"syntax error in {self.text.strip()!r}")
             self.kind = self.sign = ""
             return
         self.kind, self.sign, self.position = (
@@ -188,7 +192,7 @@ class _Expression:
         if self.sign in ("++", "--", "=", "["):
             raise Unread(f"{self.text.strip()!r} is not supported")
         if self.kind:
-            raise Wrong(f"syntax error in {self.text.strip()!r}")
+            raise Discarded(f"syntax error in {self.text.strip()!r}")
         return result
 
     def _comma(self) -> int:
@@ -212,7 +216,7 @@ class _Expression:
             return test
         first = self._either(not test, self._comma)
         if not self._take(":"):
-            raise Wrong(f"syntax error in {self.text.strip()!r}")
+            raise Discarded(f"syntax error in {self.text.strip()!r}")
         second = self._either(bool(test), lambda: self._choice(False))
         return first if test else second
 
@@ -246,7 +250,7 @@ class _Expression:
 
     def _applied(self, sign: str, left: int, right: int) -> int:
         if sign == "**" and right < 0:
-            raise Wrong("exponent less than 0")
+            raise Discarded("exponent less than 0")
         if sign == "**":
             return _wrapped(pow(left, right, 1 << 64))
         # Operands of an idle part are read as 0, on which division and shifts must not fail.
@@ -281,14 +285,14 @@ class _Expression:
         if self._take("("):
             result = self._comma()
             if not self._take(")"):
-                raise Wrong(f"syntax error in {self.text.strip()!r}: missing )")
+                raise Discarded(f"syntax error in {self.text.strip()!r}: missing )")
             return result
         if self.kind == "number":
             found = number(self.sign)
             self._next()
             return found
         if self.kind != "name":
-            raise Wrong(f"syntax error in {self.text.strip()!r}: operand expected")
+            raise Discarded(f"syntax error in {self.text.strip()!r}: operand expected")
         begins = self.position == self.begun
         return self._named(self._place(), begins)
 
@@ -335,4 +339,4 @@ def _closing(text: str, position: int) -> int:
         depth += (text[place] == "[") - (text[place] == "]")
         if not depth:
             return place
-    raise Wrong(f"syntax error in {text.strip()!r}: missing ]")
+    raise Discarded(f"syntax error in {text.strip()!r}: missing ]")

@@ -20,6 +20,7 @@ from bridge.files.shell.pieces import (
     Pieces,
     Text,
     Unknown,
+    cut,
     known,
     spelled,
     words,
@@ -79,22 +80,26 @@ def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         found += [*(_text(" ") if index else ()), *word]
     if "e" in flags and flags.rfind("e") > flags.rfind("E"):  # the later one takes effect
         text = known(found)
-        found = list(
-            _text(formatting.escaped(text)) if text is not None else _unknown(reader, "(echo -e)")
-        )
+        try:
+            found = list(
+                _text(formatting.escaped(text)) if text is not None else _unknown(reader, "(echo -e)")
+            )
+        except Unread as error:
+            found = list(_unknown(reader, "(echo -e)", str(error)))
     reader.write((*found, *(() if "n" in flags else _text("\n"))))
 
 
 def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """Model `printf`, which writes into a variable with `-v`."""
-    rest, target = list(called[1:]), None
-    if len(rest) >= 2 and known(rest[0]) == "-v":
-        target, rest = known(rest[1]), rest[2:]
+    rest = list(called[1:])
+    target: Pieces | None = None
+    if rest and spelled(rest[0]).startswith("-v"):
+        target, rest = cut(rest[0], 2), rest[1:]
+        if not target and rest:
+            target, rest = rest[0], rest[1:]
     if rest and known(rest[0]) == "--":
         rest = rest[1:]
     elif rest and re.match(r"-.", spelled(rest[0])):
-        if spelled(rest[0]).startswith("-v"):
-            raise reader.refuse(place, "this option of printf is not supported")
         reader.scope.status = 2
         return
     texts = [None if several(word) else known(word) for word in rest]
@@ -106,12 +111,13 @@ def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     except Unread as error:
         made = _unknown(reader, "(printf)", str(error))
         reader.scope.status = None
-    if target is None and len(called) > 2 and known(called[1]) == "-v":
-        raise reader.refuse(place, 'the variable that "printf -v" sets is not known')
-    if target is None:
+    name = known(target) if target else None
+    if not target:
         reader.write(made)
+    elif name is None or several(target):
+        reader.overtake(place, target)
     else:
-        variables.put(reader, target, Value((made or (Text("", NOWHERE),),)))
+        variables.put(reader, name, Value((made or (Text("", NOWHERE),),)))
 
 
 def working_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
@@ -154,12 +160,12 @@ def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """Model `exit`, `return`, `break` and `continue`."""
     name = spelled(called[0])
     if name in ("break", "continue"):
-        levels = _number(reader, called, 1)
-        reader.scope.status = int(levels < 1)
         # Outside of a loop a shell reports it, and goes on.
         if not reader.loops:
             reader.scope.status = 0
             return
+        levels = _number(reader, called, 1)
+        reader.scope.status = int(levels < 1)
         reader.scope.levels = min(levels, reader.loops) if levels > 0 else reader.loops
     elif name == "return" and not (reader.scope.frames or reader.scope.taken):
         # An error outside of functions and sourced files; the script goes on.
@@ -218,11 +224,14 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
     Where the input is not known, the variables become unknown.
     """
-    options, names = _options(called[1:], "adnNpitu")
+    options, words_ = _options(called[1:], "adnNpitu")
     array = options.get("a")
-    if several_names := [name for name in names if name is None]:
-        raise reader.refuse(place, f'{len(several_names)} of the names after "read" are not known')
-    targets = [str(name) for name in names]
+    targets = [name for name in map(known, words_) if name is not None]
+    if len(targets) < len(words_):
+        _ask(reader, targets, array, None)
+        for word in words_:
+            reader.overtake(place, word)
+        return
     unread = sorted(options.keys() & {"n", "N", "u", "t", "s"})
     if unread or reader.scope.input is None:
         _ask(
@@ -254,11 +263,8 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
             )
 
 
-def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], list[str | None]]:
-    """Return the options of a command, as values by letter, and the other words of the command.
-
-    A word is None if it is not known.
-    """
+def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], list[Pieces]]:
+    """Return the options of a command, as values by letter, and the other words of the command."""
     found: dict[str, str] = {}
     rest = list(words_)
     while rest:
@@ -277,7 +283,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
             if not text[index + 1 :] and rest:
                 rest.pop(0)
             break
-    return found, [known(word) for word in rest]
+    return found, rest
 
 
 def _ask(
@@ -366,9 +372,11 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
 def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """Model `mapfile [-t] [-d MARK] [-s SKIP] [-n COUNT] NAME`."""
     options, names = _options(called[1:], "dnOsucC")
-    name = names[0] if names else "MAPFILE"
+    name = known(names[0]) if names else "MAPFILE"
     if name is None:
-        raise reader.refuse(place, "the name of the array that mapfile sets is not known")
+        reader.overtake(place, names[0])
+        reader.scope.status = None
+        return
     text = known(reader.scope.input) if reader.scope.input is not None else None
     counts = [options.get(letter, "0") for letter in "sn"]
     if (
@@ -392,9 +400,10 @@ def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """Model `shift`."""
-    count, given = _number(reader, called, 1), reader.scope.given
+    given = reader.scope.given
+    count = _number(reader, called, 1) if len(called) < 2 or known(called[1]) is not None else len(given)
     # A word of unknown length may be all that is shifted away, or less than that.
-    if any(several(word) for word in given[:count]):
+    if any(known(word) is None for word in called[1:2]) or any(several(word) for word in given[:count]):
         reader.scope.arguments = (_unknown(reader, "@", '"shift" removes an unknown number of arguments', loose=True),)
         reader.scope.status = None
     elif count > len(given) or count < 0:
@@ -434,6 +443,9 @@ def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 def _switch(reader: Reader, place: int, options: Options, name: str | None, on: bool) -> None:
     """Turn an option on or off. Raises `SourceError` for options that are not supported."""
+    if name is not None and not options.has(name):
+        reader.scope.status = None  # a shell reports it, and goes on
+        return
     problem = (
         f"the option of {options.command} is not known"
         if name is None
@@ -452,7 +464,8 @@ def _switch(reader: Reader, place: int, options: Options, name: str | None, on: 
 
 def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """Model `shopt`."""
-    flags, names = _options(called[1:], "")
+    flags, words_ = _options(called[1:], "")
+    names = [known(word) for word in words_]
     if not flags.keys() & {"s", "u", "q"}:
         reader.write(_unknown(reader, "(shopt)"))
     for name in names if flags.keys() & {"s", "u"} else ():
@@ -462,7 +475,8 @@ def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     if known_ and not flags.keys() & {"s", "u"}:
         reader.answer(None if told & reader.scope.unsure.keys() else told <= reader.scope.options)
     else:
-        reader.scope.status = 0 if flags.keys() & {"s", "u"} else None
+        turns = bool(flags.keys() & {"s", "u"})
+        reader.scope.status = 0 if turns and all(name and SHOPT.has(name) for name in names) else None
 
 
 def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
@@ -473,7 +487,8 @@ def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     for word in called[1:]:
         text = None if several(word) else known(word)
         if text is None:
-            raise reader.refuse(place, f"the variable that {spelled(word)} unsets is not known")
+            reader.overtake(place, word)
+            continue
         name, _, index = text.partition("[")
         if text.startswith("-"):
             continue
@@ -563,7 +578,7 @@ def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
         Sourced(line, spelled(path), next(reasons, "") or opened.missing(reader, path), tools)
     )
     if not tools:
-        reader.scope.overtaken(line)
+        reader.scope.overtaken(f"the file that is sourced on line {line}")
 
 
 def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pieces]) -> None:
@@ -670,15 +685,16 @@ def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 
 
 def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
-    """Model `alias`, which has an effect only in a script that may turn on `expand_aliases`."""
+    """Model `alias`, which has an effect only in a script that may turn on `expand_aliases`, on words behind its line."""
     reader.scope.status = 0
     if not any("=" in spelled(word) for word in called[1:]):
         reader.write(_unknown(reader, "(alias)"))
-    if reader.scope.may("expand_aliases"):
-        raise SourceError(
-            f'{reader.name}: line {reader.source.line(place)}: the command "alias" changes the '
-            "meaning of words, and is not supported"
-        )
+    behind = reader.source.text[place:].partition("\n")[2]
+    for word in called[1:] if reader.scope.may("expand_aliases") else ():
+        name = (known(word) or "").partition("=")[0]
+        if not name or re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w./-])", behind):
+            problem = f'"alias" changes the meaning of {name or spelled(word)}, which is not supported'
+            raise reader.refuse(place, problem)
 
 
 BUILTINS: Mapping[str, Callable[[Reader, int, Sequence[Pieces]], None]] = {

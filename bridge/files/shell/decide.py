@@ -319,7 +319,7 @@ def _is_set(name: str, expander: Expander) -> Truth:
     plain, _, index = name.partition("[")
     value = expander.scope.get(plain)
     if value is None:
-        settled = expander.scope.settled(plain) or not expander.scope.sourced
+        settled = expander.scope.settled(plain) or not expander.scope.overtaker(plain)
         return False if settled else None
     if any(
         isinstance(piece, Unknown) and (piece.perhaps or several(word))

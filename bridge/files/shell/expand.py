@@ -52,6 +52,10 @@ LITERAL = re.compile(r"[A-Za-z0-9_./:=,%@+-]+")
 """Matches a word without expansions and quotes."""
 OUTPUT = "the value is the output of a command, and commands are not run"
 FILES = "the value depends on the files that match the pattern"
+EXPANDED = re.compile(r"\$\{?([A-Za-z_]\w*|\d+)")
+"""Matches the names of variables in an expansion."""
+COUNTED = re.compile(r"(?<![\w#])[A-Za-z_]\w*|(?<=\$)\d+|(?<=\$\{)\d+")
+"""Matches the names of variables in an arithmetic expansion, where they need no dollar sign."""
 GLOBBING = re.compile(r"[*?\[(]")
 """Matches a character such as `*`. Every glob pattern has at least one of these characters."""
 GROUPS = re.compile(r"[?*+@!]\(")
@@ -65,8 +69,8 @@ class Runner(Protocol):
     def capture(self, source: Source) -> Pieces:
         """Return the output of the commands of `source`."""
 
-    def stop(self, line: int, problem: str) -> None:
-        """Record that a shell certainly stops at an expansion on `line`."""
+    def stop(self, line: int, problem: str, discards: bool) -> None:
+        """Record that a shell certainly stops at an expansion on `line`; if it `discards`, only the rest of the line is lost."""
 
     def doubt(self, line: int) -> None:
         """Record that a shell possibly stops at an expansion on `line`."""
@@ -109,7 +113,11 @@ class Expander:
             return [literal]
         separators = self.scope.separators
         found: list[Pieces] = []
-        for parts in self.choices(word):
+        try:
+            choices = self.choices(word)
+        except OverflowError as error:
+            return [(replace(self.unknown(word, str(error), False), loose=True),)]
+        for parts in choices:
             pieces = self.parts(self.tilde(parts, False), False)
             if separators is None:
                 pieces = [
@@ -322,19 +330,24 @@ class Expander:
         except Unread as error:
             return self.unknown(part, str(error), quoted)
         except arithmetic.Wrong as error:
-            return self.wrong(part, str(error), quoted)
+            return self.wrong(part, error, quoted)
 
-    def wrong(self, part: Part, problem: str, quoted: bool) -> Unknown:
-        """Return the unknown piece for an expansion at which a shell stops."""
-        self.runner.doubt(self.source.line(part.start))
+    def wrong(self, part: Part, error: arithmetic.Wrong, quoted: bool) -> Unknown:
+        """Return the unknown piece for an expansion with an error."""
+        line, discards = self.source.line(part.start), isinstance(error, arithmetic.Discarded)
         # The unset variables in it may be the reason. The message says how to set them.
-        names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*|\d+)", self.source.said(part)))
-        absent = dict.fromkeys(found for name in names for found in self._asked(name))
-        needed = (
-            f"; the expansion needs {' and '.join(f'--env {name}=...' for name in absent)}" if absent else ""
-        )
-        why = f"a shell stops here: {problem}{needed}"
-        self.runner.stop(self.source.line(part.start), f"{self.source.said(part)}: {why}")
+        counts = part.kind == "arith"
+        names = (COUNTED if counts else EXPANDED).findall(self.source.said(part))
+        absent = dict.fromkeys(found for name in dict.fromkeys(names) for found in self._asked(name))
+        needed = " ".join(f"--env {name}=..." for name in absent)
+        if needed and counts and discards:
+            # Whoever starts the script sets them, and then there is no error.
+            return self.unknown(part, f"{', '.join(absent)} not set: {error}; set {needed}", quoted)
+        if not discards:
+            self.runner.doubt(line)
+        hint = f"; set {needed}" if needed and "--env" not in str(error) else ""
+        why = f"a shell stops here: {error}{hint}"
+        self.runner.stop(line, f"{self.source.said(part)}: {why}", discards)
         return self.unknown(part, why, quoted)
 
     def settling(self, text: str) -> str:
@@ -387,7 +400,7 @@ class Expander:
                 replace(unknown, loose=True) if EACH.search(self.source.said(part)) else unknown
             ]
         except arithmetic.Wrong as error:
-            return [self.wrong(part, str(error), quoted)]
+            return [self.wrong(part, error, quoted)]
 
     def _braced(self, part: Part, quoted: bool) -> Expanded:
         # `${#NAME}` is a length, `${#}` the number of arguments, and `${#-text}` an operator behind
@@ -426,11 +439,8 @@ class Expander:
             )
         if self.scope.may("nounset") and self.scope.settled(name):
             return "the variable is not set, and set -u stops a shell here"
-        if self.scope.sourced:
-            return (
-                f"the file that is sourced on line {self.scope.sourced} may set the variable; "
-                f"set --env {name}=..."
-            )
+        if by := self.scope.overtaker(name):
+            return f"{by} may set the variable; set --env {name}=..."
         line = self.runner.setter(name)
         if line and self.runner.sets(name):
             return (
@@ -450,15 +460,15 @@ class Expander:
         if subject.elements is None and not subject.joined:
             if self.settled(subject):
                 return [self.made(part, "", quoted)]
-            alone = not self.scope.sourced and not self.scope.may("nounset")
+            alone = not self.scope.overtaker(subject.name) and not self.scope.may("nounset")
             if self.scope.may("nounset"):
                 self.runner.doubt(self.source.line(part.start))
             return [self.unknown(part, self.unset(subject.name), quoted, absent=alone)]
         if subject.elements is None and not self.settled(subject):
             unknown = self.unknown(
-                part, self.unset(subject.name), quoted, absent=not self.scope.sourced
+                part, self.unset(subject.name), quoted, absent=not self.scope.overtaker(subject.name)
             )
-            return [replace(unknown, loose=bool(self.scope.sourced) and subject.joined == "@")]
+            return [replace(unknown, loose=bool(self.scope.overtaker(subject.name)) and subject.joined == "@")]
         self.solid |= bool(subject.joined and subject.words)
         return self.listed(subject.words, subject.joined, part, quoted, plain=True)
 
@@ -624,7 +634,7 @@ class Expander:
         if index is not None and value is not None:
             key = index if value.table else arithmetic.value(index, self)
         subject = subjects.element(self, name, value, key, index is not None)
-        if subject.elements is None and not self.scope.sourced:
+        if subject.elements is None and not self.scope.overtaker(name):
             if self.scope.on("nounset"):
                 raise arithmetic.Unset(
                     f"{name} is not set, and set -u is on; set --env {name}=..."

@@ -24,7 +24,10 @@ def step(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         known(called[2]) if len(called) > 2 else None,
     )
     if told is None or name is None or None in texts:
-        raise reader.refuse(place, "the options that getopts reads are not known")
+        for word in (called[2] if len(called) > 2 else (), *map(_text, ("OPTARG", COUNTER))):
+            reader.overtake(place, word)
+        reader.scope.status = None
+        return
     options = _Options(reader, place, told, [str(text) for text in texts])
     found, argument = options.next()
     variables.assign(reader, name, None, Value((_text(found),)), False)

@@ -32,8 +32,6 @@ MOST_STEPS = 10_000
 
 def for_(reader: Reader, node: Node) -> None:
     """Read `for NAME in words` or `for ((...))`."""
-    if node.children[0].type == "select":
-        raise reader.refuse(node.start_byte, '"select" asks a person, so the value of the variable after "select" is not known')
     tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
     if tokens[1].kind == "counted":
         _counted(reader, node, tokens[1])
@@ -43,12 +41,14 @@ def for_(reader: Reader, node: Node) -> None:
     reader.check_stops()
     body = _body_of(reader, node)
     reader.scope.status = 0  # that of a loop over no words
-    if any(several(word) for word in listed):
+    asks = node.children[0].type == "select"
+    if asks or any(several(word) for word in listed):
         place, line = (
             reader.source.place(tokens[1].start, tokens[1].end),
             reader.source.line(node.start_byte),
         )
-        several_values = Unknown(f"${name}", place, line, "a loop gives the variable several values")
+        why = "a loop gives the variable several values"
+        several_values = Unknown(f"${name}", place, line, "a person chooses the value" if asks else why)
         _unsure(reader, node, lambda: _bound(reader, name, Value(((several_values,),)), body))
         return
     reader.exits.append([])

@@ -38,7 +38,8 @@ def _lying(reader: Reader, name: str) -> Pieces | None:
     except OutsideError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise reader.refuse(reader.place, f"cannot read {name}: {error}") from None
+        why = f"the file cannot be read: {error}"
+        return (Unknown(name, NOWHERE, reader.source.line(reader.place), why),)
 
 
 def there(reader: Reader, path: Pieces) -> bool | None:

@@ -69,7 +69,7 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
     """Return the function by which an operator changes a text."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
-            raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Wrong("bad substitution")
+            raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Discarded("bad substitution")
         return parameters.TURNED[operator[1]]
     if operator[0] == "/":
         pattern, put = _halves(expander, part, start)
@@ -118,13 +118,17 @@ def _chosen(
         return expander.spread(subject, part, quoted)
     if operator[-1] == "?":
         if expander.settled(subject) or subject.elements is not None:
-            raise arithmetic.Wrong(f"{subject.name} is not set")
+            raise arithmetic.Unset(f"{subject.name} is not set")
         expander.runner.doubt(expander.source.line(part.start))
         raise Unread(expander.unset(subject.name))
     default = _default(expander, part, start, quoted)
     if operator[-1] == "=":
         if subject.joined or subject.element or subject.indexed or subject.name.isdigit():
-            raise Unsettled("an expansion that sets an array element or an argument is not supported")
+            why = "an expansion that sets an array element or an argument is not supported"
+            expander.scope.overtaken(
+                f"line {expander.source.line(part.start)}, where {why},", re.escape(subject.name)
+            )
+            raise Unread(why)
         expander.scope.set(subject.name, Value((tuple(expander.joined(default)),)))
         default = [*expander._used(tuple(expander.joined(default)), part, quoted)]
     place = expander.place(part)
@@ -153,7 +157,7 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
     if subject.elements is None or (subject.joined and not subject.elements):
         return (
             None
-            if expander.scope.sourced
+            if expander.scope.overtaker(subject.name)
             and not expander.scope.settled(subject.name)
             and not subject.joined
             else True

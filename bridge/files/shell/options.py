@@ -59,6 +59,10 @@ class Options:
     off: frozenset[str]
     on: frozenset[str] = frozenset()
 
+    def has(self, name: str) -> bool:
+        """Return whether a shell has the option."""
+        return name in self.taken | self.off | self.on or bool(COMPATIBLE.fullmatch(name))
+
     def problem(self, name: str, on: bool) -> str:
         """Return the reason why turning this option on or off is not supported; empty if it is supported."""
         if (
@@ -67,9 +71,9 @@ class Options:
             or (COMPATIBLE.fullmatch(name) and not on)
         ):
             return ""
-        if name in (self.on, self.off)[on] or COMPATIBLE.fullmatch(name):
-            return f"{self.command} turns {name} {'on' if on else 'off'}, which is not supported"
-        return f"{self.command} has no option {name} that this reader knows"
+        if not self.has(name):
+            return f"{self.command} has no option {name}"
+        return f"{self.command} turns {name} {'on' if on else 'off'}, which is not supported"
 
 
 SET = Options(

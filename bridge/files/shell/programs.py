@@ -137,7 +137,7 @@ def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
         return None
     listed = range(first, last + (1 if step > 0 else -1), step)
     if len(listed) > MOST:
-        raise OverflowError(f"seq writes more than {MOST:,} lines; is this the right file?")
+        raise Unread(f"seq writes more than {MOST:,} lines")
     return _text(mark.join(map(str, listed)) + "\n") if listed else ()
 
 

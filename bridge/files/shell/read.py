@@ -31,8 +31,8 @@ from bridge.files.shell.launchers import Walk, walk
 from bridge.files.shell.loops import MOST_STEPS
 from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Unread
-from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, spelled
-from bridge.files.shell.scope import COUNTER, Scope, Unsettled, Value
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.scope import COUNTER, Scope, Unsettled, Value, several
 from bridge.files.shell.source import Source, Sourced, check_ends, check_redirects, check_syntax
 from bridge.files.shell.tokens import Token, Word
 
@@ -140,7 +140,7 @@ class Reader:
     jobs: list[tuple[int, int]] = field(default_factory=list)
     leaving: list[Scope] = field(default_factory=list)
     exits: list[list[Scope]] = field(default_factory=list)
-    stops: list[tuple[int, str]] = field(default_factory=list)
+    stops: list[tuple[int, str, bool]] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     inner: Scope | None = None
     substituted: int | None = 0
@@ -195,19 +195,29 @@ class Reader:
         """Return an error at a character of the source that is being read, with its line."""
         return SourceError(f"{self.name}: line {self.source.line(place)}: {problem}")
 
-    def stop(self, line: int, problem: str) -> None:
-        """Record that a shell certainly stops at an expansion on `line`."""
-        self.stops.append((line, problem))
+    def stop(self, line: int, problem: str, discards: bool) -> None:
+        """Record that a shell certainly stops at an expansion on `line`; if it `discards`, only the rest of the line is lost."""
+        self.stops.append((line, problem, discards))
+
+    def overtake(self, place: int, name: Pieces) -> None:
+        """Record that the script sets a variable whose name is not known, or not known in full."""
+        parts = (re.escape(piece.text) if isinstance(piece, Text) else r"\w*" for piece in name)
+        pattern = "".join(parts).partition("=")[0].partition(r"\[")[0]
+        line = self.source.line(place)
+        by = f"line {line}, which sets a variable of unknown name ({spelled(name)}),"
+        self.scope.overtaken(by, r"\w+" if several(name) else pattern)
 
     def doubt(self, line: int) -> None:
         """Record that a shell possibly stops at an expansion on `line`."""
         self.scope.doubting = self.scope.doubting or line
 
     def check_stops(self) -> None:
-        """Raise `SourceError` if an expansion was recorded at which a shell stops."""
-        if not self.stops:
-            return
-        Stopped.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in self.stops)
+        """Raise `SourceError` if an expansion was recorded at which a shell stops, or `Discarded` if only the line is lost."""
+        stops = [(line, problem) for line, problem, discards in self.stops if not discards]
+        Stopped.raise_if(f"{self.name}: line {line}: {problem}" for line, problem in stops)
+        for _, problem, _ in self.stops:
+            self.stops.clear()
+            raise arithmetic.Discarded(problem)
 
     def setter(self, name: str) -> int:
         """Return the first line on which the script assigns a variable; 0 if it never does."""
@@ -315,6 +325,8 @@ class Reader:
                 )
         except (OverflowError, Unread, Unsettled) as error:
             raise self.refuse(node.start_byte, str(error)) from None
+        except arithmetic.Discarded as error:
+            self.discard(error)
         except arithmetic.Wrong as error:
             raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
         if len(stages) < 2:
@@ -718,26 +730,25 @@ class Reader:
 
     def _assignments(self, words: Sequence[Word]) -> None:
         self.check_stops()
-        try:
-            for word in words:
+        for word in words:
+            try:
                 variables.perform(self, word)
-        except arithmetic.Dropped as error:
-            self.drop(error)
-            return
+            except Unsettled as error:
+                line = self.source.line(word.start)
+                self.scope.overtaken(f"line {line}, which sets a variable of unknown name ({error}),")
         # An assignment has the status of its last command substitution.
         self.scope.status = self.substituted if self.substituted != UNTOUCHED else 0
         # `$(< file)` has no command, and yields the file.
         if not words and self.scope.input is not None and self.scope.captured:
             self.write(self.scope.input)
 
-    def drop(self, error: arithmetic.Dropped) -> None:
-        """End the current line after a failed assignment.
-
-        In an inner shell or under `set -e`, end the shell.
-        """
+    def discard(self, error: arithmetic.Discarded) -> None:
+        """End the current line after an error. In an inner shell, and for some errors under `set -e`, end the shell."""
         if self.branch:
-            raise error
-        ends = self.scope.around is not None or self.scope.on("errexit")
+            # Only one of the paths loses its line, and the paths are merged before the next line.
+            raise self.refuse(self.place, f"a shell stops here: {error}")
+        sets_e = isinstance(error, arithmetic.Dropped) and self.scope.on("errexit")
+        ends = self.scope.around is not None or sets_e
         self.scope.ended, self.scope.status = "exit" if ends else LINE, 1
         self.scope.left_at = self.source.line(self.place)
 
@@ -761,18 +772,29 @@ class Reader:
         self.scope.doubting = self.scope.doubting or doubting
         exported = self.scope.exported
         self.scope.exported = exported | own.keys()
-        self.start(called, place)
-        # Behind the command everything about them is as it was.
-        if own:
-            self.scope.exported -= own.keys() - exported
-            self.scope.marks |= {name: marks[name] for name in own if "a" in marks.get(name, ())}
-            for said, value in own.items():
-                if value is variables.NOTHING:
-                    self.scope.variables.pop(said, None)
-                else:
-                    self.scope.variables[said] = value
-            if COUNTER in own:
-                self.scope.moved()
+        try:
+            self.start(called, place)
+        finally:
+            self._without(own, exported, marks)
+
+    def _without(
+        self,
+        own: Mapping[str, Value | None],
+        exported: set[str],
+        marks: Mapping[str, frozenset[str]],
+    ) -> None:
+        """Restore everything about variables that were set only for one command."""
+        if not own:
+            return
+        self.scope.exported -= own.keys() - exported
+        self.scope.marks |= {name: marks[name] for name in own if "a" in marks.get(name, ())}
+        for said, value in own.items():
+            if value is variables.NOTHING:
+                self.scope.variables.pop(said, None)
+            else:
+                self.scope.variables[said] = value
+        if COUNTER in own:
+            self.scope.moved()
 
     def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
         """Run a function or a built-in command. Any other command is recorded as started."""
@@ -786,7 +808,8 @@ class Reader:
         if name in BUILTINS:
             # A word at which a shell would stop is unknown in what these print or start, and no
             # reason to refuse the script.
-            if name not in ("echo", "printf", "exec", "command") or self.alone:
+            lost = all(discards for _, _, discards in self.stops)
+            if name not in ("echo", "printf", "exec", "command") or self.alone or lost:
                 self.check_stops()
             self.stops.clear()
             self.hoped = name in HOPED
@@ -801,8 +824,10 @@ class Reader:
 
         if self.alone:
             self.check_stops()
-        self.stops.clear()
         line = self.source.line(place)
+        if self.stops:
+            self.doubt(line)
+        self.stops.clear()
         branch, files = (
             self.branch or self.scope.doubted or self.parted,
             dict(self.scope.files.held),

@@ -96,11 +96,13 @@ def _redirected(
     if target is not None and not target[1]:
         reader.scope.files.put(reader.key(target[0]), ())
     key = reader.key(target[0]) if target is not None else ""
-    _reading(reader, action, before[0])
-    written = reader.scope.output
-    reader.scope.input, reader.scope.joined = before[0], joined
-    if lost:
-        reader.scope.output, reader.scope.captured = before[1:]
+    try:
+        _reading(reader, action, before[0])
+    finally:
+        written = reader.scope.output
+        reader.scope.input, reader.scope.joined = before[0], joined
+        if lost:
+            reader.scope.output, reader.scope.captured = before[1:]
     if target is not None:
         reader.scope.files.put(
             key, (*(opened.text_before(reader, target[0]) if target[1] else ()), *written)

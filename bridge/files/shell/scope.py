@@ -277,7 +277,7 @@ class Scope:
     output: Pieces = ()
     input: Pieces | None = None
     captured: bool = False
-    sourced: int = 0
+    overtakers: tuple[tuple[str, str], ...] = ()
     left_at: int = 0
     hints: dict[int, str] = field(default_factory=dict)
     doubting: int = 0
@@ -517,24 +517,29 @@ class Scope:
         left = self.marks.get(name, frozenset()) - {f"?{letter}" for letter in settled}
         self.marks[name] = (left | frozenset(given)) - frozenset(taken)
 
-    def overtaken(self, line: int) -> None:
-        """Mark as unknown all variables that an unread sourced file may set.
+    def overtaker(self, name: str) -> str:
+        """Return what may have set a variable in a way that is not known, for messages; empty if nothing may have."""
+        found = (by for pattern, by in self.overtakers[::-1] if re.fullmatch(pattern, name))
+        return next(found, "")
 
-        Variables that the user gave keep their values.
+    def overtaken(self, by: str, pattern: str = r"\w+") -> None:
+        """Mark as unknown all variables that something which is not read may set: a sourced file, or an assignment to a
+        variable of unknown name.
+
+        `by` says in messages what that is. Only names that match `pattern` may be set. Variables
+        that the user gave keep their values.
         """
-        self.sourced = line
+        self.overtakers = tuple(dict.fromkeys((*self.overtakers, (pattern, by))))
         for name, value in list(self.variables.items()):
-            if name == COUNTER or "r" in self.marks.get(name, ()):
+            fixed = name == COUNTER or "r" in self.marks.get(name, ())
+            if fixed or not re.fullmatch(pattern, name):
                 continue
             # From outside it keeps the value that was given for the run: the option for that is how
             # a user decides it.
             if value is None or name in self.outside:
                 del self.variables[name]
                 continue
-            why = (
-                f"the file that is sourced on line {line} may change the variable; set --env "
-                f"{name}=..."
-            )
+            why = f"{by} may change the variable; set --env {name}=..."
             unknown = Unknown(f"${name}", NOWHERE, 0, why, loose=value.array)
             self.variables[name] = Value(
                 ((unknown,),), value.array, ("",) if value.table else None, value.table
@@ -657,7 +662,7 @@ class Scope:
         self.become(reduce(lambda one, other: _both(one, other, branch), running))
 
 
-COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported")
+COMPARED = ("letter", "placed", "options", "unsure", "shared", "marks", "exported", "folder", "overtakers")
 """Names of fields that are compared after an iteration of a loop, in addition to the variables. If the iteration has
 changed nothing in them, further iterations change nothing either.
 """
@@ -706,7 +711,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         frames=tuple(_frame(first, second, one, other, branch) for first, second in zip(one.frames, other.frames, strict=True)),
         output=_settling(one.output, other.output, undecided[0]),
         input=one.input if (one.input or ()) == (other.input or ()) else undecided,
-        sourced=max(one.sourced, other.sourced),
+        overtakers=tuple(dict.fromkeys((*one.overtakers, *other.overtakers))),
         doubting=max(one.doubting, other.doubting),
         doubted=max(one.doubted, other.doubted),
         asked=one.asked or other.asked or (one.status != other.status and bool(one.status or other.status)),

@@ -12,7 +12,7 @@ from itertools import islice
 from bridge.config import brief
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
-from bridge.files.shell.files import file_key, is_gone, key_in
+from bridge.files.shell.files import AWAY, file_key, is_gone, key_in
 from bridge.files.shell.inner import listed
 from bridge.files.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
 from bridge.files.shell.missed import MOST, missed
@@ -74,6 +74,14 @@ class Launch:
         """Return the text that the script has written to `path` before this run; None if it has not written to `path`."""
         found = self.files.get(key_in(self.folder, path), self.files.get(file_key(path)))
         return None if found is None or is_gone(found) else found
+
+    def place(self, path: Pieces) -> str | None:
+        """Return the path of a file that the run names, relative to the folder in which the script starts.
+
+        Return None if a part of the name, or the run's working directory, is not known.
+        """
+        key = key_in(self.folder, path)
+        return None if "\0" in key or key.startswith(AWAY) else key
 
     def __str__(self) -> str:
         where = f", in a branch whose condition is not known (line {self.branch})" if self.branch else ""

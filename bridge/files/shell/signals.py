@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bridge.files.shell.expand import OUTPUT
+from bridge.files.shell.inner import listed
+from bridge.files.shell.launchers import walk
 from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, spelled
 
 if TYPE_CHECKING:
@@ -87,15 +89,31 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
             problem = "a trap that runs before every command is not supported"
         if "" in names:
             problem = "the signal of a trap is not known"
-        raise reader.refuse(place, problem)
+        _check_harmless(reader, place, text, problem)
+        names -= {"DEBUG", "RETURN", ""}
     if names & {"EXIT", "0"}:
         scope.at_exit = text or None
-    if "ERR" in names:
-        if scope.frames:
-            raise reader.refuse(place, "a function sets a trap for errors, which is not supported")
+    if "ERR" in names and scope.frames:
+        problem = "a function sets a trap for errors, which is not supported"
+        _check_harmless(reader, place, text or (), problem)
+    elif "ERR" in names:
         scope.at_error = text or None
     kept = {name: found for name, found in scope.traps.items() if name not in names}
     scope.traps = kept if text is None else {**kept, **dict.fromkeys(names & NUMBERS.keys(), text)}
+
+
+def _check_harmless(reader: Reader, place: int, text: Pieces, problem: str) -> None:
+    """Raise `SourceError` with `problem` if a trap that runs at an unknown time may change the script's runs."""
+    outer, first = reader.scope, len(reader.commands)
+    reader.scope = outer.copy()
+    reader.handled(text)
+    inner, reader.scope = reader.scope, outer
+    called = {known(command.words[0]) or "" for command in reader.commands[first:]}
+    starts = any(walk(listed(command.words)).kind for command in reader.commands[first:])
+    del reader.commands[first:]
+    # A function that the script defines only later may do anything.
+    if inner.ended or starts or called & {"", *reader.defined} or not inner.settles(outer):
+        raise reader.refuse(place, problem)
 
 
 def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:

@@ -68,7 +68,7 @@ def malformed(expander: Expander, start: int, end: int) -> ValueError:
     return (
         Unread(FORM)
         if HOLE in expander.source.text[start:end]
-        else arithmetic.Wrong("bad substitution")
+        else arithmetic.Discarded("bad substitution")
     )
 
 

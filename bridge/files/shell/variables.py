@@ -247,7 +247,7 @@ def assign(
         # A variable without a known value may be set by a sourced file; `+=` then appends to
         # something unknown.
         absent: Pieces = ()
-        if scope.sourced and not scope.settled(name):
+        if scope.overtaker(name) and not scope.settled(name):
             absent = (Unknown(f"${name}", NOWHERE, 0, reader.expander.unset(name)),)
         value = _added(reader, before, value, "i" in marks, absent)
     scope.set(name, value)
@@ -297,7 +297,7 @@ def _marked(reader: Reader, word: Pieces, marks: frozenset[str]) -> Pieces:
         except Unread as error:
             return (Unknown(text, NOWHERE, 0, str(error)),)
         except arithmetic.Wrong as error:
-            raise arithmetic.Dropped(f"{text!r}: {error}") from None
+            raise arithmetic.Discarded(f"{text!r}: {error}") from None
     else:
         try:
             text = parameters.TURNED["U" if "u" in marks else "L"](text)
@@ -414,9 +414,8 @@ def _named(
         text = "".join(piece.text if isinstance(piece, Text) else "\0" for piece in found)
         told = GIVEN.match(text)
         if told is None or several(found) or (told["value"] is None and told["more"]):
-            raise reader.refuse(
-                word.start, f"the variable that {spelled(found)} declares is not known"
-            )
+            reader.overtake(word.start, found)
+            continue
         name = told["name"]
         if told["value"] is None:
             yield name, None

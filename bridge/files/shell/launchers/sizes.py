@@ -9,6 +9,8 @@ from bridge.files.shell.launchers.find import Walk, Word
 from bridge.files.shell.launchers.tables import STARTERS, Starter
 
 DEVICES = re.compile(r"[\w.-]+:(\d+(?:,\d+)*)")
+NAME = re.compile(r"--?[A-Za-z][\w-]*")
+"""Matches an option without a value."""
 BY_NODE = {
     "ntasks-per-node": "node",
     "nodes": "nodes",
@@ -30,8 +32,6 @@ def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
     last = links[-1]
     row, words = STARTERS[last.name], found.words[last.start : last.end]
     said = _said(words, row)
-    if said is None:
-        return None
     if last.name in ("srun", "yhrun"):
         # The total of the batch job has no effect if the launcher sets sizes itself.
         found_job = {BY_NODE[name]: value for name, value in job.items() if name in BY_NODE}
@@ -42,28 +42,33 @@ def ranks(found: Walk, job: Mapping[str, str]) -> int | None:
     return _product(said, row)
 
 
-def _said(words: Sequence[Word], row: Starter) -> dict[str, str] | None:
-    """Return the sizes that options set, by role such as `nodes`.
+def _said(words: Sequence[Word], row: Starter) -> dict[str, str]:
+    """Return the sizes that options set, by role such as `nodes`; a size is empty if it is not known.
 
-    Return None if an unknown word may be an option.
+    An unknown value leaves only its own option open. A word that may itself be an option leaves all
+    sizes open, until a later option sets them.
     """
     said: dict[str, str] = {}
     skip = 0
+    before = ""
     for word, after in zip(words, [*words[1:], Word(None, "")], strict=True):
+        option, tied, attached = word.spelling.partition("=")
+        named = word.text is not None or (tied and NAME.fullmatch(option) is not None)
         if skip:
             skip -= 1
-            continue
-        if word.text is None:
-            return None
-        option, tied, attached = word.text.partition("=")
-        # A short option may have its number attached, as in `-n8`.
-        attachable = (name for name in row.sizes if len(name) == 2 and word.text.startswith(name))
-        short = next((name for name in attachable if word.text[2:].isdigit()), "")
-        if option in row.sizes:
-            said[row.sizes[option]] = attached if tied else after.text or ""
-        elif short:
-            said[row.sizes[short]] = word.text[len(short) :]
-        skip = 0 if tied else row.values.get(option, 0)
+        elif named:
+            # A short option may have its number attached, as in `-n8`.
+            attachable = (name for name in row.sizes if len(name) == 2 and option.startswith(name))
+            short = next((name for name in attachable if option[2:].isdigit()), "")
+            if option in row.sizes:
+                value = word if tied else after
+                said[row.sizes[option]] = "" if value.text is None else attached if tied else value.text
+            elif short:
+                said[row.sizes[short]] = option[len(short) :]
+            skip = 0 if tied else row.values.get(option, 0)
+        elif not (NAME.fullmatch(before) and row.values.get(before, 1)):
+            said = dict.fromkeys(row.sizes.values(), "")
+        before = word.spelling
     return said
 
 

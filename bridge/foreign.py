@@ -1,0 +1,159 @@
+"""Files of programs that no dialect reads, recognised by the keys of these programs, with what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: `needed` are keys that all such files have, of `usual` they have at least `least`.
+
+    A key is dotted, and begins at the top level. `source` is the place in the program's code that
+    reads the keys. `advice` says what to give instead; a file that names another config in the key
+    `naming` gets that name in place of the advice.
+    """
+
+    title: str
+    source: str
+    needed: frozenset[str] = frozenset()
+    usual: frozenset[str] = frozenset()
+    least: int = 0
+    advice: str = "give the config or the launch script that the program runs with"
+    naming: str = ""
+
+    def fits(self, data: Mapping[Any, Any]) -> bool:
+        """Return whether a file is of this kind."""
+        found = sum(_value(data, key) is not None for key in self.usual)
+        return all(_value(data, key) is not None for key in self.needed) and found >= self.least
+
+    def said(self, data: Mapping[Any, Any]) -> str:
+        """Return the sentence about a file of this kind."""
+        named = _value(data, self.naming) if self.naming else None
+        file = named if isinstance(named, str) and named else ""
+        advice = f"give {file} instead, which its key {self.naming} names" if file else self.advice
+        return f"{self.title}, which stagebridge does not read; {advice}"
+
+
+def _value(data: Any, key: str) -> Any:
+    """Return the value of a dotted key; False stands for a key without a value, None for no key."""
+    for name in key.split("."):
+        if not isinstance(data, Mapping) or name not in data:
+            return None
+        data = data[name]
+    return False if data is None else data
+
+
+def _kind(title: str, source: str, needed: str, usual: str = "", least: int = 0, **more: str) -> Kind:
+    return Kind(title, source, frozenset(needed.split()), frozenset(usual.split()), least, **more)
+
+
+ENGINE = "give the DeepSpeed file of the run, or the launch script that names it"
+KINDS: tuple[Kind, ...] = (
+    _kind(
+        "a config of GPT-NeoX",
+        "EleutherAI/gpt-neox: megatron/neox_arguments/neox_args.py",
+        "pipe_parallel_size",
+        advice="give the DeepSpeed config that its launcher makes of it (deepy.py: get_deepspeed_main_args)",
+    ),
+    _kind(
+        "a config of GPT-NeoX",
+        "EleutherAI/gpt-neox: megatron/neox_arguments/neox_args.py",
+        "",
+        "pipe-parallel-size model-parallel-size data-path train-iters lr-decay-style no-weight-tying "
+        "vocab-file merge-file data-impl pos-emb attention-config checkpoint-activations",
+        3,
+        advice="give the DeepSpeed config that its launcher makes of it (deepy.py: get_deepspeed_main_args)",
+    ),
+    _kind(
+        "a recipe of axolotl",
+        "axolotl-ai-cloud/axolotl: src/axolotl/utils/schemas/config.py",
+        "base_model",
+        "sequence_len micro_batch_size sample_packing val_set_size dataset_prepared_path saves_per_epoch "
+        "num_epochs lora_r load_in_8bit load_in_4bit wandb_log_model flash_attention",
+        3,
+        advice=ENGINE,
+        naming="deepspeed",
+    ),
+    _kind(
+        "arguments of LLaMA-Factory",
+        "hiyouga/LLaMA-Factory: src/llamafactory/hparams",
+        "",
+        "finetuning_type cutoff_len template plot_loss dataset_dir quantization_bit stage infer_backend",
+        2,
+        advice=ENGINE,
+        naming="deepspeed",
+    ),
+    _kind(
+        "arguments of ms-swift",
+        "modelscope/ms-swift: swift/arguments",
+        "model dataset",
+        "split_dataset_ratio dataset_num_proc tuner_type train_type rlhf_type padding_free loss_scale "
+        "max_completion_length model_author",
+        2,
+        advice=ENGINE,
+        naming="deepspeed",
+    ),
+    _kind(
+        "a config of torchtune",
+        "pytorch/torchtune: torchtune/config/_instantiate.py",
+        "",
+        "model._component_ tokenizer._component_ checkpointer._component_ optimizer._component_ "
+        "dataset._component_ loss._component_ metric_logger._component_",
+        2,
+    ),
+    _kind(
+        "a config of OLMo",
+        "allenai/OLMo: olmo/config.py (TrainConfig)",
+        "model max_duration device_train_microbatch_size",
+        "save_interval_unsharded save_num_unsharded_checkpoints_to_keep evaluators data.paths",
+        1,
+    ),
+    _kind(
+        "a config of Composer (llm-foundry)",
+        "mosaicml/llm-foundry: llmfoundry/utils/config_utils.py (TrainConfig)",
+        "model max_duration",
+        "global_train_batch_size device_train_microbatch_size train_loader fsdp_config max_seq_len "
+        "device_eval_batch_size",
+        2,
+    ),
+    _kind(
+        "a config of torchtitan",
+        "pytorch/torchtitan: torchtitan/config/job_config.py",
+        "training",
+        "model.flavor job parallelism metrics.log_freq activation_checkpoint experimental float8 lr_scheduler",
+        2,
+    ),
+    _kind(
+        "a config of nanotron",
+        "huggingface/nanotron: src/nanotron/config/config.py",
+        "parallelism tokens",
+        "general data_stages checkpoints logging",
+        2,
+    ),
+    _kind(
+        "a config of verl",
+        "volcengine/verl: verl/trainer/config",
+        "",
+        "actor_rollout_ref algorithm.adv_estimator data.train_files trainer.project_name ray_kwargs "
+        "trainer.n_gpus_per_node trainer.nnodes reward_model critic",
+        2,
+    ),
+    _kind(
+        "a config of NeMo",
+        "NVIDIA/NeMo: nemo/utils/exp_manager.py",
+        "trainer exp_manager",
+    ),
+    _kind("the metadata of a Python project", "packaging.python.org: pyproject.toml", "build-system"),
+    _kind("a manifest of Kubernetes", "kubernetes.io: objects", "apiVersion kind metadata"),
+)
+"""Kinds of files that people give to stagebridge, the more special before the more general."""
+
+
+def foreign(data: Any) -> str:
+    """Return a sentence on a file of a program that no dialect reads, with what to give instead; empty for other files."""
+    if not isinstance(data, Mapping):
+        return ""
+    return next((kind.said(data) for kind in KINDS if kind.fits(data)), "")
