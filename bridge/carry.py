@@ -15,7 +15,7 @@ from pydantic import Field
 
 from bridge import limits
 from bridge.config import Count, Section, shown, validate
-from bridge.dialect import Config, Dialect
+from bridge.dialect import Config, Dialect, code_beside
 from bridge.errors import ConfigError, SourceError
 from bridge.files import Original, check_nested
 from bridge.secrets import Secrets, left
@@ -36,7 +36,7 @@ class Carry:
 
     A sidecar holds marks in place of `secrets`, and `source` names the file that has the secrets.
     If `secrets` is None, the sidecar holds all values without marks. `files` are the digests of the
-    other files that were written, by name.
+    files that were written, by name.
     """
 
     dialect: str
@@ -65,7 +65,7 @@ class Carry:
 
     def text(self, written: str, files: Mapping[str, str] | None = None) -> str:
         """Return the text of the sidecar for a file with the content `written`. `files` are the
-        texts of the other files that are written with this file, by name.
+        texts of all files that are written, by name.
         """
         record = {
             "stagebridge": FORMAT,
@@ -95,6 +95,14 @@ class Carry:
         if files:
             record["files"] = {name: digest_of(text) for name, text in files.items()}
         return json.dumps(record, indent=1, default=str) + "\n"
+
+    def belongs(self, path: Path, text: str) -> bool:
+        """Return whether the sidecar was written with the file at `path`, whose content is `text`
+        now. A file that was edited since still has the name that the sidecar knows.
+        """
+        names = {path.name, code_beside(path).name, path.with_suffix(".code.py").name}
+        known = not self.files or not names.isdisjoint(self.files)
+        return known or self.digest == digest_of(text)
 
     def _without(self, values: dict[str, Any]) -> Any:
         return values if self.secrets is None else self.secrets.within(values)

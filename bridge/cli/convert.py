@@ -21,7 +21,7 @@ from bridge.cli.budget import bounded
 from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, summed, told, worst
 from bridge.cli.gathering import GIT, STDIN, at_hand, several, within
 from bridge.cli.job import OPTIONS, Job
-from bridge.cli.placing import differences, refuse_edited, refuse_other
+from bridge.cli.placing import differences, leave_no_sidecar, refuse_edited, refuse_other
 from bridge.cli.settled import settled
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
@@ -228,9 +228,13 @@ def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
         texts = files(result, output, asked.with_carry) if output else {}
         not_over_input(job, texts)
         if output and not asked.dry_run:
+            left = leave_no_sidecar(output, asked.force) if not asked.with_carry else None
             # Secrets may come from those files, so OUT is readable by no more people than they are.
             with as_private_as(*beside.sources):
                 placed(texts, output, asked.force, "--dry-run shows the changes")
+            if left:
+                left.unlink()
+                note(f"note: {left} is removed, as it belongs to the file that was replaced")
         if output and result.put:
             # The command of the report is for the folder in which this one was typed.
             result = replace(result, put=result.put.below(output.parent))
@@ -676,9 +680,9 @@ def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
     """Return the text of each file to write, by path: the converted config, and the files that accompany it."""
     written = result.put or written_for(result, output)
     texts = result.config.dialect.files(written, output)
-    others = {path.name: text for path, text in texts.items() if path != output}
+    named = {path.name: text for path, text in texts.items()}
     carried = (
-        {carry_over.beside(output): result.carry.text(written.text, others)} if with_carry else {}
+        {carry_over.beside(output): result.carry.text(written.text, named)} if with_carry else {}
     )
     return {**texts, **carried}
 

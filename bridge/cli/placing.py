@@ -41,6 +41,21 @@ def refuse_other(path: Path, kind: str, ours: Callable[[bytes], bool]) -> None:
         )
 
 
+def leave_no_sidecar(output: Path, force: bool) -> Path | None:
+    """Return the sidecar next to `output` that belongs to an earlier conversion, and is to be
+    removed; None if there is none. Raises `SourceError` if it may not be replaced.
+    """
+    sidecar = carry_over.beside(output)
+    if not sidecar.exists():
+        return None
+    if not force:
+        raise SourceError(
+            f"{sidecar}: belongs to an earlier conversion, and would restore that one's settings; --force"
+            " removes it, or drop --no-carry"
+        )
+    return sidecar
+
+
 def edited(texts: Texts, output: Path) -> Iterator[Path]:
     """Yield the files of `texts` that would change although no earlier conversion wrote their present
     content. The sidecar of `output` has the digests of the files that a conversion wrote.

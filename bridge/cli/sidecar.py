@@ -22,13 +22,15 @@ from bridge.secrets import Secrets, keep_hidden
 class Sidecar:
     """The carry-over in the sidecar of a file, findings on the sidecar, and the files that were read for it.
 
-    `edited`: the file has changed since the sidecar was written.
+    `edited`: the file has changed since the sidecar was written. `foreign`: the reason why the
+    sidecar is not this file's.
     """
 
     carry: Carry | None = None
     findings: tuple[Finding, ...] = ()
     sources: tuple[Path, ...] = ()
     edited: bool = False
+    foreign: str = ""
 
     def fitting(self, dialect: Dialect) -> Carry | None:
         """Return the carry-over if it belongs to the stack of `dialect` and to a known release; else None."""
@@ -40,6 +42,8 @@ class Sidecar:
         """
         if self.carry is None:
             return ""
+        if self.foreign:
+            return self.foreign
         if self.carry.dialect != dialect.name:
             return f"the sidecar is from {self.carry.dialect[: limits.NAME]}, not from {dialect.name}"
         try:
@@ -86,7 +90,14 @@ def beside(file: Path, text: str | None = None) -> Sidecar:
     if carry is None:
         return Sidecar()
     place = carry_over.beside(file)
-    edited = carry.digest != carry_over.digest_of(read_text(file) if text is None else text)
+    content = read_text(file) if text is None else text
+    if not carry.belongs(file, content):
+        why = (
+            f"neither the digest nor the names in the sidecar are those of {file.name}, so it belongs"
+            f" to another conversion, which wrote {' and '.join(carry.files)}"
+        )
+        return Sidecar(carry, foreign=why)
+    edited = carry.digest != carry_over.digest_of(content)
     said = (
         f"the digest in the sidecar does not match {file.name}, which was edited since, or written "
         f"by another conversion; the settings in {file.name} are used"

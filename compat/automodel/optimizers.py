@@ -85,7 +85,7 @@ def _read(values: Group, context: Context) -> Group:
 def _write(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
     kept = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _taken(name)}
-    if _fused(values):
+    if needs_fused(values):
         return {"optimizer._target_": FUSED, MODE: name == "adamw", **kept}
     return {"optimizer._target_": TORCH.get(name or ""), **kept}
 
@@ -97,13 +97,15 @@ TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction":
 FUSED = "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam"
 
 
-def _fused(values: Group) -> bool:
+def needs_fused(values: Group) -> bool:
     """Whether a plan needs Transformer Engine's Adam, because it has no bias correction or its
     moments have their own formats.
     """
+    weights = values.get("precision.master")
     own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (
         None,
         ("fp32", "fp32"),
+        (weights, weights),
     )
     return values.get("optimizer.name") in TAKING["bias_correction"] and own
 
@@ -155,7 +157,7 @@ RULE: Rule = convert(
     ("optimizer.name", *(f"optimizer.{name}" for name in NAMES)),
     _read,
     _write,
-    sees=(PEAK, "optimizer.bias_correction", MOMENTS),
+    sees=(PEAK, "optimizer.bias_correction", MOMENTS, "precision.master"),
     carries={
         "optimizer._target_": "optimizer.name",
         MODE: "optimizer.name",

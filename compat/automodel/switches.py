@@ -7,7 +7,7 @@ from __future__ import annotations
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
 from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
 from compat.automodel.learning_rate import writes_section
-from compat.automodel.optimizers import MOMENTS, is_fused
+from compat.automodel.optimizers import MOMENTS, TORCH, is_fused, needs_fused
 from compat.automodel.pipeline_rules import D
 from compat.automodel.sharding import STRATEGY_SEES, running, strategy
 
@@ -192,21 +192,23 @@ LORA = convert(
 
 FORMATS = tuple("optimizer." + name for name in ("exp_avg_dtype", "exp_avg_sq_dtype"))
 WIDE = "fp32"
+WEIGHTS, PRESERVES = "model.torch_dtype", "distributed.preserve_fp32_weights"
 
 
 def _read_moments(values: Group, context: Context) -> Group:
     found = tuple(values.get(path) or WIDE for path in FORMATS)
-    # Only Transformer Engine's class takes these arguments; others would stop at them.
-    return (
-        {MOMENTS: found}
-        if is_fused(values.get("optimizer._target_")) and found != (WIDE, WIDE)
-        else {}
-    )
+    # Only Transformer Engine's class takes these arguments; others would stop at them, and keep
+    # their state in the format of the weights.
+    if is_fused(values.get("optimizer._target_")):
+        return {MOMENTS: found} if found != (WIDE, WIDE) else {}
+    weights = None if values.get(PRESERVES) else values.get(WEIGHTS)
+    adam = values.get("optimizer._target_") in (TORCH["adam"], TORCH["adamw"])
+    return {MOMENTS: (weights, weights)} if adam and weights in ("bf16", "fp16") else {}
 
 
 def _write_moments(values: Group, context: Context) -> Group:
     wanted = values.get(MOMENTS) or (WIDE, WIDE)
-    takes = values.get("optimizer.name") in ("adam", "adamw") and wanted != (WIDE, WIDE)
+    takes = needs_fused(values) and wanted != (WIDE, WIDE)
     return dict(zip(FORMATS, wanted, strict=True)) if takes else {}
 
 
@@ -216,9 +218,16 @@ MOMENT_FORMATS = convert(
     _read_moments,
     _write_moments,
     effect=EFFECTS[MOMENTS],
-    sees=("optimizer._target_", "optimizer.name"),
+    sees=(
+        "optimizer._target_",
+        "optimizer.name",
+        "optimizer.bias_correction",
+        WEIGHTS,
+        PRESERVES,
+        "precision.master",
+    ),
     lossy="only Transformer Engine's FusedAdam can keep moments in another format than the weights",
-    source="components/optim/optimizer.py: _DTYPE_FIELDS",
+    source="components/optim/optimizer.py: _DTYPE_FIELDS; torch/optim/adam.py: zeros_like the weights",
 )
 
 # The schedule of a resumed run

@@ -21,14 +21,15 @@ from bridge.rules import (
     rename,
 )
 from compat.deepspeed import course, leftovers, switches
+from compat.deepspeed.optimizers import ADAM_LIKE
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
+from compat.deepspeed.seen import HALF, keeps_wide_masters, offloaded
 
 BUCKET = 500_000_000
 """Number of elements in a bucket if the plan does not set it. The number is DeepSpeed's own default
 (runtime/zero/config.py).
 """
-HALF = ("bf16", "fp16")
 
 
 def layout_rules() -> tuple[Rule, ...]:
@@ -521,17 +522,20 @@ def _write_offload(values: Group) -> Group:
     return given
 
 
+MASTERS = {name: f"{name}.{name}_master_weights_and_grads" for name in HALF}
+MOMENTS = "bf16.bf16_optimizer_states"
+NARROW, WIDE = ("bf16", "bf16"), ("fp32", "fp32")
 PRECISION = convert(
     (
         "fp16.enabled",
         "bf16.enabled",
         "data_types.grad_accum_dtype",
-        "fp16.fp16_master_weights_and_grads",
-        "bf16.bf16_master_weights_and_grads",
+        *MASTERS.values(),
+        MOMENTS,
     ),
-    ("precision.compute", "precision.reduce", "precision.master"),
-    lambda values, context: _read_precision(values),
-    lambda values, context: _write_precision(values),
+    ("precision.compute", "precision.reduce", "precision.master", "precision.moments"),
+    lambda values, context: _read_precision(values, context),
+    lambda values, context: _write_precision(values, context),
     sees=(
         "zero_optimization.stage",
         "zero.stage",
@@ -539,16 +543,28 @@ PRECISION = convert(
         "optimizer.clip",
         "gradient_clipping",
         "code.pipeline_stages",
+        f"{OPTIMIZER_DEVICE}.device",
+        "zero.offload.optimizer",
+        "optimizer.name",
+        "optimizer.amsgrad",
+        "optimizer.type",
+        "optimizer.params.torch_adam",
     ),
     carries={
         "fp16.enabled": "precision.compute",
         "bf16.enabled": "precision.compute",
         "data_types.grad_accum_dtype": "precision.reduce",
-        "fp16.fp16_master_weights_and_grads": "precision.master",
-        "bf16.bf16_master_weights_and_grads": "precision.master",
+        **dict.fromkeys(MASTERS.values(), "precision.master"),
+        MOMENTS: "precision.moments",
     },
-    lossy="DeepSpeed has no fp64",
-    source="runtime/engine.py: get_data_types",
+    lossy=(
+        "DeepSpeed has no fp64; masters in half precision need ZeRO and either moments in bf16 too,"
+        " or Adam on the CPU, and with stage 1 and gradients in fp32 bf16 masters need Adam on the CPU"
+    ),
+    source=(
+        "runtime/engine.py: get_data_types, _do_optimizer_sanity_check; runtime/base_optimizer.py:"
+        " _configure_master_weights"
+    ),
 )
 COMMUNICATION = convert(
     "communication_data_type",
@@ -597,13 +613,19 @@ def _accumulated(values: Group, compute: str) -> str:
     return given or compute
 
 
-def _read_precision(values: Group) -> Group:
+def _read_precision(values: Group, context: Context) -> Group:
     compute = _computed(values)
-    whole = compute in HALF and values.get(f"{compute}.{compute}_master_weights_and_grads")
+    narrow = bool(values.get(MASTERS.get(compute, ""))) and not keeps_wide_masters(values)
+    moments = None
+    if narrow:
+        # Until 0.19.1 Adam on the CPU keeps its moments in fp32 whatever the key says.
+        wide = offloaded(values) and not context.since("0.19.1")
+        moments = NARROW if values.get(MOMENTS) and not wide else WIDE
     return {
         "precision.compute": compute,
         "precision.reduce": _accumulated(values, compute),
-        "precision.master": compute if whole else "fp32",
+        "precision.master": compute if narrow else "fp32",
+        "precision.moments": moments,
     }
 
 
@@ -633,7 +655,7 @@ def _write_communication(values: Group) -> Group:
     return {"communication_data_type": exchanged} if exchanged in (*HALF, "fp32") else {}
 
 
-def _write_precision(values: Group) -> Group:
+def _write_precision(values: Group, context: Context) -> Group:
     compute, reduce = values.get("precision.compute") or "fp32", values.get("precision.reduce")
     given: dict[str, object] = {
         "fp16.enabled": compute == "fp16",
@@ -641,9 +663,27 @@ def _write_precision(values: Group) -> Group:
     }
     if _stage(values) and reduce in (*HALF, "fp32"):
         given["data_types.grad_accum_dtype"] = reduce
-    if compute in HALF and values.get("precision.master") == compute:
-        given[f"{compute}.{compute}_master_weights_and_grads"] = True
-    return given
+    return given | dict.fromkeys(_narrow(values, given, context), True)
+
+
+def _narrow(values: Group, given: Group, context: Context) -> tuple[str, ...]:
+    """Return the keys for masters, and moments, in half precision. `given` are the other keys of
+    precision. DeepSpeed refuses or ignores each combination for which there are none.
+    """
+    compute, stage = values.get("precision.compute") or "", _stage(values)
+    if values.get("precision.master") != compute or compute not in HALF or not stage:
+        return ()
+    offloads = values.get("zero.offload.optimizer") not in (None, "none")
+    on_cpu = offloads and not values.get("optimizer.amsgrad") and values.get("optimizer.name") in ADAM_LIKE
+    moments = values.get("precision.moments") or NARROW
+    if compute == "fp16":
+        fits = on_cpu and (stage == 2 or context.since("0.18.3"))
+        return (MASTERS["fp16"],) if fits else ()
+    if on_cpu:
+        both = moments == NARROW and context.since("0.19.1")
+        return (MASTERS["bf16"], MOMENTS) if both else (MASTERS["bf16"],)
+    wide = stage == 1 and given.get("data_types.grad_accum_dtype") == "fp32"
+    return () if offloads or wide or moments != NARROW else (MASTERS["bf16"], MOMENTS)
 
 
 UNUSED_WINDOW = 1000

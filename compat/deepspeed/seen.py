@@ -62,6 +62,22 @@ def offloaded(values: Flat) -> bool:
     return bool(values.get(OFFLOAD + ".device", "none") != "none")
 
 
+def keeps_wide_masters(values: Flat) -> bool:
+    """Return whether DeepSpeed uses its BF16_Optimizer, which keeps masters and moments in fp32
+    whatever the keys of bf16 say (runtime/engine.py: _do_optimizer_sanity_check).
+    """
+    wide = values.get("data_types.grad_accum_dtype") == "fp32" and not offloaded(values)
+    return bool(values.get("bf16.enabled") and values.get(ZERO + "stage") == 1 and wide)
+
+
+def steps_on_cpu(values: Flat) -> bool:
+    """Return whether the optimizer is DeepSpeedCPUAdam. It is taken for one if the script brings
+    the optimizer.
+    """
+    name = str(values.get("optimizer.type") or "adam").lower()
+    return wanted(values) == "cpu" and name in ("adam", "adamw")
+
+
 def wanted(values: Flat) -> str:
     """Return the implementation of an optimizer that the settings select: torch, cpu or fused."""
     return (

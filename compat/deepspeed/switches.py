@@ -1,23 +1,13 @@
-"""Rules for settings of DeepSpeed's engine that exist in other stacks too: logs, autocast, format
-of moments, context parallelism.
+"""Rules for settings of DeepSpeed's engine that exist in other stacks too: logs, autocast, context
+parallelism.
 """
 
 from __future__ import annotations
 
 from bridge.rules import EFFECTS, Effect, Group, Rule, convert
 
-WANDB, AUTOCAST, MOMENTS = "wandb", "torch_autocast", "bf16.bf16_optimizer_states"
+WANDB, AUTOCAST = "wandb", "torch_autocast"
 OFF: Group = {}
-
-
-def _write_moments(values: Group) -> Group:
-    """Return the key for bf16 moments. DeepSpeed supports bf16 moments only together with bf16
-    master weights, and only from ZeRO stage 1 on.
-    """
-    fits = values.get("precision.compute") == values.get(
-        "precision.master"
-    ) == "bf16" and values.get("zero.stage")
-    return {MOMENTS: True} if values.get("precision.moments") == ("bf16", "bf16") and fits else OFF
 
 
 RULES: tuple[Rule, ...] = (
@@ -66,21 +56,6 @@ RULES: tuple[Rule, ...] = (
         effect=lambda values: Effect.NUMBERS if values.get(f"{AUTOCAST}.enabled") else Effect.NONE,
         lossy="DeepSpeed's autocast supports only bf16, fp16 and fp32",
         source="runtime/torch_autocast.py: autocast_if_enabled; runtime/config.py: get_torch_autocast_dtype",
-    ),
-    convert(
-        MOMENTS,
-        "precision.moments",
-        lambda values, context: (
-            {"precision.moments": ("bf16", "bf16")} if values.get(MOMENTS) else OFF
-        ),
-        lambda values, context: _write_moments(values),
-        effect=EFFECTS["precision.moments"],
-        sees=("precision.compute", "precision.master", "zero.stage"),
-        lossy=(
-            "DeepSpeed keeps either both moments in bf16 or neither; bf16 moments need bf16"
-            " master weights and ZeRO"
-        ),
-        source="runtime/base_optimizer.py: bf16_optimizer_states needs bf16_master_weights_and_gradients",
     ),
     convert(
         (),

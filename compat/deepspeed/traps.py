@@ -12,6 +12,7 @@ from bridge.errors import nearest
 from bridge.findings import Finding
 from bridge.rules import Effect
 from compat.deepspeed.batch import ranks
+from compat.deepspeed.refusals import BF16_MASTER, FP16_MASTER
 from compat.deepspeed.releases import KEYS, RELEASES
 from compat.deepspeed.seen import (
     MICRO,
@@ -22,7 +23,9 @@ from compat.deepspeed.seen import (
     TOTAL,
     ZERO,
     Seen,
+    keeps_wide_masters,
     offloaded,
+    steps_on_cpu,
     wanted,
 )
 
@@ -76,6 +79,15 @@ def _lr_overridden(seen: Seen) -> bool:
 
 NOT_THERE = "DeepSpeed fails when it builds the engine"
 """Part of messages about settings that DeepSpeedConfig accepts but with which the run stops."""
+
+MOMENTS = "bf16.bf16_optimizer_states"
+BASE = "runtime/base_optimizer.py: _configure_master_weights"
+
+
+def _zero_masters(seen: Seen) -> bool:
+    """Return whether a ZeRO optimizer of the engine keeps masters in bf16."""
+    return bool(seen[BF16_MASTER]) and seen.stage > 0 and not keeps_wide_masters(seen.values)
+
 
 TRAPS = Checks(
     RELEASES,
@@ -274,6 +286,67 @@ TRAPS = Checks(
         Effect.STOPS,
         "runtime/zero/stage_1_and_2.py, stage3.py",
         name="not-possible-at-stage-2",
+    ),
+    # Masters in half precision. What DeepSpeedConfig refuses is in `refusals`.
+    Check(
+        FP16_MASTER,
+        lambda seen: bool(seen[FP16_MASTER]) and seen.stage > 0 and not steps_on_cpu(seen.values),
+        f"masters in fp16 need Adam on the CPU: {NOT_THERE}; set zero_optimization.offload_optimizer"
+        " to cpu with Adam or AdamW, or drop this key",
+        Effect.STOPS,
+        "runtime/zero/stage_1_and_2.py, stage3.py: _enforce_cpu_offload",
+        name="masters-in-fp16-need-adam-on-the-cpu",
+    ),
+    Check(
+        BF16_MASTER,
+        lambda seen: (
+            _zero_masters(seen) and not seen[MOMENTS] and not steps_on_cpu(seen.values)
+        ),
+        f"masters in bf16 with moments in fp32 need Adam on the CPU: {NOT_THERE}; set"
+        " bf16.bf16_optimizer_states to true, or zero_optimization.offload_optimizer to cpu with"
+        " Adam or AdamW",
+        Effect.STOPS,
+        BASE,
+        since="0.18.3",
+        name="masters-in-bf16-need-moments-in-bf16-or-adam-on-the-cpu",
+    ),
+    Check(
+        MOMENTS,
+        lambda seen: (
+            _zero_masters(seen)
+            and bool(seen[MOMENTS])
+            and offloaded(seen.values)
+            and not steps_on_cpu(seen.values)
+        ),
+        f"found with offload_optimizer, which needs Adam on the CPU here: {NOT_THERE}; use Adam or"
+        " AdamW, or drop offload_optimizer",
+        Effect.STOPS,
+        BASE,
+        since="0.19.1",
+        name="offloaded-moments-in-bf16-need-adam-on-the-cpu",
+    ),
+    Check(
+        MOMENTS,
+        lambda seen: (
+            _zero_masters(seen) and bool(seen[MOMENTS]) and steps_on_cpu(seen.values)
+        ),
+        "before DeepSpeed 0.19.1 Adam on the CPU keeps its moments in fp32 whatever this key says;"
+        " drop offload_optimizer, or this key",
+        Effect.ROUNDING,
+        "ops/adam/cpu_adam.py: DeepSpeedCPUAdam, fp32_optimizer_states",
+        since="0.18.3",
+        until="0.19.1",
+        name="adam-on-the-cpu-keeps-moments-in-fp32",
+    ),
+    Check(
+        BF16_MASTER,
+        lambda seen: bool(seen[BF16_MASTER]) and keeps_wide_masters(seen.values),
+        "no effect at ZeRO stage 1 with gradients in fp32: masters and moments stay in fp32; use"
+        " stage 2, or data_types.grad_accum_dtype bf16",
+        Effect.ROUNDING,
+        "runtime/engine.py: _do_optimizer_sanity_check, BF16_Optimizer",
+        since="0.18.3",
+        name="no-effect-at-stage-1-with-gradients-in-fp32",
     ),
     # Settings that change the numbers. The engine accumulates,
     # clips and scales in its own way at each stage.

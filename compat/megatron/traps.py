@@ -51,6 +51,258 @@ def _rest(args: Seen) -> int:
     return int(whole % (micro * ranks))
 
 
+def _sizes(args: Seen) -> tuple[int, ...]:
+    """Return the sizes that the global batch has during the run: one, or each step of a ramp."""
+    whole, ramp = args["global_batch_size"], args["rampup_batch_size"]
+    if not whole or args["step_batch_size_schedule"]:
+        return ()
+    if not _ramps(args):
+        return (int(whole),)
+    start, step, _ = map(int, ramp)
+    return (*range(start, whole, step), int(whole)) if 0 < start < whole and step > 0 else ()
+
+
+def _ramps(args: Seen) -> bool:
+    return bool(args["rampup_batch_size"]) and not args.context.since(NO_RAMP)
+
+
+def _microbatches(args: Seen) -> tuple[int, ...]:
+    """Return the numbers of microbatches that the run has, if its batches divide into microbatches.
+    """
+    share = (args["micro_batch_size"] or 0) * (args["data_parallel_size"] or 0)
+    sizes = _sizes(args) if share else ()
+    return tuple(size // share for size in sizes if size % share == 0 and size >= share)
+
+
+def _uneven_ramp(args: Seen) -> bool:
+    share = (args["micro_batch_size"] or 0) * (args["data_parallel_size"] or 0)
+    uneven = bool(share) and any(size % share for size in _sizes(args))
+    return _ramps(args) and not args["decrease_batch_size_if_needed"] and uneven
+
+
+def _broken_ramp(args: Seen) -> bool:
+    """Return whether a batch ramp has no steps from its start to the global batch size."""
+    if not _ramps(args) or not args["global_batch_size"]:
+        return False
+    start, step, samples = map(int, args["rampup_batch_size"])
+    way = args["global_batch_size"] - start
+    return start <= 0 or step <= 0 or samples < 0 or way <= 0 or way % step != 0
+
+
+def _groups(args: Seen) -> tuple[int, int] | None:
+    """Return the size of a group of microbatches under interleaving, and of the pipeline; None
+    without interleaving.
+    """
+    stages = args["pipeline_model_parallel_size"] or 1
+    if stages < 2 or args["virtual_pipeline_model_parallel_size"] is None:
+        return None
+    return args["microbatch_group_size_per_vp_stage"] or stages, stages
+
+
+def _short_of_a_group(args: Seen) -> bool:
+    found = _groups(args)
+    return found is not None and any(count < found[0] for count in _microbatches(args))
+
+
+def _leaves_a_rest(args: Seen) -> bool:
+    found = _groups(args)
+    return found is not None and any(
+        0 < count % found[0] < found[1] for count in _microbatches(args)
+    )
+
+
+def _ranks_of_experts(args: Seen) -> int:
+    """Return the number of ranks over which the experts' own layers are split by tensor."""
+    return int(args["expert_tensor_parallel_size"] or args["tensor_model_parallel_size"] or 1)
+
+
+def _split(path: str, message: str, place: str, name: str, experts: bool = False) -> Check:
+    """Return a check that holds if the size at `path` cannot be split over the tensor ranks."""
+
+    def uneven(args: Seen) -> bool:
+        ranks = _ranks_of_experts(args) if experts else args["tensor_model_parallel_size"] or 1
+        return args[path] % ranks != 0 and (bool(args["num_experts"]) or not experts)
+
+    said = f"found {{{path}}}, which the tensor ranks cannot split: {message}"
+    return Check(path, uneven, said, Effect.STOPS, place, needs=(path,), name=name)
+
+
+NO_RAMP = "0.18.0"
+"""The release that dropped batch ramps; it still has the flag."""
+BUILDS = "training stops when it builds the model; use a multiple of"
+TENSOR, EXPERT = (
+    "tensor_model_parallel_size ({tensor_model_parallel_size})",
+    "the experts' tensor parallel size",
+)
+RAMP = "core/num_microbatches_calculator.py: RampupBatchsizeNumMicroBatchesCalculator"
+INTERLEAVED = "core/pipeline_parallel/schedules.py: forward_backward_pipelining_with_interleaving"
+CORE = (
+    _split(
+        "padded_vocab_size",
+        f"{BUILDS} {TENSOR}",
+        "core/tensor_parallel/utils.py: VocabUtility.vocab_range_from_global_vocab_size",
+        "vocabulary-no-multiple-of-the-tensor-ranks",
+    ),
+    _split(
+        "ffn_hidden_size",
+        f"{BUILDS} {TENSOR}",
+        "core/tensor_parallel/layers.py: ColumnParallelLinear.__init__",
+        "mlp-no-multiple-of-the-tensor-ranks",
+    ),
+    _split(
+        "moe_shared_expert_intermediate_size",
+        f"{BUILDS} {TENSOR}",
+        "core/tensor_parallel/layers.py: ColumnParallelLinear.__init__",
+        "shared-expert-no-multiple-of-the-tensor-ranks",
+    ),
+    _split(
+        "moe_ffn_hidden_size",
+        f"{BUILDS} {EXPERT}",
+        "core/tensor_parallel/layers.py: ColumnParallelLinear.__init__",
+        "expert-no-multiple-of-the-tensor-ranks",
+        experts=True,
+    ),
+    Check(
+        "seq_length",
+        lambda args: (
+            bool(args["sequence_parallel"])
+            and args["seq_length"]
+            // (args["context_parallel_size"] or 1)
+            % (args["tensor_model_parallel_size"] or 1)
+            != 0
+        ),
+        "found {seq_length} with sequence_parallel: the first step stops, because the tensor ranks"
+        " cannot split a sequence; use a multiple of tensor_model_parallel_size"
+        " ({tensor_model_parallel_size}) x context_parallel_size ({context_parallel_size})",
+        Effect.STOPS,
+        "core/tensor_parallel/mappings.py: _split_along_first_dim, _reduce_scatter_along_first_dim",
+        needs=("seq_length",),
+        name="sequence-no-multiple-of-the-tensor-ranks",
+    ),
+    Check(
+        "num_experts",
+        lambda args: (
+            bool(args["num_experts"])
+            and (args["tensor_model_parallel_size"] or 1) > 1
+            and not args["sequence_parallel"]
+        ),
+        "found with tensor_model_parallel_size {tensor_model_parallel_size} and without"
+        " sequence_parallel: the first step stops; add --sequence-parallel",
+        Effect.STOPS,
+        "core/transformer/moe/moe_layer.py: MoELayer.forward",
+        name="experts-with-tensor-ranks-need-sequence-parallelism",
+    ),
+    Check(
+        "moe_router_topk",
+        lambda args: bool(args["num_experts"]) and args["moe_router_topk"] > args["num_experts"],
+        "found {moe_router_topk}, more than num_experts ({num_experts}): the first step stops;"
+        " expected at most that number",
+        Effect.STOPS,
+        "core/transformer/moe/moe_utils.py: topk_routing_with_score_function",
+        needs=("moe_router_topk",),
+        name="more-than-the-experts",
+    ),
+    Check(
+        "moe_token_dispatcher_type",
+        lambda args: (
+            bool(args["num_experts"])
+            and args["moe_token_dispatcher_type"] == "flex"
+            and args["moe_flex_dispatcher_backend"] in (None, "deepep")
+            and _ranks_of_experts(args) * (args["expert_model_parallel_size"] or 1) == 1
+        ),
+        "found flex on one rank for all experts: training stops when it builds the model; use"
+        " alltoall, or more ranks for the experts",
+        Effect.STOPS,
+        "core/transformer/moe/token_dispatcher.py: MoEFlexTokenDispatcher.__init__",
+        name="flex-needs-several-ranks",
+    ),
+    Check(
+        "global_batch_size",
+        _short_of_a_group,
+        "found {global_batch_size} with virtual pipeline stages: the first step stops, because a step"
+        " has fewer microbatches than one group of them; use more microbatches, or a smaller"
+        " --microbatch-group-size-per-virtual-pipeline-stage",
+        Effect.STOPS,
+        INTERLEAVED,
+        since="0.10.0",
+        name="fewer-microbatches-than-a-group",
+    ),
+    Check(
+        "microbatch_group_size_per_vp_stage",
+        lambda args: (found := _groups(args)) is not None and found[0] < found[1],
+        "found {microbatch_group_size_per_vp_stage}, below pipeline_model_parallel_size"
+        " ({pipeline_model_parallel_size}): the first step stops; expected at least that number",
+        Effect.STOPS,
+        INTERLEAVED,
+        since="0.10.0",
+        name="group-smaller-than-the-pipeline",
+    ),
+    Check(
+        "global_batch_size",
+        _leaves_a_rest,
+        "found {global_batch_size} with virtual pipeline stages: the step stops, because its last"
+        " group has fewer microbatches than the pipeline has ranks; use a number of microbatches that"
+        " leaves no such rest",
+        Effect.STOPS,
+        INTERLEAVED,
+        name="last-group-shorter-than-the-pipeline",
+    ),
+    Check(
+        "rampup_batch_size",
+        _broken_ramp,
+        "found {rampup_batch_size}, whose steps do not lead to global_batch_size"
+        " ({global_batch_size}): training stops at the start; expected START INCREMENT SAMPLES with"
+        " START below it, and a multiple of INCREMENT between them",
+        Effect.STOPS,
+        RAMP + ".__init__",
+        until=NO_RAMP,
+        name="steps-do-not-lead-to-the-global-batch",
+    ),
+    Check(
+        "rampup_batch_size",
+        _uneven_ramp,
+        "found {rampup_batch_size}, some of whose batches are no multiple of micro_batch_size"
+        " ({micro_batch_size}) x data_parallel_size ({data_parallel_size}): training stops at the"
+        " first of them; change one of these, or add --decrease-batch-size-if-needed",
+        Effect.STOPS,
+        RAMP + ".update",
+        until=NO_RAMP,
+        name="a-batch-of-the-ramp-does-not-divide",
+    ),
+    Check(
+        "rampup_batch_size",
+        lambda args: bool(args["rampup_batch_size"]),
+        "has no effect since 0.18: the batch has its full size from the start; use"
+        " --step-batch-size-schedule",
+        Effect.NUMBERS,
+        "core/num_microbatches_calculator.py: init_num_microbatches_calculator",
+        since=NO_RAMP,
+        name="has-no-effect-since-0-18",
+    ),
+    Check(
+        "override_opt_param_scheduler",
+        lambda args: (
+            bool(args["override_opt_param_scheduler"])
+            and bool(args["use_checkpoint_opt_param_scheduler"])
+        ),
+        "found with use_checkpoint_opt_param_scheduler: training stops at the start; keep one of them",
+        Effect.STOPS,
+        "core/optimizer_param_scheduler.py: OptimizerParamScheduler.__init__",
+        name="both-schedules-are-asked-for",
+    ),
+    Check(
+        "optimizer",
+        lambda args: "muon" in str(args["optimizer"]) and bool(args["fp16"]),
+        "found {optimizer} with fp16, which this optimizer refuses when it is built; use bf16",
+        Effect.STOPS,
+        "core/optimizer/muon.py, __init__.py: get_megatron_muon_optimizer and its successors",
+        since="0.16.0",
+        name="muon-refuses-fp16",
+    ),
+)
+"""Assertions of Megatron's core modules that run after its parser and its config classes."""
+
+
 def _horizon(args: Seen) -> tuple[float, float] | None:
     """Return the lengths of warmup and decay, both in steps or both in samples. None if there is no
     decay.
@@ -135,6 +387,7 @@ def _second(path: str, wanted: object) -> Check:
 TRAPS = Checks(
     RELEASES,
     *(_second(path, wanted) for path, wanted in SECOND.items()),
+    *CORE,
     _given(
         "use_distributed_optimizer",
         lambda args: args["optimizer"] == "sgd" and not args["optimizer_cpu_offload"],

@@ -417,7 +417,7 @@ AUTOCAST = ("cuda_amp", "amp", "apex")
 
 PRECISION = convert(
     HALF_PRECISION,
-    ("precision.compute", "precision.master", "precision.reduce"),
+    ("precision.compute", "precision.master", "precision.reduce", "precision.moments"),
     lambda values, context: _read_precision(values, context),
     lambda values, context: _write_precision(values, context),
     sees=ZERO_FIELDS,
@@ -454,6 +454,7 @@ def _read_precision(values: Group, context: Context) -> Group:
         "precision.compute": format,
         "precision.master": "bf16" if format == "bf16" else "fp32",
         "precision.reduce": "fp16" if in_half else format,
+        "precision.moments": ("bf16", "bf16") if format == "bf16" else None,
     }
 
 

@@ -15,7 +15,25 @@ QUIET: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping
 Z = "zero_optimization."
 N, C, S, X = Effect.NUMBERS, Effect.COST, Effect.NONE, Effect.STOPS
 
+MASTER, STATES, BF16 = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states", {"bf16.enabled": True, Z + "stage": 2}
+ON_CPU, LION = {Z + "offload_optimizer.device": "cpu"}, {"optimizer.type": "Lion"}
+
 CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
+    (
+        "fp16.fp16_master_weights_and_grads",
+        X,
+        {"fp16.enabled": True, "fp16.fp16_master_weights_and_grads": True, Z + "stage": 2},
+        {"fp16.enabled": True, "fp16.fp16_master_weights_and_grads": True, Z + "stage": 2, **ON_CPU},
+    ),
+    (MASTER, X, {**BF16, MASTER: True}, {**BF16, MASTER: True, STATES: True}),
+    (MASTER, X, {**BF16, MASTER: True, **ON_CPU, **LION}, {**BF16, MASTER: True, **ON_CPU}),
+    (STATES, X, {**BF16, MASTER: True, STATES: True, **ON_CPU, **LION}, {**BF16, MASTER: True, STATES: True, **ON_CPU}),
+    (
+        MASTER,
+        Effect.ROUNDING,
+        {**BF16, Z + "stage": 1, "data_types.grad_accum_dtype": "fp32", MASTER: True},
+        {**BF16, Z + "stage": 1, MASTER: True, STATES: True},
+    ),
     ("pipeline.stages", S, {"pipeline.stages": 2}, {}),
     ("pipeline.partition", S, {"pipeline.partition": "best"}, {}),
     ("pipeline.seed_layers", S, {"pipeline.seed_layers": True}, {}),
