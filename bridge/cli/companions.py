@@ -56,7 +56,8 @@ def companions(place: Path, given: Path | None) -> Companions:
     """
     config = given or config_beside(place)
     if config is None:
-        return Companions(notes=(f"no {CONFIG} lies next to the source, so none is written; transformers needs one: --config FILE",))
+        line = f"no {CONFIG} lies next to the source, so none is written; transformers needs one: --config FILE"
+        return Companions(notes=(line,))
     try:
         text = read_bytes(config, config.parent, MOST)
     except SourceError as error:
