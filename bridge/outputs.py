@@ -517,6 +517,7 @@ class Rewritten(TypedDict):
     output: str
     written: bool
     files: list[Put]
+    copied: list[str]
     findings: list[Told]
     exit_code: Exit
 

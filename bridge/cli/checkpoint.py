@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bridge import outputs
 from bridge.clean import clean
 from bridge.cli import progress
+from bridge.cli.companions import Companions, companions, config_beside
 from bridge.cli.terminal import console, note, print_json, say
 from bridge.config import shown
 from bridge.errors import BridgeError
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from bridge.state.lazy import Lazy
 
 DTYPES = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+TRANSFORMERS = ("huggingface", "transformers")
+"""Names of parameters that transformers reads."""
 SHOWN = 20
 """Largest number of differing tensors that are listed."""
 WIDE = 160
@@ -206,17 +209,29 @@ def convert(folder: Path, options: Options) -> int:
             options,
         )
         written = formats.planned(target, hub, wanted)
+        beside = _beside(target, place, options)
+        written = replace(written, files=(*written.files, *beside.files))
         if verified:
             with progress.told("the files to be checked"):
                 formats.verified(source, place, written.files)
         if not options.dry_run:
             _write(written, folder, hub, options)
-        findings = (*hub.findings, *written.findings)
+        findings = (*formats.lacking(target, hub), *written.findings)
         code = report.exit_of(findings)
-        _said(hub, written, findings, code, options)
+        _said(hub, written, findings, code, options, beside)
         return code
 
     return _answered(options.json, work)
+
+
+def _beside(target: Format, place: Path, options: Options) -> Companions:
+    """Return the files that transformers reads together with the weights, if it can read those under their names."""
+    if not target.weights_only or options.names not in (None, *TRANSFORMERS):
+        return Companions()
+    found = companions(place, options.config)
+    for line in found.notes:
+        note(f"note: {line}")
+    return found
 
 
 def _mistakes(options: Options, target: Format, folder: Path) -> Iterator[str]:
@@ -259,16 +274,10 @@ def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
         from bridge.cli.convert import read
         from bridge.cli.job import Job
 
-        path = options.config or next(
-            (path for path in (place / CONFIG, place.parent / CONFIG) if path.is_file()), None
-        )
+        path = options.config or config_beside(place)
         return None if path is None else read(Job(str(path), lenient=True))
 
     return names.under(hub, options.names, target.names, config, options.config is not None)
-
-
-CONFIG = "config.json"
-"""The name of the config that transformers saves beside weights."""
 
 
 def _gigabytes(size: float) -> int:
@@ -323,7 +332,12 @@ class Progress:
 
 
 def _said(
-    hub: Hub, written: Written, findings: tuple[Finding, ...], code: Exit, options: Options
+    hub: Hub,
+    written: Written,
+    findings: tuple[Finding, ...],
+    code: Exit,
+    options: Options,
+    beside: Companions,
 ) -> None:
     from dataclasses import asdict
 
@@ -350,11 +364,14 @@ def _said(
             "output": str(options.output),
             "written": not options.dry_run,
             "files": files,
+            "copied": [file.name for file in beside.files],
         }
         print_json(
             {**said, "findings": [finding_json(finding) for finding in findings], "exit_code": code}
         )
         return
+    if beside.files:
+        say(f"copied from {beside.folder}: {', '.join(file.name for file in beside.files)}")
     for file, rows in made if options.dry_run else ():
         say(
             f"{file.name}: {file.size:,} bytes, {f'{len(rows)} tensors' if rows else 'no tensors'}"

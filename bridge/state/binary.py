@@ -42,6 +42,7 @@ class Binary(Format):
     name = "bin"
     title = "pytorch_model.bin"
     names = "huggingface"
+    weights_only = True
 
     def find(self, folder: Path) -> Path | None:
         """Return the folder if it has files with this format's names; else None."""

@@ -64,6 +64,8 @@ class Format(ABC):
     """Names of the fields of `Wanted` that this format honours in addition to `dtype`, such as
     `ranks` and `level`.
     """
+    weights_only: bool = False
+    """Whether the format holds weights alone, as transformers reads them, and nothing that a run resumes from."""
     unseen: str = ""
     """Words for a finding: the damage that cannot be detected in this format if SHA256SUMS is
     missing.
@@ -272,6 +274,17 @@ def pointed(folder: Path, pointer: str) -> Path | None:
         return folder
     place = inside(folder / plain(read_text(path, folder, SMALL).strip(), path), folder)
     return place if place.is_dir() else None
+
+
+def lacking(format: Format, hub: Hub) -> tuple[Finding, ...]:
+    """Return the findings on the source checkpoint that matter in this format. One that holds
+    weights alone lacks nothing if the source has no moments either.
+    """
+    return tuple(
+        finding
+        for finding in hub.findings
+        if not (format.weights_only and finding.path == "moments" and not hub.moments)
+    )
 
 
 def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:

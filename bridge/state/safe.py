@@ -242,6 +242,7 @@ class Safe(Format):
     name = "safetensors"
     title = "Hugging Face safetensors"
     names = "huggingface"
+    weights_only = True
     unseen = "a changed byte of a tensor is not detected"
 
     def find(self, folder: Path) -> Path | None:

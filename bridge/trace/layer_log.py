@@ -148,7 +148,8 @@ class LayerLog:
         them as they were, or None if it is unknown.
         """
         if hasattr(self.source, "clip"):
-            return self.source.clip
+            known: float | None = self.source.clip
+            return known
         module = getattr(self.source, "module", None)
         return None if module is None else self.clipping.take(module.parameters())
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,10 @@ def test_the_demo_trains_and_resumes(planted: Path) -> None:
     assert "Training the plan on 2 local ranks (data 1 x tensor 2)" in done.stdout
     assert sum(line.startswith("  step ") for line in lines) == training.STEPS + 2 * training.MORE
     assert "gave the same losses" in done.stdout
+    steps = [[float(word) for word in re.findall(r"(?:loss|grad norm) ([\d.]+) ", line)] for line in lines if "grad norm" in line]
+    losses, norms = zip(*steps[: training.STEPS + training.MORE], strict=True)
+    assert all(later < 1.03 * loss for loss, later in pairwise(losses)), "the loss falls steadily"
+    assert max(norms[1:]) <= norms[0], "no gradient jumps"
     assert lines[-1].startswith("Train yourself: stagebridge train")
     assert (planted / "out" / "run" / "latest").read_text() == f"step{training.STEPS}"
 

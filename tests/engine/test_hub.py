@@ -169,6 +169,30 @@ def test_frozen_parameters_that_were_left_out_are_told(made: Made, tmp_path: Pat
     assert not [finding for finding in formats.read(made("bf16 level 2, odd")).findings if finding.path == "frozen"]
 
 
+def test_transformers_opens_the_weights_of_a_plain_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without moments in the source none are lost; config, generation config and tokenizer come along, and are named."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+    model, source = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)), tmp_path / "export" / "weights"
+    source.mkdir(parents=True)
+    torch.save({"module": model.state_dict(), "shared_params": {}, "optimizer": None}, source / "mp_rank_00_model_states.pt")
+    code, said = converted(source, "safetensors", tmp_path / "bare")
+    assert code == 0 and "moments" not in said and "no config.json lies next to the source" in capsys.readouterr().err
+    model.config.save_pretrained(source.parent)
+    transformers.GenerationConfig(max_new_tokens=7).save_pretrained(source.parent)
+    (source.parent / "tokenizer.json").write_text("{}")
+    (source.parent / "optimizer.pt").write_text("not copied")
+    code, said = converted(source, "safetensors", tmp_path / "out")
+    assert code == 0 and f"copied from {source.parent}: config.json, generation_config.json, tokenizer.json\n" in said
+    loaded, told = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(told.values()) and loaded.generation_config.max_new_tokens == 7
+    assert all(torch.equal(one, loaded.state_dict()[name]) for name, one in model.state_dict().items())
+    given = ("--config", str(source.parent / "config.json"))
+    assert converted(source, "bin", tmp_path / "bin", *given)[0] == 0 and (tmp_path / "bin" / "tokenizer.json").is_file()
+    (source.parent / "config.json").write_text('{"zero_optimization": {"stage": 1}}')
+    assert converted(source, "safetensors", tmp_path / "other")[0] in (0, 1) and not (tmp_path / "other" / "config.json").exists()
+
+
 def test_the_run_is_read_beside_its_tensors(made: Made) -> None:
     hub = formats.read(made("fp16 level 3"))
     assert (hub.where.steps, hub.where.skipped, hub.where.samples) == (3, 0, 12)

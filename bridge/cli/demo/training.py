@@ -21,9 +21,10 @@ from bridge.plan import Plan
 
 RANKS = 2
 STEPS, MORE = 20, 3
-MICROBATCHES = 2
-LR = 1e-3
-"""The learning rate for the demo's model.
+MICROBATCHES = 4
+LR = 4e-4
+"""The learning rate for the demo's model, which without warmup and with so few samples in a step
+does not train steadily at a higher one.
 
 The rate in the launch file is for a model a thousand times larger, with 500 steps of warmup.
 """
