@@ -136,11 +136,11 @@ def clean(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith(("PYTHON", "STAGEBRIDGE", "COV", "TOX"))}
 
 
-def build(home: Path, work: Path) -> Path:
-    """Build the wheel of a clone, and next to it the packages that have none."""
+def build(home: Path, work: Path, others: Sequence[str]) -> Path:
+    """Build the wheel of a clone, and next to it other packages."""
     subprocess.run([sys.executable, "-m", "venv", work / "builder"], check=True)
     pip = [work / "builder" / "bin" / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", work / "wheels"]
-    subprocess.run([*pip, "-c", home / "constraints.txt", "--no-cache-dir", home, *BUILT.values()], check=True)
+    subprocess.run([*pip, "-c", home / "constraints.txt", "--no-cache-dir", home, *others], check=True)
     (wheel,) = (work / "wheels").glob("stagebridge-*.whl")
     return wheel
 
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     extras = [NONE if name == "none" else name for name in options.extras] or known
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
         work = Path(folder)
-        wheel = build(home, work)
+        wheel = build(home, work, [BUILT[extra] for extra in extras if extra in BUILT])
         opened = True
         tried = pool.map(lambda extra: run(extra, home, wheel, work), extras)
         for extra, (said, fine, seconds) in zip(extras, tried, strict=True):
