@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from math import prod
 
 from bridge.backend import Backend
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.errors import BridgeError
+from bridge.extras import engine_lacks
 from bridge.plan import Plan
 
 
@@ -60,6 +60,6 @@ def choose(
 def _refusals(engine: Backend, plan: Plan, world: int) -> tuple[str, ...]:
     if engine.release is None:
         return (f"the stack is not installed; pip install 'stagebridge[{engine.name}]'",)
-    if find_spec("torch") is None:
-        return ("torch is not installed; pip install 'stagebridge[engine]'",)
+    if lacks := engine_lacks():
+        return (lacks,)
     return engine.refusals(plan, world)

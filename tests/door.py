@@ -1,9 +1,11 @@
 """The door: README's commands as a person types them, from a wheel in an empty environment for each extra.
 
-`tox -e door` runs it; `python tests/door.py [EXTRA ...] [--home CLONE]` runs some of the extras, or another clone. In one shell that starts
-in an empty folder, each environment runs README's blocks in their order: those that need no extra, and those of its own extra.
-A command that does not end with 0, or with the code that its remark names, fails the door. The clone's address is redirected to the
-clone here. Of the tests, the last command, nothing runs: they start the door.
+`tox -e door` runs it; `python tests/door.py [EXTRA ...] [--home CLONE]` tries some of the extras, or another clone.
+
+Each environment has one shell, which starts in an empty folder and runs README's lines in their order. Without an extra these are
+the lines that need none; with one they are the lines for the extra, and those that lead there: the clone, installs and changes of
+folder. A command that does not end with 0, or with the code that its remark names, keeps the door shut. The clone's address means
+the clone here. The line that runs all tests is left out.
 """
 
 from __future__ import annotations
@@ -25,13 +27,19 @@ from pathlib import Path
 HOME = Path(__file__).resolve().parents[1]
 NONE = ""
 """The environment without an extra."""
-BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$|^With the extra `(\w+)`|^(## )", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```(?P<kind>sh|python)\n(?P<block>.*?)^```$|^ {4}(?P<line>(?:git|pip|cd|stagebridge|PYTHONSAFEPATH=1) .*?)$"
+    r"|^With the extra `(?P<extra>\w+)`|^## ",
+    re.MULTILINE | re.DOTALL,
+)
+"""Fenced commands, a command in an indented block, and what begins and ends the lines for an extra."""
 INSTALL = re.compile(r"pip install .*\[(\w+)\]")
+LEADS = re.compile(r"(git clone|pip install|cd) ")
 CODE = re.compile(r"#.*\bends with (\d+)")
 CLONE = re.compile(r"git clone (\S+)")
 SUITE = "pip install -c constraints.txt tox && tox"
 IMPORTED = {"deepspeed": "deepspeed", "megatron": "megatron.core", "huggingface": "transformers, accelerate"}
-"""Stacks that an extra brings; README has no commands for them, so that they are imported, and a config is checked next to them."""
+"""Stacks that an extra brings. README has no commands for them, so they are imported, and a config is checked next to them."""
 BUILT = {"deepspeed": "deepspeed"}
 """Packages without wheels: they are built here without torch, as in an environment that never saw them."""
 PLANTED = ("json", "torch", "bridge", "deepspeed", "hypothesis")
@@ -57,21 +65,28 @@ def commands(readme: str) -> Iterator[Command]:
     """README's commands in their order. An extra is named by a line that installs it, or in front of the block."""
     extra = NONE
     for found in BLOCK.finditer(readme):
-        kind, text, named, _ = found.groups()
-        if kind is None:
-            extra = named or NONE
-        elif kind == "python":
-            yield Command(f"python -P -c {shlex.quote(text)}", extra)
-        else:
+        if found["kind"] == "python":
+            yield Command(f"python -P -c {shlex.quote(found['block'])}", extra)
+        elif text := found["block"] or found["line"]:
             for line in text.splitlines():
                 install, code = INSTALL.search(line), CODE.search(line)
                 yield Command(line, install[1] if install else extra, int(code[1]) if code else 0)
+        else:
+            extra = found["extra"] or NONE
+
+
+def walk(readme: str, extra: str) -> Iterator[Command]:
+    """README's commands for an extra, in their order."""
+    for command in commands(readme):
+        if command.text != SUITE and (command.extra == extra or (command.extra == NONE and LEADS.match(command.text))):
+            yield command
 
 
 def entered(extra: str, clone: Path) -> Iterator[Command]:
     """What else is tried in an environment: the start, a check, and the stack of the extra."""
     yield Command("stagebridge --help > help.txt", extra)
-    yield Command("python -P -c 'import bridge, compat, stagebridge; [compat.load(name).schema for name in compat.names()]'", extra)
+    loads = "import bridge, compat, stagebridge; [compat.load(name).schema for name in compat.names()]"
+    yield Command(f"python -P -c '{loads}'", extra)
     if extra in IMPORTED:
         yield Command(f"python -P -c 'import {IMPORTED[extra]}'", extra)
         yield Command("stagebridge check ds_config.json --world-size 8", extra)
@@ -101,18 +116,19 @@ def run(extra: str, home: Path, wheel: Path, work: Path) -> tuple[str, bool, flo
     subprocess.run([sys.executable, "-m", "venv", place / "venv"], check=True)
     path = f"{place / 'venv' / 'bin'}{pathsep}{environ['PATH']}"
     readme = (home / "README.md").read_text("utf-8")
-    every = [command for command in commands(readme) if command.extra in (NONE, extra) and command.text != SUITE]
     address = CLONE.search(readme)
     url = address[1] if address else str(home)
     redirected = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{home}.insteadOf", "GIT_CONFIG_VALUE_0": url}
-    start = f"python -m pip install -q -c {home}/constraints.txt --find-links {wheel.parent} '{wheel}{f'[{extra}]' if extra else ''}'"
+    named = f"{wheel}[{extra}]" if extra else str(wheel)
+    start = f"python -m pip install -q -c {home}/constraints.txt --find-links {wheel.parent} '{named}'"
     clone = place / "here" / Path(url).name
-    script = "".join(command.script() for command in (Command(start), *every, *entered(extra, clone)))
+    script = "".join(command.script() for command in (Command(start), *walk(readme, extra), *entered(extra, clone)))
     environment = {**clean(environ), **redirected, "PATH": path, "VIRTUAL_ENV": str(place / "venv"), "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(
-        ["bash", "-uc", script], cwd=place / "here", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    return done.stdout, done.returncode == 0, time.monotonic() - began
+    output = place / "output"
+    with output.open("w") as file:
+        command = ["bash", "-uc", script]
+        done = subprocess.run(command, cwd=place / "here", env=environment, stdout=file, stderr=file, check=False)
+    return output.read_text("utf-8"), done.returncode == 0, time.monotonic() - began
 
 
 def clean(variables: Mapping[str, str]) -> dict[str, str]:
@@ -120,11 +136,11 @@ def clean(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith(("PYTHON", "STAGEBRIDGE", "COV", "TOX"))}
 
 
-def build(home: Path, work: Path) -> Path:
-    """Build the wheel of a clone, and next to it the packages that have none."""
+def build(home: Path, work: Path, others: Sequence[str]) -> Path:
+    """Build the wheel of a clone, and next to it other packages."""
     subprocess.run([sys.executable, "-m", "venv", work / "builder"], check=True)
     pip = [work / "builder" / "bin" / "python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", work / "wheels"]
-    subprocess.run([*pip, "-c", home / "constraints.txt", "--no-cache-dir", home, *BUILT.values()], check=True)
+    subprocess.run([*pip, "-c", home / "constraints.txt", "--no-cache-dir", home, *others], check=True)
     (wheel,) = (work / "wheels").glob("stagebridge-*.whl")
     return wheel
 
@@ -142,9 +158,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     extras = [NONE if name == "none" else name for name in options.extras] or known
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
         work = Path(folder)
-        wheel = build(home, work)
+        wheel = build(home, work, [BUILT[extra] for extra in extras if extra in BUILT])
         opened = True
-        for extra, (said, fine, seconds) in zip(extras, pool.map(lambda extra: run(extra, home, wheel, work), extras), strict=True):
+        tried = pool.map(lambda extra: run(extra, home, wheel, work), extras)
+        for extra, (said, fine, seconds) in zip(extras, tried, strict=True):
             opened &= fine
             shown = said if not fine else "\n".join(line for line in said.splitlines() if line.startswith("$ "))
             print(f"== {extra or 'none'}: {'opened' if fine else 'STAYS SHUT'} after {seconds:.0f} s\n{shown}", flush=True)

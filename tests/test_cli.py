@@ -459,7 +459,7 @@ class TestDemo:
         assert [cli("demo", "--no-train", "-o", "x").code for _ in range(2)] == [0, 0]
 
     def test_without_torch_it_says_how_to_train(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bridge.cli.demo.training.find_spec", lambda name: None)
+        monkeypatch.setattr("bridge.extras.find_spec", lambda name: None)
         done = cli("demo")
         assert (done.code, done.err) == (0, "")
         assert done.out.splitlines()[-1] == "To train the plan here as well: install the extra engine, and run the demo again."

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import dedent, indent
 
 import pytest
 
@@ -23,7 +24,9 @@ import bridge
 from bridge.cli import run
 
 HOME = Path(__file__).resolve().parents[1]
-README = (HOME / "README.md").read_text()
+PRINTED = (HOME / "README.md").read_text()
+README = re.sub(r"^```sh\n(.*?)^```$", lambda block: indent(block[1], "    "), PRINTED, flags=re.MULTILINE | re.DOTALL)
+"""The README with its commands indented, as those of the pages are."""
 WALKS = (HOME / "docs" / "walks.md").read_text()
 GATE = (HOME / "docs" / "gate.md").read_text()
 ENGINES = (HOME / "docs" / "engines.md").read_text()
@@ -51,7 +54,7 @@ Qwen2Config(**sizes, vocab_size=128, max_position_embeddings=64).save_pretrained
 tokens = torch.randint(2, 128, (8, 12))
 bridge.trace.batch("batch.safetensors", {"input_ids": tokens, "labels": tokens})
 """
-INSTALL = "pip install -c constraints.txt . && stagebridge demo --no-train && cd stagebridge-demo"
+INSTALL = "pip install -c constraints.txt . && stagebridge demo --no-train"
 """The light command; what it installs is what tox installs, and the rest of it is run here."""
 LONG = pytest.mark.skipif(not os.environ.get("STAGEBRIDGE_WALKS"), reason="takes longer: tox -e long")
 TRAINS = re.compile(r"stagebridge (train|verify|move|checkpoint|trace)\b")
@@ -138,7 +141,7 @@ def done(command: str, shell: bool) -> int:
 
 
 def test_the_light_command_is_the_one_that_is_run_here() -> None:
-    assert f"    {INSTALL}\n" in README
+    assert f"cd stagebridge\n{INSTALL}\n" in PRINTED
 
 
 def test_there_are_as_many_walks_as_people_and_as_few_commands_as_they_need() -> None:
@@ -215,12 +218,17 @@ def test_a_script_of_deepspeed_runs_under_the_command_of_the_page_of_models(fold
 
 def test_the_four_lines_become_what_the_readme_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = README.partition("Four lines of Megatron:\n\n")[2].partition("\n\nare, on 8 ranks")[0]
-    shown = README.partition("these of DeepSpeed:\n\n")[2].partition("\n\nand one row")[0]
+    shown, _, rest = README.partition("these of DeepSpeed:\n\n")[2].partition("\n\nand, in the training script")
+    script = rest.partition(":\n\n")[2].partition("\n\nand one row")[0]
     row = README.partition("changed the loss:\n\n")[2].partition("\n\nstagebridge translates")[0]
     (tmp_path / "four.args").write_text("\n".join(line.strip() for line in flags.splitlines()) + "\n")
-    assert run(["convert", str(tmp_path / "four.args"), "--to", "deepspeed", "--world-size", "8"]) == 2
-    out, err = capsys.readouterr()
-    expected, found = json.loads(f"{{{shown}}}"), json.loads(out)
+    target = tmp_path / "ds_config.json"
+    assert run(["convert", str(tmp_path / "four.args"), "--to", "deepspeed", "--world-size", "8", "-o", str(target)]) == 2
+    err = capsys.readouterr().out
+    code = target.with_suffix(".code.py").read_text()
+    for part in dedent(script).split("\n\n\n"):
+        assert f"{part.strip()}\n" in code, part
+    expected, found = json.loads(f"{{{shown}}}"), json.loads(target.read_text())
     for name, value in expected.items():
         kept = {key: found[name].get(key) for key in value} if isinstance(value, dict) else found[name]
         assert (kept == value) or (name == "optimizer" and found[name]["params"].items() >= value["params"].items()), name

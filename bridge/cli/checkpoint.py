@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from bridge.cli.terminal import console, note, print_json, say
 from bridge.config import shown
 from bridge.errors import BridgeError
 from bridge.exits import Exit
+from bridge.extras import need_engine
 from bridge.files import as_private_as
 from bridge.findings import Finding
 from bridge.underway import counted
@@ -60,10 +60,7 @@ class Options:
 def _answered(as_json: bool, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
-        if find_spec("torch") is None:
-            raise BridgeError(
-                "checkpoint: torch is not installed; pip install 'stagebridge[engine]'"
-            )
+        need_engine("checkpoint")
         return work()
     except BridgeError as error:
         error.as_object = as_json

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from shlex import quote
@@ -31,6 +30,7 @@ from bridge.dialect import Config, Saves, Written
 from bridge.edits import without
 from bridge.errors import BridgeError, SourceError
 from bridge.exits import Exit
+from bridge.extras import need_engine
 from bridge.files import Script, as_private_as, read_text
 from bridge.findings import Finding
 from bridge.rules import Effect, How
@@ -123,8 +123,7 @@ def move(job: Job, options: Options) -> int:
     """Move one run. Returns the exit code."""
 
     def work() -> int:
-        if find_spec("torch") is None:
-            raise BridgeError("move: torch is not installed; pip install 'stagebridge[engine]'")
+        need_engine("move")
         with orderly():
             return _moved(job, options)
 

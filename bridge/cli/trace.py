@@ -19,6 +19,7 @@ from bridge.cli.progress import told
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, nearest
 from bridge.exits import Exit
+from bridge.extras import need_engine
 from bridge.files import write_all, write_text
 from bridge.grid import Grid
 
@@ -177,8 +178,7 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     from bridge.trace.injected import APART, ATTACHED, SETTINGS
     from bridge.trace.schema import RUN
 
-    if find_spec("torch") is None:
-        raise BridgeError("trace: torch is not installed; pip install 'stagebridge[engine]'")
+    need_engine("trace")
     if not command:
         raise BridgeError("trace run: found no command, expected one after --: stagebridge trace run -- torchrun train.py")
     for name in (ATTACHED, FILE):
@@ -253,8 +253,7 @@ def show(
 def _answered(as_json: bool, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
-        if find_spec("torch") is None:
-            raise BridgeError("trace: torch is not installed; pip install 'stagebridge[engine]'")
+        need_engine("trace")
         return work()
     except BridgeError as error:
         error.as_object = as_json

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from bridge.cli.terminal import note, print_json, say
 from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.exits import Exit
+from bridge.extras import need_engine
 from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
 from bridge.plan import Plan
@@ -151,8 +151,7 @@ def checked(option: str, value: str, known: tuple[str, ...]) -> str:
 
 def train(job: Job, options: Options) -> int:
     """Train. Returns the exit code."""
-    if find_spec("torch") is None:
-        raise BridgeError("train: torch is not installed; pip install 'stagebridge[engine]'")
+    need_engine("train")
     from bridge.engine.environment import detect
 
     here = detect()

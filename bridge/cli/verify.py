@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from bridge.cli.terminal import console, note, print_json
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.exits import Exit
+from bridge.extras import need_engine
 from bridge.files import as_private_as, write_text
 from bridge.grid import Grid
 from bridge.translation import Result, translate
@@ -126,8 +126,7 @@ def verify(job: Job, options: Options) -> int:
     """Verify one file. Returns the exit code."""
 
     def work() -> int:
-        if find_spec("torch") is None:
-            raise BridgeError("verify: torch is not installed; pip install 'stagebridge[engine]'")
+        need_engine("verify")
         with orderly(), tempfile.TemporaryDirectory() as folder:
             found = _measured(_at_hand(job, Path(folder)), options)
         if found["verdict"] == "differs":

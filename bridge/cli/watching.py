@@ -5,19 +5,19 @@ figures for other tools.
 from __future__ import annotations
 
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 from bridge.cli.terminal import say
 from bridge.errors import BridgeError, nearest
 from bridge.exits import Exit
+from bridge.extras import need_engine
 
 
 def watch(folder: Path, interval: float) -> int:
     """Print steps and findings as they are logged, until the run ends or somebody presses Ctrl-C.
     Returns the exit code.
     """
-    _needs_torch()
+    need_engine("trace")
     from bridge.trace.findings import FILE
     from bridge.trace.following import Follower, words
     from bridge.trace.pages.series import Told
@@ -60,7 +60,7 @@ def watch(folder: Path, interval: float) -> int:
 
 def export(folder: Path, target: str, out: Path) -> int:
     """Write what a run logged for another tool."""
-    _needs_torch()
+    need_engine("trace")
     from bridge.trace.export import TARGETS
     from bridge.trace.export import export as written
     from bridge.trace.pages.series import read
@@ -72,8 +72,3 @@ def export(folder: Path, target: str, out: Path) -> int:
     count = written(read(folder), target, out)
     say(f"wrote {out}: {count} scalars")
     return Exit.CLEAN
-
-
-def _needs_torch() -> None:
-    if find_spec("torch") is None:
-        raise BridgeError("trace: torch is not installed; pip install 'stagebridge[engine]'")

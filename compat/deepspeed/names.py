@@ -12,11 +12,11 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 from bridge.errors import BridgeError
+from bridge.extras import need_engine
 
 OURS, THEIRS = "compat.deepspeed", "deepspeed"
 RUNTIME = f"{OURS}.runtime"
@@ -203,10 +203,8 @@ def resolved(path: str, name: str) -> Any:
         return module(whole)
     # The package's names are all listed, so an unknown one is refused below without loading torch.
     asked = path or name in ENTRIES
-    if asked and find_spec("torch") is None:
-        raise BridgeError(
-            f"{THEIRS}.{whole}: torch is not installed; run pip install 'stagebridge[engine]'"
-        )
+    if asked:
+        need_engine(f"{THEIRS}.{whole}")
     for behind in MODULES.get(path, ()) if asked else ():
         found = import_module(f"{RUNTIME}.{behind}")
         if name in found.__all__:

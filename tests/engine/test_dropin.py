@@ -273,8 +273,8 @@ def test_a_scripts_own_changes_of_the_learning_rate_count() -> None:
 def test_the_package_needs_no_torch_until_an_entry_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, compat.deepspeed as d; assert 'torch' not in sys.modules; d.initialize; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-    monkeypatch.setattr("compat.deepspeed.names.find_spec", lambda name: None)
-    with pytest.raises(BridgeError, match=r"deepspeed.initialize: torch is not installed; run pip install"):
+    monkeypatch.setattr("bridge.extras.find_spec", lambda name: None)
+    with pytest.raises(BridgeError, match=r"deepspeed.initialize: torch is not installed; pip install"):
         _ = compat.deepspeed.initialize
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
         _ = compat.deepspeed.initialise

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from bridge.cli.local import ranks
 from bridge.engine.fit import fit
 from bridge.errors import BridgeError
+from bridge.extras import engine_lacks
 from bridge.layout.architecture import PRESETS
 from bridge.plan import Plan
 
@@ -47,7 +47,7 @@ def train(
 
     `silence` and `timeout` are the limits of `bridge.comm.patient`, in seconds.
     """
-    if find_spec("torch") is None:
+    if engine_lacks():
         out.print(
             "\nTo train the plan here as well: install the extra engine, and run the demo again.",
             markup=False,
