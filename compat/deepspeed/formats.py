@@ -160,7 +160,8 @@ def read(
     # Values that the caller gives win over those of the script.
     if script is not None:
         if script.trained or arguments is not None:
-            arguments = {**script.arguments, **(arguments or {})}
+            said = trainer.arguments(script.arguments, whole=False) if script.arguments else {}
+            arguments = {**said, **(arguments or {})}
         code = {**script.code, **(code or {})}
         world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
