@@ -86,7 +86,7 @@ class Found:
 
 def is_launch(launch: Launch) -> bool:
     """Return whether a command of the script passes a DeepSpeed config to its program."""
-    return _config(launch) is not None
+    return any(True for _ in _configs(launch))
 
 
 def read(script: Script) -> Found:
@@ -94,7 +94,7 @@ def read(script: Script) -> Found:
     exactly one command gets a config and the config's text is known.
     """
     launch = script.launch(is_launch, "--deepspeed_config")
-    path, line = _config(launch) or ((), launch.line)
+    _, path, line = next(_configs(launch), ("", (), launch.line))
     content = launch.file(path)
     document = _beside(script, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
@@ -123,8 +123,7 @@ def _trained(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]
     """Return whether Hugging Face's Trainer starts the run, and a finding if the option that names
     the config file is the Trainer's, but nothing shows that there is a Trainer.
     """
-    words = zip(launch.texts, (*launch.words[1:], ()), launch.lines, strict=True)
-    line = next((line for text, after, line in words if _names_config(text, after)), None)
+    line = next((line for option, _, line in _configs(launch) if option == TRAINER), None)
     if line is None:
         return False, ()
     program = programs.read(launch.program, folder_of(script.name))
@@ -140,11 +139,6 @@ def _trained(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]
     )
     effect = Effect.NONE if own else Effect.NUMBERS
     return False, (Finding(TRAINER, message, effect, origin=Origin(line)),)
-
-
-def _names_config(text: str, after: Pieces) -> bool:
-    """Return whether an option, with the word after it, names a config file as the Trainer's does."""
-    return text.startswith(f"{TRAINER}=") or (text == TRAINER and _names_file(after))
 
 
 def _unread(launch: Launch) -> Iterator[Finding]:
@@ -169,16 +163,14 @@ def _unread(launch: Launch) -> Iterator[Finding]:
         yield Finding("optimizer.type", message, Effect.NUMBERS, origin=Origin(line))
 
 
-def _config(launch: Launch) -> tuple[Pieces, int] | None:
-    """Return the command-line word that names the config file, and the line of this word."""
+def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
+    """Yield the options that name a config file, each with the word that is the name, and with the line of this word."""
     for index, (word, text) in enumerate(zip(launch.words, launch.texts, strict=True)):
         option, tied, _ = text.partition("=")
-        if option in OPTIONS and tied:
-            return cut(word, len(option) + 1), launch.lines[index]
-        after = launch.words[index + 1] if index + 1 < len(launch.words) else ()
-        if after and (option in OPTIONS or (option == TRAINER and _names_file(after))):
-            return after, launch.lines[index + 1]
-    return None
+        at = index if tied else index + 1
+        value = cut(word, len(option) + 1) if tied else launch.words[at] if at < len(launch.words) else ()
+        if value and (option in OPTIONS or (option == TRAINER and _names_file(value))):
+            yield option, value, launch.lines[at]
 
 
 def _names_file(word: Pieces) -> bool:

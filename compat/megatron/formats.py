@@ -305,7 +305,7 @@ def _fixed() -> frozenset[str]:
     """Return the arguments whose value a script must not leave open: those that affect the numbers
     or the layout of a run, and the formats below 16 bits.
     """
-    low = (dest for dest in options.groups() if leftovers.why(dest) is leftovers.LOW)
+    low = (dest for dest in options.groups() if leftovers.why(dest).note == leftovers.LOW.note)
     return _needed().union(low)
 
 
