@@ -222,13 +222,14 @@ def effects(table: Iterable[Rule]) -> Mapping[str, Effect]:
     """Return the effect of losing each setting in a table, whatever the values of a config are. It is
     `NUMBERS` if it depends on the values.
     """
-    return {
-        path: rule.effect_of_losing(rule.carried(path), {})
-        if rule.mixed or isinstance(rule.effect, Effect)
-        else Effect.NUMBERS
-        for rule in table
-        for path in rule.theirs
-    }
+
+    def worst(rule: Rule, path: str) -> Effect:
+        fixed = rule.effect if isinstance(rule.effect, Effect) else Effect.NUMBERS
+        ours = rule.carried(path) if rule.mixed else ()
+        known = (EFFECTS.get(field, Effect.NUMBERS) for field in ours)
+        return min(known, key=lambda effect: effect.rank, default=fixed)
+
+    return {path: worst(rule, path) for rule in table for path in rule.theirs}
 
 
 def _paths(paths: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -172,7 +172,11 @@ AllowPath = Annotated[
     ),
 ]
 Lenient = Annotated[
-    bool, typer.Option("--lenient", help="Leave out unknown keys, flags and values, and name them.")
+    bool,
+    typer.Option(
+        "--lenient",
+        help="Leave out unknown keys, flags and values; each is named, and counts as different numbers.",
+    ),
 ]
 Nearest = Annotated[
     bool,

@@ -118,7 +118,12 @@ UNSCHEDULED = (
 Face's Trainer or accelerate fills in the file.
 """
 
-ABSENT = ("scheduler.type", "optimizer.type")
+PRECISIONS = ("fp16", "bf16", "bfloat16")
+UNSAID = (
+    "not given, and accelerate then adds the section of its mixed_precision; stagebridge assumes that"
+    " there is none; give it with --auto mixed_precision=bf16 (or fp16, or no)"
+)
+ABSENT = ("scheduler.type", "optimizer.type", "bf16.enabled")
 """Settings whose findings are about a missing key. All other findings are about a key in the file.
 """
 
@@ -178,7 +183,8 @@ def read(
     # Values that the caller gives win over those of the script.
     if script is not None:
         if script.trained or arguments is not None:
-            arguments = {**script.arguments, **(arguments or {})}
+            said = trainer.arguments(script.arguments, whole=False) if script.arguments else {}
+            arguments = {**said, **(arguments or {})}
         code = {**script.code, **(code or {})}
         world = world or script.ranks
     data, document, entry = _loaded(script.document if script else source)
@@ -187,7 +193,7 @@ def read(
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
     words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
-    reader.mixed({**(arguments or {}), **trainer.said_beside(values or {})}, data)
+    reader.mixed(arguments, values or {}, data)
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     found = Reading(
@@ -267,6 +273,8 @@ class _Reader(Reader):
 
     release: Release
     world: int | None = None
+    # Whether a value of "auto" was replaced, which only accelerate or the Trainer does.
+    filled: bool = False
 
     def line(self, written: str) -> int | None:
         """Return the line of the key `written` in the file, or the line of its section. Return None
@@ -662,6 +670,7 @@ class _Reader(Reader):
         for path, value in said.found.items():
             self._value(path, path, value)
         refused = len(self.problems) > before
+        self.filled = bool(said.found)
         if said.found and not scheduled and not self._scheduled():
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         # A command that repeats a refused value would be refused again.
@@ -713,15 +722,25 @@ class _Reader(Reader):
         return words
 
 
-    def mixed(self, arguments: Mapping[str, Any], data: Mapping[str, Any]) -> None:
-        """Switch on the precision of the TrainingArguments if the file `data` has no section for it,
-        as accelerate does (accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision).
+    def mixed(
+        self,
+        arguments: Mapping[str, Any] | None,
+        values: Mapping[str, Any],
+        data: Mapping[str, Any],
+    ) -> None:
+        """Switch on the precision of the run if the file `data` has no section for it, as accelerate
+        does (accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision). Report a
+        precision that only accelerate knows.
         """
-        if arguments.get("fp16") and "fp16" not in data:
+        said = {**(arguments or {}), **trainer.said_beside(values)}
+        if said.get("fp16") and "fp16" not in data:
             self._value("fp16.enabled", "fp16.enabled", True)
             self._value("fp16.auto_cast", "fp16.auto_cast", True)
-        if arguments.get("bf16") and "bf16" not in data:
+        if said.get("bf16") and "bf16" not in data:
             self._value("bf16.enabled", "bf16.enabled", True)
+        known = arguments is not None or "bf16" in said or not data.keys().isdisjoint(PRECISIONS)
+        if self.filled and not known:
+            self.finding("bf16.enabled", UNSAID, Effect.NUMBERS)
 
 
 def _fits(path: str, value: Any) -> bool:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from bridge.config import brief
 from bridge.errors import ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 from bridge.findings import Finding, Origin, assumed
 from bridge.rules import Effect
 from compat.deepspeed import programs
-from compat.deepspeed.trainer import DEFAULTS, arguments
+from compat.deepspeed.trainer import DEFAULTS
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -99,10 +100,23 @@ def read(script: Script) -> Found:
     said = dict(_arguments(launch))
     usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     trained, assumption = _trained(launch, script)
-    filled = arguments(usual, whole=False) if usual else {}
     file = Path(document.name).name if content is None else ""
-    findings = (*_unread(launch), *assumption, *assumed(script))
-    return Found(document, filled, trained, _code(said), launch.ranks, findings, file)
+    findings = (*_unread(launch), *assumption, *_programs(launch, trained), *assumed(script))
+    return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
+
+
+def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
+    """Yield a finding on the arguments of a launch that are the program's own business."""
+    read_here = {TRAINER, *OPTIONS, "--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
+    read_here |= {f"--{name}" for name in (*CODE, *(DEFAULTS if trained else ()))}
+    options = (text.partition("=")[0] for text in launch.texts if text.startswith("--"))
+    left = [name for name in dict.fromkeys(options) if name not in read_here and name != "--"]
+    if left:
+        message = (
+            f"no config of DeepSpeed has these arguments of the program, and stagebridge does not read"
+            f" them: {', '.join(map(brief, left))}"
+        )
+        yield Finding(launch.program, message, Effect.NONE, origin=Origin(launch.line))
 
 
 def _trained(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]:

@@ -17,7 +17,7 @@ from bridge.errors import SourceError, nearest
 from bridge.families import FAMILIES, NULL
 from bridge.families.schema import spelled
 from bridge.files import Document, check_nested, load
-from bridge.findings import Finding, Origin
+from bridge.findings import Finding, Origin, unknown
 from bridge.releases import table
 from bridge.rules import Effect
 from compat.huggingface.schema import REST, HuggingFace
@@ -52,15 +52,7 @@ def read(source: Any, lenient: bool = False) -> Reading:
             given[key] = typed
             origins |= {key: Origin(line)} if line else {}
     if (flaw := _unknown(given.get("model_type"), data)) and lenient:
-        findings.append(
-            Finding(
-                "model_type",
-                f"{flaw}; left out",
-                Effect.NUMBERS,
-                True,
-                origin=origins.get("model_type"),
-            )
-        )
+        findings.append(unknown("model_type", flaw, None, origins.get("model_type")))
         del given["model_type"]
     elif flaw:
         problems.append(flaw)

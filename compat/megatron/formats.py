@@ -16,7 +16,7 @@ from typing import Any
 from bridge import launching
 from bridge.config import Values, brief, shown
 from bridge.dialect import Reading, flags_of
-from bridge.errors import TranslationError
+from bridge.errors import TranslationError, nearest
 from bridge.files import Document, Launch, Script, check_nested, load
 from bridge.files.yaml import plain_scalar
 from bridge.findings import LEFT_OUT, Finding, Origin, assumed, unknown
@@ -33,8 +33,13 @@ BESIDE = (
     "BEFORE_SCRIPT",
     "AFTER_SCRIPT",
     "THROUGHPUT_TEST_PARAMS",
+    "LAUNCHER",
+    "TEST_EVALUATION",
+    "BASE_MODEL_ARGS",
 )
-"""Top-level keys of a recipe that only its runner reads."""
+"""Top-level keys of a recipe that only its runner reads. It asks for each by name
+(tests/functional_tests/shell_test_utils of Megatron-LM), and never reads another.
+"""
 FLAGS = "flags"
 
 
@@ -300,7 +305,7 @@ def _fixed() -> frozenset[str]:
     """Return the arguments whose value a script must not leave open: those that affect the numbers
     or the layout of a run, and the formats below 16 bits.
     """
-    low = (dest for dest in options.groups() if leftovers.why(dest) is leftovers.LOW)
+    low = (dest for dest in options.groups() if leftovers.why(dest).note == leftovers.LOW.note)
     return _needed().union(low)
 
 
@@ -514,9 +519,17 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
     # Arguments of further runs have keys that begin with MODEL_ARGS; in a file without it, all keys
     # are arguments.
     for key in document.data if at else ():
-        if key != RECIPE and key not in BESIDE and key.startswith(RECIPE):
+        origin = Origin(document.line(key))
+        if key in (RECIPE, *BESIDE):
+            continue
+        if str(key).startswith(RECIPE):
             message = f"has the arguments of a further run; only {RECIPE} was read"
-            yield Finding(key, message, Effect.NONE, True, origin=Origin(document.line(key)))
+            yield Finding(key, message, Effect.NONE, True, origin=origin)
+        elif meant := nearest(str(key), (RECIPE, *BESIDE)):
+            yield unknown(str(key), f"the recipe's runner reads no such key{meant}", None, origin)
+        else:
+            message = "the recipe's runner reads no such key"
+            yield Finding(str(key), message, Effect.NONE, True, origin=origin)
 
 
 def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:

@@ -436,6 +436,8 @@ def test_a_precision_without_a_section_is_switched_on(deepspeed: Dialect, precis
     facts = {"micro_batch": 2, "clip": 1.0, "mixed_precision": precision}
     by_fact = deepspeed.read(file, world_size=2, auto=facts)
     assert by_fact.given[f"{precision}.enabled"] is True
+    (row,) = (one for one in deepspeed.read(file, auto={"micro_batch": 2, "clip": 1.0}).findings if one.path == "bf16.enabled")
+    assert row.effect is Effect.NUMBERS and "--auto mixed_precision=bf16" in row.message
 
 
 class TestEvidence:
