@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bridge.files.shell import arithmetic, parameters
 from bridge.files.shell.patterns import Char, Unread, active
 from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, known
-from bridge.files.shell.scope import Unsettled, Value, several
+from bridge.files.shell.scope import Value, several
 from bridge.files.shell.subjects import ALL, FORM, Subject, malformed
 from bridge.files.shell.tokens import Part
 
