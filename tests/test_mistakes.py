@@ -219,6 +219,11 @@ def test_a_file_below_the_current_folder_may_be_named(said: Said, tmp_path: Path
     (folder / "x.sh").write_text("deepspeed --num_gpus 2 train.py --deepspeed_config ./scripts/zero.json\n")
     assert run(["check", "scripts/x.sh", "--fail-on", "stop"]) == 0
     capsys.readouterr()
+    (tmp_path / "z.json").write_text(json.dumps(DS))
+    (folder / "z.json").write_text(json.dumps({**DS, "gradient_clipping": 2.0}))
+    (folder / "z.sh").write_text("deepspeed train.py --deepspeed_config z.json\n")
+    run(["check", "scripts/z.sh"])
+    assert "started in the current folder, the script reads z.json" in " ".join(capsys.readouterr().out.split())
     outside = tmp_path.parent / f"{tmp_path.name}.json"
     outside.write_text(json.dumps(DS))
     (folder / "link.json").symlink_to(outside)
