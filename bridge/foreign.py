@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+FILES = (".json", ".hjson", ".yaml", ".yml")
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -32,7 +34,7 @@ class Kind:
     def said(self, data: Mapping[Any, Any]) -> str:
         """Return the sentence about a file of this kind."""
         named = _value(data, self.naming) if self.naming else None
-        file = named if isinstance(named, str) and named else ""
+        file = named if isinstance(named, str) and named.endswith(FILES) else ""
         advice = f"give {file} instead, which its key {self.naming} names" if file else self.advice
         return f"{self.title}, which stagebridge does not read; {advice}"
 
@@ -62,9 +64,11 @@ KINDS: tuple[Kind, ...] = (
         "a config of GPT-NeoX",
         "EleutherAI/gpt-neox: megatron/neox_arguments/neox_args.py",
         "",
-        "pipe-parallel-size model-parallel-size data-path train-iters lr-decay-style no-weight-tying "
-        "vocab-file merge-file data-impl pos-emb attention-config checkpoint-activations",
-        3,
+        "pipe-parallel-size model-parallel-size data-path train-iters lr-decay-style no-weight-tying vocab-file "
+        "merge-file data-impl pos-emb attention-config checkpoint-activations model_parallel_size data_path "
+        "train_data_paths train_iters lr_decay_style no_weight_tying vocab_file merge_file data_impl pos_emb "
+        "attention_config checkpoint_activations partition_activations synchronize_each_layer steps_per_print",
+        4,
         advice="give the DeepSpeed config that its launcher makes of it (deepy.py: get_deepspeed_main_args)",
     ),
     _kind(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
@@ -14,6 +15,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from bridge import limits
 from bridge.config import Section, fields, shown
 
+PLACEHOLDER = re.compile(
+    r"(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|<[^<>]+>|\{\{.*\}\}|\$\w+|\$\{.*\}|@\w+@),?"
+)
+"""Matches a text that stands for a value in a template, such as `CONFIG_LR` and `${LR}`."""
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 _PLAIN: Mapping[Any, str] = {
     bool: "true or false",
@@ -57,7 +62,10 @@ class Leaves:
         try:
             return self._adapter(path).validate_python(value)
         except ValidationError:
-            raise ValueError(f"found {shown(value)}, expected {self.expected(path)}") from None
+            found = f"found {shown(value)}"
+            if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
+                found = f"{found}, a placeholder of a template that is not filled in"
+            raise ValueError(f"{found}, expected {self.expected(path)}") from None
 
     def nullable(self, path: str) -> bool:
         """Whether `path` accepts null."""

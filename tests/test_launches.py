@@ -64,6 +64,14 @@ SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("cat > run.sh <<EOF\npython a.py {}\nEOF\nsbatch -N 2 run.sh", "a.py", None),
     ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\nsrun python a.py {}", "a.py", 8),
     ("#SBATCH --nodes=2\nsrun torchrun --nproc_per_node 4 --nnodes 2 a.py {}", "a.py", 8),
+    ('#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nsrun --container-mounts="$PWD:/w" python a.py {}', "a.py", 16),
+    ("srun --ntasks=4 --container-image=$IMAGE --foo $BAR python a.py {}", "a.py", 4),
+    ("srun $ARGS --ntasks=4 python a.py {}", "a.py", 4),
+    ("srun --ntasks=4 $ARGS python a.py {}", "a.py", None),
+    ("srun --ntasks=$N python a.py {}", "a.py", None),
+    ("torchrun --nproc_per_node 4 --nnodes 2 --rdzv_id=$JOB --master_port $PORT a.py {}", "a.py", 8),
+    ("torchrun $ARGS --nproc_per_node 4 --nnodes 2 a.py {}", "a.py", 8),
+    ("torchrun $ARGS --nproc_per_node 4 a.py {}", "a.py", None),
 )
 """Commands, the program that they start, and the ranks that they say."""
 FLAGS = "--num-layers 2"
@@ -137,7 +145,7 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
             "line 3: this line is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
         ),
         ("bash train.sh 8", "line 1: this line starts another script, train.sh; pass that script instead"),
-        ("torchrun a.py --n $(( $B / 2 ))\nC=$(( / 2 ))", "line 2: $(( / 2 )): a shell stops here"),
+        ("torchrun a.py --n $(( $B / 2 ))\nC=$(( / 2 ))", "$(( $B / 2 )) (line 1) is not known: B not set: "),
     ],
 )
 def test_a_line_that_is_no_run_says_why(text: str, said: str) -> None:

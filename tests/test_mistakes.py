@@ -12,6 +12,7 @@ import pytest
 
 from bridge.cli import run
 from bridge.cli.demo import launch
+from bridge.stacks import load
 
 pytestmark = pytest.mark.once
 
@@ -156,3 +157,93 @@ def test_arguments_of_the_trainer_are_no_config_of_a_stack_that_shares_their_nam
     file.write_text(json.dumps({**ARGUMENTS, "train_schedule": "1f1b"}))
     assert run(["check", str(file)]) in (0, 2)
     assert "read as Merak; it may be TrainingArguments of Hugging Face's Trainer" in capsys.readouterr().err
+
+
+FOREIGN = {
+    "GPT-NeoX": ("x.yml", "{pipe_parallel_size: 1, num_layers: 12, checkpoint_num_layers: 1, gradient_clipping: 1.0}"),
+    "GPT-NeoX, a part": ("x.yml", "{data-path: d, vocab-file: v, merge-file: m, train-iters: 9, checkpoint_num_layers: 1}"),
+    "axolotl": ("x.yml", "{base_model: m, sequence_len: 64, micro_batch_size: 1, val_set_size: 0, bf16: true}"),
+    "LLaMA-Factory": ("x.yaml", "{stage: sft, finetuning_type: full, cutoff_len: 8, output_dir: o, learning_rate: 1e-5}"),
+    "ms-swift": ("x.yaml", "{model: m, dataset: d, tuner_type: lora, split_dataset_ratio: 0.1, output_dir: o}"),
+    "torchtune": ("x.yaml", "{model: {_component_: m}, tokenizer: {_component_: t}, optimizer: {_component_: o, lr: 1}}"),
+    "OLMo": ("x.yaml", "{model: {d_model: 8}, max_duration: 9, device_train_microbatch_size: 1, evaluators: []}"),
+    "llm-foundry": ("x.yaml", "{model: {name: m}, max_duration: 1ep, train_loader: {}, fsdp_config: {}, optimizer: {name: a}}"),
+    "torchtitan": ("x.toml", "[job]\na = 'o'\n[model]\nflavor = '8B'\n[training]\nsteps = 10\n[parallelism]\n"),
+    "nanotron": ("x.yaml", "{general: {run: r}, parallelism: {dp: 1}, tokens: {}, logging: {}, optimizer: {zero_stage: 0}}"),
+    "verl": ("x.yaml", "{actor_rollout_ref: {}, trainer: {nnodes: 1, project_name: p}, algorithm: {adv_estimator: gae}}"),
+    "Python project": ("pyproject.toml", "[build-system]\nrequires = []\n[project]\nname = 'x'\nauthors = [{name = 'A, B'}]\n"),
+}
+"""Files of programs that no stack reads, by a word of the message."""
+
+
+@pytest.mark.parametrize("program", FOREIGN)
+def test_a_file_of_another_program_is_named_as_what_it_is(program: str, said: Said, tmp_path: Path) -> None:
+    file, text = FOREIGN[program]
+    (tmp_path / file).write_text(text)
+    (line,) = said("check", file)
+    assert program.partition(",")[0] in line and "which stagebridge does not read; give" in line
+
+
+def test_the_file_of_deepspeed_that_such_a_file_names_is_said(said: Said, tmp_path: Path) -> None:
+    text = "{base_model: m, sequence_len: 64, micro_batch_size: 1, val_set_size: 0, deepspeed: zero2.json}"
+    (tmp_path / "x.yml").write_text(text)
+    (line,) = said("convert", "x.yml", "--to", "megatron")
+    assert line.endswith("give zero2.json instead, which its key deepspeed names")
+
+
+@pytest.mark.parametrize("text", ["a = \n", "[a\n", "a = [1,\n"])
+def test_a_fault_of_toml_is_said(text: str, said: Said, tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text(text)
+    (line,) = said("check", "x.toml")
+    assert "not valid TOML" in line
+
+
+@pytest.mark.parametrize(
+    ("data", "score"),
+    [
+        ({"optimizer": {"_target_": "torch.optim.AdamW", "lr": 1}, "checkpoint": {"enabled": True}}, 0),
+        ({"optimizer": {"type": "AdamW"}, "bf16": {"enabled": True}}, 2),
+        ({"log_level": "info", **dict.fromkeys(map(str, range(20)), 1)}, 0),
+        ({"optimizer": "adamw_torch", "bf16": True}, 0),
+    ],
+)
+def test_a_section_speaks_for_deepspeed_only_with_a_key_of_it(data: dict[str, Any], score: int) -> None:
+    assert load("deepspeed").recognises(data) == score
+
+
+def test_a_file_below_the_current_folder_may_be_named(said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script below the folder where the command is started names files from there; outside of both nothing is opened."""
+    folder = tmp_path / "scripts"
+    folder.mkdir()
+    (folder / "zero.json").write_text(json.dumps(DS))
+    (folder / "x.sh").write_text("deepspeed --num_gpus 2 train.py --deepspeed_config ./scripts/zero.json\n")
+    assert run(["check", "scripts/x.sh", "--fail-on", "stop"]) == 0
+    capsys.readouterr()
+    (tmp_path / "z.json").write_text(json.dumps(DS))
+    (folder / "z.json").write_text(json.dumps({**DS, "gradient_clipping": 2.0}))
+    (folder / "z.sh").write_text("deepspeed train.py --deepspeed_config z.json\n")
+    run(["check", "scripts/z.sh"])
+    assert "started in the current folder, the script reads z.json" in " ".join(capsys.readouterr().out.split())
+    outside = tmp_path.parent / f"{tmp_path.name}.json"
+    outside.write_text(json.dumps(DS))
+    (folder / "link.json").symlink_to(outside)
+    for name in (f"../{outside.name}", str(outside), "scripts/link.json"):
+        (folder / "y.sh").write_text(f"deepspeed train.py --deepspeed_config {name}\n")
+        assert "--allow-path" in said("check", "scripts/y.sh")[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'D=$(cd "$(dirname "$0")" && pwd)\ndeepspeed train.py --deepspeed_config "$D/ds.json"',
+        'D="$(dirname "$(realpath "$0")")"\ndeepspeed train.py --deepspeed_config=${D}/ds.json',
+        "mkdir -p in\ncp ds.json in/\ndeepspeed train.py --deepspeed_config $PWD/ds.json",
+        "deepspeed train.py --deepspeed=ds.json --output_dir o --per_device_train_batch_size 2 --learning_rate 1e-3",
+        "deepspeed train.py --deepspeed ds.json --output_dir o --per_device_train_batch_size 2 --learning_rate 1e-3",
+    ],
+)
+def test_a_config_is_read_by_any_name_that_a_script_gives_it(
+    text: str, said: Said, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.sh").write_text(f"{text}\n")
+    assert run(["check", "x.sh", "--from", "deepspeed", "--fail-on", "stop"]) == 0

@@ -111,17 +111,89 @@ def test_generated_scripts_are_read_as_bash_runs_them(drawn: tuple[str, tuple[st
         ("while true; do :; done\n", "more than 10,000 steps"),
         ("for ((;;)); do A=1; done\n", "more than 10,000 steps"),
         ("A=xxxxxxxxxxxxxxxx\nwhile true; do A=$A$A; done\n", "A grows beyond"),
-        ("for i in {1..1000000}; do :; done\n", "braces become more than 10,000 words"),
-        ("select x in a b; do :; done\n", 'line 1: "select" asks a person'),
-        ("A=$((08))\n", "line 1: $((08)): a shell stops here: 08 is no number of base 8"),
-        ("A=126_953_125; B=$((A / 5))\n", "line 1: $((A / 5)): a shell stops here: 126_953_125 is no number of base 10"),
-        ("B=1\nA=$((B / 0))\n", "line 2: $((B / 0)): a shell stops here: division by zero"),
+        ("set -u\nA=$((B + 1))\n", "line 2: $((B + 1)): a shell stops here: B is not set, and set -u is on; set --env B=..."),
+        ("x=ab; B=${x@Z}\n", "line 1: ${x@Z}: a shell stops here: bad substitution"),
     ],
 )
 def test_what_does_not_end_or_stops_a_shell_is_named(text: str, said_: str) -> None:
     with pytest.raises(BridgeError) as caught:
         _ = Script(text, "launch.sh").launches
     assert said_ in str(caught.value)
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=5\nx=$((1/0)); torchrun a.py same\ntorchrun b.py $x",
+        "x=7; x=$((08)); torchrun a.py same\ntorchrun b.py $x",
+        "A=126_953_125; B=1; B=$((A / 5)); torchrun a.py\ntorchrun b.py $B",
+        "if true; then\n x=$((1/0))\n torchrun a.py in\nfi; torchrun a.py same\ntorchrun b.py next",
+        "f() {\n x=$((1/0))\n torchrun a.py in\n}\nf; torchrun a.py same\ntorchrun b.py next",
+        "for i in 1 2; do\n y=$((1/0))\n torchrun a.py in\ndone\ntorchrun b.py next",
+        "set -e\nx=$((1/0))\ntorchrun b.py next",
+        "set -e\nreadonly R=1\nR=2\ntorchrun b.py next",
+        "( x=$((1/0)); torchrun a.py in )\ntorchrun b.py next",
+        "a[1/0]=3; torchrun a.py same\ntorchrun b.py next",
+        "eval 'x=$((1/0)); torchrun a.py same\ntorchrun b.py in'\ntorchrun c.py next",
+        "case $((1/0)) in *) torchrun a.py;; esac\ntorchrun b.py next",
+        "B=${#x:-2}; torchrun a.py same\ntorchrun b.py next",
+        "{ x=$((1/0)); echo b; } > f; torchrun a.py\ntorchrun b.py $(cat f) next",
+    ],
+)
+def test_an_error_in_an_expression_loses_its_line_alone(text: str, bash: Bash) -> None:
+    assert outcome(bash, f"{text}\n")[0] == "equal"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'echo -e "\033[32mhi\033[0m"',
+        r'echo -e "\x1b[1mhi" | tee -a log.txt',
+        r"X=$(echo -e '\u2713')",
+        'printf -v "$NAME" x',
+        'read -r "$VAR" < f',
+        'mapfile -t "$ARR" < f',
+        'unset "$V"',
+        'export "$N"',
+        "export $(grep -v '#' .env | xargs)",
+        'while IFS== read -r a b; do export "$a"="$b"; done < .env',
+        "declare -n ref=$V; ref=1",
+        ': "${A[0]:=3}"',
+        "select x in a b; do echo $x; break; done",
+        "for i in {1..20000}; do :; done",
+        "for i in $(seq 1 99999999); do :; done",
+        'while getopts "$OPTS" o; do case $o in a) ;; esac; done',
+        "shopt -s nosuch; set -o nosuch",
+        "shopt -s expand_aliases; alias ll='ls -l'",
+        "break $N; shift $N",
+        "trap 'echo $LINENO' DEBUG",
+        "x=$(( GPUS / WORLD_SIZE ))",
+    ],
+)
+def test_what_cannot_reach_a_run_is_no_reason_to_refuse_it(text: str) -> None:
+    (launch,) = Script(f"{text}\ntorchrun --nproc_per_node 2 a.py --n 1\n").launches
+    assert (launch.texts, launch.opaque, launch.ranks) == (["--n", "1"], {}, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('N=4; export "$V"=1', "line 1, which sets a variable of unknown name ($V=1), may change the variable; set --env N=..."),
+        ('N=4; declare "${V}_HOME=1"', None),
+        ("N=$(( 8 / WORLD_SIZE ))", "WORLD_SIZE not set: division by zero; set --env WORLD_SIZE=..."),
+        ("N=$(( 8 / $WORLD_SIZE ))", "set --env WORLD_SIZE=..."),
+        ("shopt -s expand_aliases; alias torchrun='torchrun -x'", "changes the meaning of torchrun"),
+        ("select N in 1 2; do break; done", "the value depends on a branch (line 1)"),
+    ],
+)
+def test_what_reaches_a_run_says_how_to_settle_it(text: str, said: str | None) -> None:
+    try:
+        (launch,) = Script(f"{text}\ntorchrun a.py $N\n").launches
+    except BridgeError as error:
+        assert said is not None and said in str(error)
+        return
+    assert said in launch.opaque[0] if said is not None else launch.texts == ["4"]
 
 
 @pytest.mark.parametrize("name", ["HOSTNAME", "PWD", "UID", "RANDOM", "HOME", "SECONDS", "1", "19", "NEVER_SET"])

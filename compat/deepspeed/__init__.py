@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from compat.deepspeed.releases import Release
 
 
+MOST_OTHERS = 4
+"""Largest number of keys of a config for each key that DeepSpeed reads."""
+
+
 def _reads(key: str, inner: set[str], value: Any) -> bool:
     """Return whether the value of a top-level key looks as DeepSpeed reads it. `inner` are the keys of that section; the
     empty key stands for a key that is no section.
@@ -329,7 +333,9 @@ class DeepSpeedDialect(PackagedDialect):
         for path in KEYS:
             top, _, inner = path.partition(".")
             own.setdefault(top, set()).add(inner.partition(".")[0])
-        return sum(_reads(key, own[key], value) for key, value in data.items() if key in own)
+        found = sum(_reads(key, own[key], value) for key, value in data.items() if key in own)
+        # Keys that DeepSpeed does not have speak against it: some of its names are common words.
+        return found if MOST_OTHERS * found >= len(data) else 0
 
     def mistaken(self, data: Any) -> str:
         """Return a message if the file is a config of accelerate or of Hugging Face's Trainer, else

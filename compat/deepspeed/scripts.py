@@ -101,7 +101,8 @@ def read(script: Script) -> Found:
     usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     trained, assumption = _trained(launch, script)
     file = Path(document.name).name if content is None else ""
-    findings = (*_unread(launch), *assumption, *_programs(launch, trained), *assumed(script))
+    twins = _twins(script, path, line) if content is None else ()
+    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *assumed(script))
     return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
 
 
@@ -209,6 +210,17 @@ def _beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document
             " with --allow-path FOLDER"
         )
     return load(found)
+
+
+def _twins(script: Script, path: Pieces, line: int) -> Iterator[Finding]:
+    """Yield a finding if a relative name stands for different files in the script's folder and in the current one."""
+    name, folder = known(path), folder_of(script.name)
+    if name is None or folder is None or Path(name).is_absolute():
+        return
+    own, here = find(name, folder), find(name, Path())
+    if own and here and own.read_bytes() != here.read_bytes():
+        message = f"{own} is read, next to the script; started in the current folder, the script reads {here}"
+        yield Finding("config", f"{message}; remove one of the two", Effect.NUMBERS, origin=Origin(line))
 
 
 def cut_folder(path: Pieces) -> Pieces:

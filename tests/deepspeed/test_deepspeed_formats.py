@@ -387,3 +387,33 @@ def test_unknown_releases_are_named(deepspeed: Dialect) -> None:
 def test_recognises(deepspeed: Dialect) -> None:
     assert deepspeed.recognises({"train_batch_size": 1, "zero_optimization": {}, "x": 1}) == 2
     assert deepspeed.recognises(["--bf16"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "taken", "effect"),
+    [
+        ("optimizer.params.torch_adam", "torch_impl", True, Effect.NONE),
+        ("prescale_gradients", 0, False, Effect.NONE),
+        ("prescale_gradients", "false", True, Effect.NUMBERS),
+        ("activation_checkpointing.cpu_checkpointing", "yes", True, Effect.NONE),
+    ],
+)
+def test_keys_that_are_only_asked_for_truth_take_any_value(
+    deepspeed: Dialect, path: str, value: Any, taken: bool, effect: Effect
+) -> None:
+    more = {"optimizer.type": "AdamW"} if path.startswith("optimizer") else {}
+    config = deepspeed.read(nest({**BASE, **more, path: value}), version="0.19.8", world_size=1)
+    assert config.given[path] is taken
+    assert [found.effect for found in config.findings if found.path == path] == [effect]
+
+
+def test_a_key_that_accelerate_overwrites_may_be_auto(deepspeed: Dialect) -> None:
+    config = deepspeed.read({**BASE, "steps_per_print": "auto"}, version="0.19.8", world_size=1)
+    assert "steps_per_print" not in config.given
+    assert [found.effect for found in config.findings if found.path == "steps_per_print"] == [Effect.NONE]
+
+
+@pytest.mark.parametrize("value", ["CONFIG_MBSIZE,", "<batch>", "${BATCH}", "{{ batch }}"])
+def test_a_placeholder_of_a_template_is_called_one(deepspeed: Dialect, value: str) -> None:
+    (problem,) = _problems(deepspeed, {"train_batch_size": value})
+    assert "a placeholder of a template that is not filled in, expected a whole number above 0" in problem

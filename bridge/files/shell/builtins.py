@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from bridge.errors import SourceError
 from bridge.files.shell import arithmetic, formatting, getopts, opened, signals, variables
 from bridge.files.shell.decide import Bad, tested
 from bridge.files.shell.expand import OUTPUT

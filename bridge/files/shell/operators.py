@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from bridge.files.shell import arithmetic, parameters
 from bridge.files.shell.patterns import Char, Unread, active
 from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, known
-from bridge.files.shell.scope import Unsettled, Value, several
+from bridge.files.shell.scope import Value, several
 from bridge.files.shell.subjects import ALL, FORM, Subject, malformed
 from bridge.files.shell.tokens import Part
 
@@ -69,7 +69,7 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
     """Return the function by which an operator changes a text."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
-            raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Discarded("bad substitution")
+            raise Unread(FORM) if operator[1] in UNTURNED else arithmetic.Wrong("bad substitution")
         return parameters.TURNED[operator[1]]
     if operator[0] == "/":
         pattern, put = _halves(expander, part, start)

@@ -32,7 +32,7 @@ from bridge.files.shell.loops import MOST_STEPS
 from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
-from bridge.files.shell.scope import COUNTER, Scope, Unsettled, Value, several
+from bridge.files.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value, several
 from bridge.files.shell.source import Source, Sourced, check_ends, check_redirects, check_syntax
 from bridge.files.shell.tokens import Token, Word
 
@@ -325,9 +325,10 @@ class Reader:
                 )
         except (OverflowError, Unread, Unsettled) as error:
             raise self.refuse(node.start_byte, str(error)) from None
-        except arithmetic.Discarded as error:
-            self.discard(error)
         except arithmetic.Wrong as error:
+            if isinstance(error, arithmetic.Discarded) and not isinstance(error, arithmetic.Dropped):
+                self.discard(error)
+                return
             raise self.refuse(node.start_byte, f"a shell stops here: {error}") from None
         if len(stages) < 2:
             self.scope.piped = None
@@ -733,7 +734,10 @@ class Reader:
         for word in words:
             try:
                 variables.perform(self, word)
-            except Unsettled as error:
+            except arithmetic.Dropped as error:
+                self.discard(error)
+                return
+            except Untargeted as error:
                 line = self.source.line(word.start)
                 self.scope.overtaken(f"line {line}, which sets a variable of unknown name ({error}),")
         # An assignment has the status of its last command substitution.

@@ -119,6 +119,10 @@ class Unsettled(Exception):
     """Raised for an assignment whose target is unknown or unsupported. The script is refused."""
 
 
+class Untargeted(Unsettled):
+    """Raised for an assignment through a reference whose target is not known."""
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class Value:
     """The value of a variable as words; a variable that is no array has one word.
@@ -379,7 +383,7 @@ class Scope:
                 return name
             text = known(value.pieces)
             if text is None or not VARIABLE.match(text):
-                raise Unsettled(f"the target of the reference {name} is not known")
+                raise Untargeted(f"the target of the reference {name} is not known")
             if "[" in text:
                 return text
             name = text
