@@ -435,8 +435,9 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
-    if None not in (found := [values.get(ours) for _, values in sides]) and (by := pair.by_ranks((ours,))):
-        return by
+    by_ranks = pair.by_ranks((ours,))
+    if by_ranks and None not in [values.get(ours) for _, values in sides]:
+        return by_ranks
     effects, why, open_ = list[Effect](), "", False
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)
