@@ -77,7 +77,7 @@ def _asked(pair: Pair, rows: list[Finding]) -> Iterator[Finding]:
                 if rows[at].effect.rank > loss.effect.rank:
                     rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
             if all(rows[at].effect is not loss.effect for at in about):
-                rows.append(_as_difference(loss, source is pair.other))
+                rows.append(_as_difference(pair, loss, source))
     yield from rows
     yield from _remarked(pair)
 
@@ -98,7 +98,9 @@ def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
         kept = same and loss.path in source.given and loss.path in target.given
         kept = kept and source.given[loss.path] == target.given[loss.path]
         if not pair.strayed.isdisjoint(loss.about) if loss.about else not kept:
-            yield loss
+            # The other config need not have the default of its stack.
+            open_ = f"{source.dialect.title} leaves the value open"
+            yield replace(loss, message=open_) if loss.how is How.DEFAULTED else loss
 
 
 def _concerns(row: Finding, loss: Finding) -> bool:
@@ -106,12 +108,18 @@ def _concerns(row: Finding, loss: Finding) -> bool:
     return loss.path in (row.path, *row.about) or not {*row.about}.isdisjoint(loss.about)
 
 
-def _as_difference(loss: Finding, back: bool) -> Finding:
-    """Return a loss as a difference from the first config to the second. `back` is true for a loss
-    of the translation from the second config to the first.
-    """
-    before, after = (loss.after, loss.before) if back else (loss.before, loss.after)
-    change = loss.change or f"{_said(before)} -> {_said(after)}"
+def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
+    """Return a loss in a translation of `source` as a difference between the two configs."""
+    back = source is pair.other
+    held = (pair.meant if back else pair.kept).plain
+    rule = claims(source.dialect).get(loss.path)
+    # What the translation made of the value is not what the user's other config has.
+    fields = loss.about or (rule.carried(loss.path) if rule else ())
+    found = [held[ours] for ours in fields if ours in held]
+    other = found[0] if len(found) == 1 else None
+    before, after = (other, loss.before) if back else (loss.before, other)
+    alone = f"{_said(loss.before)}, in {source.dialect.title} alone"
+    change = alone if other is None else f"{_said(before)} -> {_said(after)}"
     return replace(
         loss,
         how=How.APPROXIMATE,
@@ -119,7 +127,7 @@ def _as_difference(loss: Finding, back: bool) -> Finding:
         after=after,
         origin=loss.origin if back else None,
         rule=f"{RULE}/{loss.path}",
-        change=change,
+        change=loss.change or change,
         cause="",
     )
 
