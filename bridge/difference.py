@@ -104,7 +104,7 @@ def _asked(pair: Pair, rows: list[Finding]) -> Iterator[Finding]:
                 if rows[at].effect.rank > loss.effect.rank:
                     rows[at] = replace(rows[at], effect=loss.effect, message=loss.message)
             if all(rows[at].effect is not loss.effect for at in about):
-                rows.append(_as_difference(loss, source is pair.other))
+                rows.append(_as_difference(pair, loss, source))
     yield from rows
     yield from _remarked(pair)
 
@@ -125,7 +125,9 @@ def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
         kept = same and loss.path in source.given and loss.path in target.given
         kept = kept and source.given[loss.path] == target.given[loss.path]
         if not pair.strayed.isdisjoint(loss.about) if loss.about else not kept:
-            yield loss
+            # The other config need not have the default of its stack.
+            open_ = f"{source.dialect.title} leaves the value open"
+            yield replace(loss, message=open_) if loss.how is How.DEFAULTED else loss
 
 
 def _concerns(row: Finding, loss: Finding) -> bool:
@@ -133,12 +135,18 @@ def _concerns(row: Finding, loss: Finding) -> bool:
     return loss.path in (row.path, *row.about) or not {*row.about}.isdisjoint(loss.about)
 
 
-def _as_difference(loss: Finding, back: bool) -> Finding:
-    """Return a loss as a difference from the first config to the second. `back` is true for a loss
-    of the translation from the second config to the first.
-    """
-    before, after = (loss.after, loss.before) if back else (loss.before, loss.after)
-    change = loss.change or f"{_said(before)} -> {_said(after)}"
+def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
+    """Return a loss in a translation of `source` as a difference between the two configs."""
+    back = source is pair.other
+    held = (pair.meant if back else pair.kept).plain
+    rule = claims(source.dialect).get(loss.path)
+    # What the translation made of the value is not what the user's other config has.
+    fields = loss.about or (rule.carried(loss.path) if rule else ())
+    found = [held[ours] for ours in fields if ours in held]
+    other = found[0] if len(found) == 1 else None
+    before, after = (other, loss.before) if back else (loss.before, other)
+    alone = f"{_said(loss.before)}, in {source.dialect.title} alone"
+    change = alone if other is None else f"{_said(before)} -> {_said(after)}"
     return replace(
         loss,
         how=How.APPROXIMATE,
@@ -146,7 +154,7 @@ def _as_difference(loss: Finding, back: bool) -> Finding:
         after=after,
         origin=loss.origin if back else None,
         rule=f"{RULE}/{loss.path}",
-        change=change,
+        change=loss.change or change,
         cause="",
     )
 
@@ -464,8 +472,9 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
         scripted = not dialect.model and ours.startswith(SCRIPTED)
         if values.get(ours) is None and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
-    if None not in [values.get(ours) for _, values in sides] and (by := pair.by_ranks((ours,))):
-        return by
+    by_ranks = pair.by_ranks((ours,))
+    if by_ranks and None not in [values.get(ours) for _, values in sides]:
+        return by_ranks
     effects, why, open_ = list[Effect](), "", False
     for config, values in sides:
         rule = plan_claims(config.dialect).get(ours)

@@ -188,6 +188,40 @@ class TestDiff:
         out = said("diff", "one.yaml", "launch.args", "--world-size", "8")[1]
         assert f"dataset.path_or_dataset (line {line}) 'rajpurkar/one', in NeMo AutoModel alone" in " ".join(out.split())
 
+    def test_schedulers_with_other_warmups_are_two_runs(self, said: Said, tmp_path: Path) -> None:
+        """No plan holds DeepSpeed's warmup, which is logarithmic and one step late: `convert` and `diff` both say so."""
+        adam = {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8}}
+        steps = {"warmup_max_lr": 3e-4, "warmup_num_steps": 100, "total_num_steps": 1000}
+        source = {**GOOD, "optimizer": adam, "scheduler": {"type": "WarmupDecayLR", "params": steps}}
+        written(tmp_path, "source.json", source)
+        steps = {**steps, "warmup_type": "linear"}
+        written(tmp_path, "linear.json", {**source, "scheduler": {"type": "WarmupDecayLR", "params": steps}})
+        code, out, _ = said("convert", "source.json", "--to", "megatron", "--world-size", "8", "-o", "target.args")
+        assert code == 2 and "scheduler.type" in out and "1 thing" in out
+        # The model and the length of the run, which the script of DeepSpeed sets.
+        model = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+        more = f"{model} --vocab-size 99 --tokenizer-type NullTokenizer --train-iters 1000"
+        (tmp_path / "target.args").write_text(f"{(tmp_path / 'target.args').read_text()} {more}")
+        for names in (("source.json", "target.args"), ("target.args", "source.json")):
+            code, rows = self.rows(said, *names)
+            assert code == 2 and rows["scheduler.type"]["effect"] == "different numbers"
+            assert rows["scheduler.type"]["message"].startswith("DeepSpeed's own schedulers lag one step behind")
+        code, rows = self.rows(said, "source.json", "linear.json")
+        assert code == 2 and rows["scheduler.params.warmup_type"]["effect"] == "different numbers"
+
+    def test_sizes_that_follow_from_the_ranks_are_no_cause(self, said: Said, tmp_path: Path) -> None:
+        dropped = ("--hidden-dropout 0.0", "--hidden-dropout 0.1")
+        for name, changes in {"one": (), "other": (("parallel-size 2", "parallel-size 4"),)}.items():
+            text = launch()
+            for old, new in changes:
+                text = text.replace(f"--tensor-model-{old}", f"--tensor-model-{new}")
+            (tmp_path / f"{name}.args").write_text(text)
+            (tmp_path / f"{name}.drop.args").write_text(text.replace(*dropped))
+        code, rows = self.rows(said, "one.args", "other.args")
+        assert code == 0 and rows["data_parallel_size"]["effect"] == "same up to rounding"
+        code, rows = self.rows(said, "one.drop.args", "other.drop.args")
+        assert code == 2 and "dropout" in rows["data_parallel_size"]["message"]
+
     def test_two_stacks(self, said: Said) -> None:
         said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
         code, rows = self.rows(said, "launch.args", "ds.json")

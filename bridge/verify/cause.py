@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 from bridge.backend import Backend, Workload
@@ -15,10 +16,20 @@ from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.plan import LearningRate, Plan
 from bridge.rules import Effect
-from bridge.translation import lower
+from bridge.translation import claims, lower
 from bridge.underway import Course
-from bridge.verify.measure import Distance, Measured, Run, measure, parted
-from bridge.verify.size import made, small_model
+from bridge.verify.measure import (
+    LOSS,
+    UPDATE,
+    Distance,
+    Measured,
+    OtherModelError,
+    Run,
+    distance,
+    measure,
+    parted,
+)
+from bridge.verify.size import TWO, made, small_model
 
 SGD = {"optimizer.name": "sgd", "optimizer.betas": None, "optimizer.eps": None}
 
@@ -155,10 +166,13 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
     return config if config.given != suspect.config.given else None
 
 
-def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured) -> list[str]:
+def plan_loss(
+    suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measured, gap: Distance
+) -> list[str]:
     """Return the names of settings that are not carried into the plan, if they cause the
-    difference. To find out, the plan is written as a config again, and the stack trains with this
-    second config. The lost settings are the cause if this run gives the numbers `wanted`.
+    difference `gap`. To find out, the plan is written as a config again, and the stack trains with
+    this second config. The lost settings are the cause if this run gives the numbers `wanted`.
+    Settings that change nothing of the difference are left out.
     """
     config, backend = suspect.config, suspect.backend
     try:
@@ -166,22 +180,126 @@ def plan_loss(suspect: Suspect, bench: Bench, rounding: Distance, wanted: Measur
         mine, theirs = config.effective, again.effective
         settings = [path for path in config.given if mine.get(path) != theirs.get(path)]
         run = bench.measure(Run(backend, again), suspect.plan) if settings else None
-        healed = run is not None and not parted(run, wanted, rounding)
+        if run is None or parted(run, wanted, rounding):
+            return []
     except BridgeError:
         return []
-    return settings if healed else []
+    groups = list(_by_rule(config, settings))
+    if len(groups) < TWO:
+        return settings
+    causes = []
+    for paths in groups:
+        partly = _set(config, {path: again.given.get(path) for path in _claimed(config, paths, again)})
+        share = _share_without(suspect, partly, bench, gap, wanted) if partly else None
+        # A group that does not run alone is not cleared.
+        if share is None or share >= LEAST:
+            causes.append((share or 0.0, paths))
+    ranked = sorted(causes, key=lambda cause: -cause[0])
+    return [path for _, paths in ranked for path in paths] or settings
 
 
-def known_misdeeds(config: Config, cures: Iterable[Cure]) -> Iterator[str]:
-    """Yield the findings of `config` that concern numbers and are missing from at least one of the
-    changed configs in `cures`. Such a finding is a known defect of the stack.
+LEAST = 0.1
+"""Share of a difference that has to disappear without a cause, so that the cause is claimed."""
+
+
+def known_misdeeds(
+    suspect: Suspect, cures: Sequence[Cure], bench: Bench, gap: Distance
+) -> Iterator[str]:
+    """Yield the findings on numbers that cause the difference `gap`, the one that explains most of
+    it first. Such a finding is a known defect of the stack.
+
+    A finding is a cause if the difference changes with the finding alone taken away.
     """
-    healed = [{finding.id for finding in cure.config.findings} for cure in cures]
-    for finding in config.findings:
-        if finding.effect.reaches(Effect.NUMBERS) and any(
-            finding.id not in left for left in healed
-        ):
-            yield f"{finding.path}: {finding.message}"
+    found = []
+    for finding in suspect.config.findings:
+        if not finding.effect.reaches(Effect.NUMBERS):
+            continue
+        spared = _spared(suspect, cures, finding.id)
+        share = _share_without(suspect, spared, bench, gap) if spared else None
+        if share is not None and share >= LEAST:
+            found.append((share, f"{finding.path}: {finding.message}"))
+    several = len(found) > 1
+    for share, words in sorted(found, reverse=True):
+        yield f"{words} ({share:.0%} of the difference)" if several else words
+
+
+def _ids(config: Config) -> set[str]:
+    return {finding.id for finding in config.findings}
+
+
+def _spared(suspect: Suspect, cures: Sequence[Cure], id: str) -> Config | None:
+    """Return the suspect's config with so few changes that the stack no longer has the finding
+    `id`. Return None if none of the `cures` removes the finding.
+    """
+    config = suspect.config
+    healed = [cure.config for cure in cures if id not in _ids(cure.config)]
+    if not healed:
+        return None
+    with suppress(BridgeError):
+        # The same meaning in other settings takes away nothing but the finding.
+        plan = suspect.backend.meaning(config)
+        healed.insert(0, lower(plan, config.dialect, config.version, config.world_size))
+    for other in healed:
+        before, after = config.given, other.given
+        changed = [path for path in {**before, **after} if before.get(path) != after.get(path)]
+        for paths in (*([path] for path in changed), *_by_rule(config, changed)):
+            part = _set(config, {path: after.get(path) for path in paths})
+            if part is not None and id not in _ids(part):
+                return part
+    return healed[-1]
+
+
+def _by_rule(config: Config, paths: Iterable[str]) -> Iterable[list[str]]:
+    """Return the paths in groups, one for each rule that claims some of them."""
+    table, groups = claims(config.dialect), dict[int, list[str]]()
+    for path in paths:
+        groups.setdefault(id(table.get(path)), []).append(path)
+    return groups.values()
+
+
+def _claimed(config: Config, paths: Sequence[str], again: Config) -> Iterator[str]:
+    """Yield all settings of the rule of `paths` that one of the two configs sets."""
+    rule = claims(config.dialect).get(paths[0])
+    for path in rule.theirs if rule else paths:
+        if path in config.given or path in again.given:
+            yield path
+
+
+def _set(config: Config, settings: Mapping[str, Any]) -> Config | None:
+    """Return `config` with other settings, or None if the stack refuses it. None unsets a setting."""
+    try:
+        return without(config, settings)
+    except BridgeError:
+        return None
+
+
+def _share_without(
+    suspect: Suspect, changed: Config, bench: Bench, gap: Distance, wanted: Measured | None = None
+) -> float | None:
+    """Return the share of the difference `gap` that disappears with the config `changed`, or None
+    if it does not run. `wanted` are the numbers to compare with; None stands for those of the plan
+    of `changed`.
+    """
+    try:
+        plan = suspect.meaning(changed)
+        run = bench.measure(Run(suspect.backend, changed), plan if wanted is None else suspect.plan)
+        left = distance(run, bench.expected(plan) if wanted is None else wanted, gap.noise)
+    except BridgeError:
+        return None
+    return 1 - _length(left) / _length(gap) if _length(gap) else None
+
+
+def _length(gap: Distance) -> float:
+    """Return the length of a difference, in the differences that always count as rounding."""
+    return max(gap.loss / LOSS, (gap.norm or 0.0) / LOSS, gap.update / UPDATE)
+
+
+def _apart(wanted: Measured, rounding: Distance, run: Measured) -> float:
+    """Return the length of the difference between a run and the numbers `wanted`."""
+    try:
+        return _length(distance(run, wanted, rounding.noise))
+    except OtherModelError:
+        return inf
 
 
 def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) -> bool:
@@ -245,7 +363,9 @@ def plan_causes(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield the fields that explain why `target` gives other numbers than `source`, with a text on
     their values. A field is a cause if `source` gives other numbers once this field alone is
-    changed. Fields that only have a meaning together are changed together (`TOGETHER`).
+    changed, and if the difference changes once it alone is changed back in `target`. The cause that
+    explains most comes first. Fields that only have a meaning together are changed together
+    (`TOGETHER`).
     """
     mine, theirs = source.values(), target.values()
     groups: dict[str, dict[str, Any]] = {}
@@ -254,7 +374,8 @@ def plan_causes(
             together = next((section for section in TOGETHER if path.startswith(section)), path)
             groups.setdefault(together, {})[path] = theirs.get(path)
     felt = partial(_felt, source, bench, wanted, rounding)
-    for changed in _alone(list(groups.values()), felt):
+    causes = list(_alone(list(groups.values()), felt))
+    for changed in _ranked(causes, source, target, bench, partial(_apart, wanted, rounding)):
         told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
         words = (
             f"{path} changed from {_said(mine.get(path))} to {_said(changed[path])}" for path in told
@@ -263,6 +384,32 @@ def plan_causes(
 
 
 Changes = Mapping[str, Any]
+
+
+def _ranked(
+    causes: list[Changes],
+    source: Plan,
+    target: Plan,
+    bench: Bench,
+    length: Callable[[Measured], float],
+) -> list[Changes]:
+    """Return the causes without which the difference is another one, the cause that explains most
+    of it first. If there is one cause, nothing is left to rank.
+    """
+    if len(causes) < TWO:
+        return causes
+    mine = source.values()
+    whole = length(bench.expected(target))
+    found = []
+    for at, changed in enumerate(causes):
+        back = {path: mine.get(path) for path in changed}
+        share = 1.0
+        with suppress(BridgeError):
+            left = length(bench.expected(made(target, back)))
+            share = abs(1 - left / whole) if 0 < whole < inf else 1.0
+        if share >= LEAST:
+            found.append((-share, at, changed))
+    return [changed for _, _, changed in sorted(found, key=lambda cause: cause[:2])] or causes
 
 
 def _alone(groups: list[Changes], felt: Callable[[Changes], bool | None]) -> Iterator[Changes]:

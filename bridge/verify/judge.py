@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal
 
 from bridge.backend import Backend, Step
@@ -396,13 +396,21 @@ class Court:
             healed = (
                 f"the difference disappears with {', or with '.join(cure.words for cure in cures)}"
             )
-        known = "; ".join(known_misdeeds(config, cures))
+        gap = self._gap(measured)
+        known = "; ".join(known_misdeeds(suspect, cures, self.bench, gap))
         if known:
             return f"{backend.title} does not do what the file says; {healed}; known fault: {known}"
-        lost = plan_loss(suspect, self.bench, self.rounding, self.reference)
+        lost = plan_loss(suspect, self.bench, self.rounding, self.reference, gap)
         held = f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.said(lost)}"
         fault = held if lost else f"stagebridge reads the file differently from {backend.title}"
         return f"{self.pair.fault}: {fault}; {healed}"
+
+    def _gap(self, measured: Measured) -> Distance:
+        """Return the distance of a run from the reference; of another model it is infinite."""
+        try:
+            return distance(measured, self.reference, self.rounding.noise)
+        except OtherModelError:
+            return Distance(inf, None, inf, inf, "", inf, noise=self.rounding.noise)
 
     def _beside(self, backend: Backend, measured: Measured) -> str:
         """Return a text that blames a file written beside the config, such as the script or
