@@ -663,8 +663,8 @@ FREE: Mapping[str, Mapping[str, Use]] = {
     "checkpoint.*": _uses(
         {
             Use.RECORDS: (
-                "checkpoint_dir model_save_format save_consolidated v4_compatible diffusers_compatible staging_dir model_cache_dir"
-                " best_metric_key"
+                "checkpoint_dir model_save_format save_consolidated v4_compatible diffusers_compatible staging_dir"
+                " model_cache_dir best_metric_key"
             ),
             Use.WAITS: "single_rank_consolidation",
         }
