@@ -21,7 +21,9 @@ import tempfile
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,15 +104,27 @@ def isolated(work: Callable[[], Any], seconds: int = PATIENCE) -> Any:
                 os.dup2(nowhere.fileno(), 1)
                 os.dup2(nowhere.fileno(), 2)
             signal.alarm(seconds)
+            before = set(sys.modules)
             try:
                 found = work()
             except BaseException as error:
                 found = f"{type(error).__name__}: {str(error)[:300]}"
-            Path(place.name).write_bytes(pickle.dumps(found))
+            Path(place.name).write_bytes(pickle.dumps((found, sorted(sys.modules.keys() - before))))
             os._exit(0)
         os.waitpid(child, 0)
         text = Path(place.name).read_bytes()
-        return pickle.loads(text) if text else "ended without a result"
+    found, imported = pickle.loads(text) if text else ("ended without a result", [])
+    for name in imported:
+        _import(name)
+    return found
+
+
+def _import(name: str) -> None:
+    """Import a module that a run needed, so that later runs need not import it. A module that cannot be imported alone is left
+    to the runs.
+    """
+    with suppress(Exception):
+        import_module(name)
 
 
 # Values
