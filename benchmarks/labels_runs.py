@@ -371,6 +371,9 @@ def transformers_bench(bench: Any) -> Any:
     )
 
 
-def benches(bench: Any) -> list[Any]:
-    """Return the bench of each stack."""
-    return [deepspeed_bench(bench), megatron_bench(bench), transformers_bench(bench)]
+BENCHES: Mapping[str, Callable[[Any], Any]] = {
+    "deepspeed": deepspeed_bench,
+    "megatron": megatron_bench,
+    "huggingface": transformers_bench,
+}
+"""Functions that load a stack and return its bench."""

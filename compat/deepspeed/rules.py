@@ -547,6 +547,7 @@ PRECISION = convert(
         "fp16.fp16_master_weights_and_grads": "precision.master",
         "bf16.bf16_master_weights_and_grads": "precision.master",
     },
+    mixed=True,
     lossy="DeepSpeed has no fp64",
     source="runtime/engine.py: get_data_types",
 )
