@@ -32,10 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import labels_runs as runs
 
-import compat
 from bridge.config import fields
-from bridge.difference import compare
 from bridge.dialect import Config
+from bridge.difference import compare
 from bridge.effects import Effect
 from bridge.errors import BridgeError
 
@@ -188,7 +187,8 @@ def _pair(bench: Bench, base: str, path: str, chance: random.Random) -> Pair | N
     one = bench.read(bench.bases[base])
     now = one.effective.get(path, one.given.get(path))
     own = runs.VALUES.get(bench.stack, {}).get(path)
-    choices = [value for value in own if value != now] if own else altered(fields(one.dialect.schema)[path].annotation, now, chance)
+    kind = fields(one.dialect.schema)[path].annotation
+    choices = [value for value in own if value != now] if own else altered(kind, now, chance)
     for value in choices:
         source = bench.changed(bench.bases[base], path, value)
         try:

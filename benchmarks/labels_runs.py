@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import compat
-from bridge.config import fields, nest
-from bridge.dialect import Config
+from bridge.config import fields
 
 Result = Mapping[str, Any]
 VOCAB, WIDTH, TOKENS, SAMPLES = 64, 32, 16, 19
@@ -27,7 +26,8 @@ def result(losses: list[float], first: Mapping[str, Tensor], last: Mapping[str, 
     start = torch.cat([first[name].detach().double().flatten() for name in names])
     digest = hashlib.sha256(flat.numpy().tobytes() + repr(losses).encode()).hexdigest()
     shapes = [(name, tuple(last[name].shape)) for name in names]
-    return {"steps": len(losses), "losses": losses, "shapes": shapes, "bits": digest, "first": start.numpy(), "last": flat.numpy()}
+    ends = {"first": start.numpy(), "last": flat.numpy()}
+    return {"steps": len(losses), "losses": losses, "shapes": shapes, "bits": digest, **ends}
 
 
 def distance(one: Result, other: Result) -> float:
@@ -73,7 +73,10 @@ FILES: Mapping[str, dict[str, Any]] = {
     "OneCycle": _scheduled("OneCycle", cycle_min_lr=1e-3, cycle_max_lr=1e-2, cycle_first_step_size=3),
     "LRRangeTest": _scheduled("LRRangeTest", lr_range_test_min_lr=1e-3, lr_range_test_step_size=2),
 }
-SCRIPTED = ("code", "sequence_parallel_size", "data_parallel_size", "pipeline", "tensor_parallel", "expert_parallel", "autotuning")
+SCRIPTED = (
+    *("code", "sequence_parallel_size", "data_parallel_size", "pipeline", "tensor_parallel", "expert_parallel"),
+    "autotuning",
+)
 """Sections that need more than one rank, a model of their own, or the launcher."""
 PRIVATE = ("wandb", "comet", "tensorboard", "nebula", "datastates_ckpt")
 """Sections that need a package or an account."""
@@ -128,7 +131,8 @@ def train_deepspeed(source: Any, steps: int) -> Result:
     from deepspeed.runtime.dataloader import RepeatingLoader
 
     os.environ.update(LOCAL_RANK="0", RANK="0", WORLD_SIZE="1")
-    deepspeed.comm.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    alone = {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
+    deepspeed.comm.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, **alone)
     torch.manual_seed(1)
     model = Tokens()
     first = {name: weight.detach().clone() for name, weight in model.named_parameters()}
@@ -266,12 +270,12 @@ INITIAL = ("init", "embedding_init", "seed", "data_parallel_random", "perform_in
 
 
 def megatron_bench(bench: Any) -> Any:
-    """Return the bench of Megatron-Core. Its package has no training loop, so the arguments are those of its config classes and of
-    its scheduler.
+    """Return the bench of Megatron-Core. Its package has no training loop, so the arguments are those of its config classes
+    and of its scheduler.
     """
     from compat.megatron import options, releases
     from compat.megatron.learning_rate import RULE
-    from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, PARALLEL
+    from compat.megatron.objects.fields import DDP, OPTIMIZER, PARALLEL, TRANSFORMER
     from compat.megatron.runtime.backend import BACKEND
 
     BACKEND.load()
