@@ -68,8 +68,8 @@ _LOSSES: Mapping[Effect, str] = {
         "optimizer.embedding_lr optimizer.output_lr precision.fp8_recipe precision.autocast"
     ),
     Effect.ROUNDING: (
-        "zero.prescale zero.predivide zero.average_in_collective precision.fp8_weights precision.residual precision.router "
-        "precision.moments precision.communicate"
+        "zero.prescale zero.predivide zero.average_in_collective precision.reduce precision.fp8_weights precision.residual "
+        "precision.router precision.moments precision.communicate"
     ),
     Effect.COST: (
         "zero.gather_bucket zero.double_buffer zero.registered zero.fp8_transposes zero.meta_init zero.offload.pinned "
@@ -103,17 +103,22 @@ def _nothing(values: Group, context: Context) -> Group:
 
 
 class Switch(NamedTuple):
-    """A setting of the stack without which others take no effect: `path` has to have one of the
-    values `on`, or, without these, any true value.
+    """Settings of the stack without which others take no effect: one of `paths`, which are separated
+    by spaces, has to have one of the values `on`, or, without these, any true value. A section is
+    on if its key `enabled` is true.
     """
 
-    path: str
+    paths: str
     on: tuple[Any, ...] = ()
 
     def is_off(self, values: Group) -> bool:
         """Return whether the settings that need this switch take no effect with these values."""
-        value = values.get(self.path)
-        return value not in self.on if self.on else not value
+        return not any(self._is_on(values.get(path)) for path in self.paths.split())
+
+    def _is_on(self, value: Any) -> bool:
+        if isinstance(value, Mapping):
+            return bool(value.get("enabled"))
+        return value in self.on if self.on else bool(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -406,7 +411,7 @@ def only_theirs(
         effect,
         note=note,
         source=source,
-        sees=(under.path,) if under else (),
+        sees=tuple(under.paths.split()) if under else (),
         model=model,
         other=other,
         under=under,

@@ -209,13 +209,13 @@ def changes(config: Config, result: Result, path: str, back: Mapping[str, Any]) 
 
 
 def arrives(config: Config, kept: Mapping[str, Any], path: str) -> bool:
-    """Whether every plan field that a setting stands for, and that takes effect, is the same in the target."""
+    """Whether every plan field that a setting stands for is the same in the target, and one of them takes effect."""
     rule = next(rule for rule in config.dialect.rules if path in rule.theirs)
     if rule.blurs and rule.blurs(rule.seen(rule.theirs, config.effective)):
         return False
     meant, held = plain(bridge.lift(config).values()), plain(kept)
-    said = [ours for ours in rule.carried(path) if ours in meant]
-    return bool(said) and all(held.get(ours) == meant[ours] for ours in said)
+    carried = rule.carried(path)
+    return any(ours in meant for ours in carried) and all(held.get(ours) == meant.get(ours) for ours in carried)
 
 
 def translatable(drawn: st.SearchStrategy[Config], theirs: Dialect) -> st.SearchStrategy[Config]:

@@ -13,6 +13,8 @@ import compat
 from bridge.dialect import Dialect
 from bridge.plan import paths
 from bridge.rules import Context, Effect, Rule, always, convert, lacks, only_ours, only_theirs, rename
+from bridge.translation import translate
+from compat.deepspeed import leftovers
 
 NEWEST = Context("1.2.10", 8)
 DIALECTS = tuple(compat.load(name) for name in compat.names())
@@ -111,3 +113,42 @@ def test_every_effect_can_be_worked_out(dialect: Dialect) -> None:
 
 def effect_without_values(rule: Rule) -> Effect:
     return rule.effect_of({})
+
+
+FILE = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "fused": True}}}
+LAUNCH = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --micro-batch-size 1"
+    " --global-batch-size 16 --lr 1e-3 --lr-decay-style constant --train-iters 9 --tokenizer-type NullTokenizer --vocab-size 99"
+)
+LIVE, SAFE = "zero_optimization.stage3_max_live_parameters", "torch_autocast.lower_precision_safe_modules"
+ACTIVATION, ADAMW = "expert_parallel.expert_activation", "torch.optim.AdamW"
+
+
+@pytest.mark.parametrize(
+    ("stack", "source", "path", "effect"),
+    [
+        ("deepspeed", FILE, "optimizer.params.fused", Effect.ROUNDING),
+        ("deepspeed", {**FILE, "expert_parallel": {"enabled": True, "expert_activation": "gelu"}}, ACTIVATION, Effect.NUMBERS),
+        ("deepspeed", {**FILE, "expert_parallel": {"expert_activation": "gelu"}}, ACTIVATION, Effect.NONE),
+        ("deepspeed", {**FILE, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 9}}, LIVE, Effect.COST),
+        ("deepspeed", {**FILE, "zero_optimization": {"stage": 1, "stage3_max_live_parameters": 9}}, LIVE, Effect.NONE),
+        ("deepspeed", {**FILE, "torch_autocast": {"lower_precision_safe_modules": ["a.B"]}}, SAFE, Effect.NONE),
+        ("megatron", f"{LAUNCH} --logits-save-top-k 9", "logits_save_top_k", Effect.NONE),
+        ("megatron", f"{LAUNCH} --flight-recorder-dump-path a", "flight_recorder_dump_path", Effect.NONE),
+        ("automodel", {"optimizer": {"_target_": ADAMW, "capturable": True}}, "optimizer.capturable", Effect.ROUNDING),
+        ("automodel", {"dataset": {"seq_len": 64}}, "dataset.seq_len", Effect.NUMBERS),
+        ("automodel", {"dataloader": {"pin_memory": True}}, "dataloader.pin_memory", Effect.COST),
+        ("automodel", {"model": {"config": {"architectures": ["a"]}}}, "model.config.architectures", Effect.NONE),
+    ],
+)
+def test_an_effect_follows_from_the_use_of_a_setting_and_its_switch(stack: str, source: Any, path: str, effect: Effect) -> None:
+    to = compat.load("megatron" if stack == "deepspeed" else "deepspeed")
+    config = compat.load(stack).read(source.split() if isinstance(source, str) else source, None, 8)
+    found = {finding.path: finding.effect for finding in translate(config, to).findings if finding.given}
+    assert found[path] is effect
+
+
+def test_every_key_of_deepspeed_that_no_plan_field_stands_for_names_its_reader() -> None:
+    left = [path for rule in compat.load("deepspeed").rules if not rule.ours for path in rule.theirs]
+    assert not [path for path in left if leftovers.why(path).note == leftovers.UNKNOWN[1] and not path.startswith("code.")]
+    assert all(place and note for _, note, place, _ in leftovers.READ)

@@ -304,6 +304,7 @@ PRECISION = convert(
         D + "grad_reduce_in_fp32": "precision.reduce",
         D + "preserve_fp32_weights": "precision.master",
     },
+    mixed=True,
     note="FSDP2 casts inputs and outputs of a sharded module",
     lossy="AutoModel stores and updates weights in the model's format, and DDP reduces gradients in this format",
     source="docs/guides/mixed-precision-training.md; components/distributed/config.py: mp_policy",
@@ -663,8 +664,8 @@ FREE: Mapping[str, Mapping[str, Use]] = {
     "checkpoint.*": _uses(
         {
             Use.RECORDS: (
-                "checkpoint_dir model_save_format save_consolidated v4_compatible diffusers_compatible staging_dir model_cache_dir"
-                " best_metric_key"
+                "checkpoint_dir model_save_format save_consolidated v4_compatible diffusers_compatible staging_dir"
+                " model_cache_dir best_metric_key"
             ),
             Use.WAITS: "single_rank_consolidation",
         }
@@ -793,7 +794,7 @@ UNDER = {"fp8": Switch("fp8.enabled")}
 def _why(path: str) -> Why:
     found = SETTINGS[path] if path in SETTINGS else PIPELINE if path.startswith(PP) else longest(path, SECTIONS, OTHER)
     switch = longest(path, UNDER, None)
-    return Why(*found, under=None if switch is None or switch.path == path else switch)
+    return Why(*found, under=None if switch is None or path in switch.paths.split() else switch)
 
 
 LACKS = {

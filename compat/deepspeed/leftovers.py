@@ -90,7 +90,13 @@ READ: tuple[Row, ...] = (
         "runtime/engine.py: allreduce_bucket",
         "fp32_allreduce",
     ),
-    (Use.COMPUTES, "DeepSpeed's quantised weights", "runtime/weight_quantizer.py", "weight_quantization"),
+    (Use.UNREAD, "DeepSpeed's inference quantises weights", "inference/quantization", "weight_quantization"),
+    (
+        Use.COMPUTES,
+        "DeepSpeed's quantised weights",
+        "runtime/zero/partition_parameters.py: Init, quantized_initialization",
+        "weight_quantization.quantized_initialization",
+    ),
     (
         Use.COMPUTES,
         "a setting of quantised training, which DeepSpeed removed",
@@ -394,9 +400,14 @@ READ: tuple[Row, ...] = (
 """Keys by what reads them. If several rows match a key, the longest one applies."""
 READERS: Mapping[str, Row] = {path: row for row in READ for path in row[3].split()}
 
+CURRICULUM, SKIPPING = (
+    "data_efficiency.data_sampling.curriculum_learning",
+    "data_efficiency.data_routing.random_ltd",
+)
+"""The two sections through which `data_efficiency` acts (runtime/engine.py)."""
 ENABLED = (
-    "fp16 bf16 torch_autocast flops_profiler comms_logger hybrid_engine weight_quantization data_efficiency"
-    f" data_efficiency.data_sampling data_efficiency.data_routing {EXPERTS}"
+    "fp16 bf16 torch_autocast flops_profiler comms_logger hybrid_engine"
+    f" {EXPERTS}"
 )
 SHARDED = (1, 2, 3)
 SWITCHES: Mapping[str, Switch] = {
@@ -414,6 +425,12 @@ SWITCHES: Mapping[str, Switch] = {
         Switch(f"{ZERO}.stage", (3,)),
     ),
     "compile": Switch("compile.deepcompile"),
+    **dict.fromkeys(("data_efficiency.enabled", "data_efficiency.seed"), Switch(f"{CURRICULUM} {SKIPPING}")),
+    **dict.fromkeys(("data_efficiency.data_sampling.enabled", "data_efficiency.data_sampling.num_epochs"), Switch(CURRICULUM)),
+    "data_efficiency.data_routing": Switch(SKIPPING),
+    # An optimizer or a scheduler of another type stops at an argument that it does not have.
+    "optimizer": Switch("optimizer.type"),
+    "scheduler": Switch("scheduler.type"),
 }
 """For each section, the key without which its other keys take no effect; the longest entry applies.
 """
@@ -425,9 +442,9 @@ SELF_SWITCHED = (
     "compression_training",
     "quantize_training",
     "eigenvalue",
-    "data_efficiency.data_sampling.curriculum_learning",
+    CURRICULUM,
     "data_efficiency.data_sampling.dynamic_batching",
-    "data_efficiency.data_routing.random_ltd",
+    SKIPPING,
 )
 """Keys whose value is a section of its own, with its switch inside."""
 AVERAGED = ("avg", None)
@@ -439,7 +456,7 @@ def why(path: str) -> Why:
     """
     use, note, _, _ = longest(path, READERS, UNKNOWN)
     switch = longest(path, SWITCHES, None)
-    under = None if switch is None or switch.path == path else switch
+    under = None if switch is None or path in switch.paths.split() else switch
     if path in SELF_SWITCHED:
         return Why(note, lambda values: _switched(values, path, use.effect), under=under)
     if path == "gradient_allreduce_op":

@@ -557,6 +557,7 @@ PRECISION = convert(
         **dict.fromkeys(MASTERS.values(), "precision.master"),
         MOMENTS: "precision.moments",
     },
+    mixed=True,
     lossy=(
         "DeepSpeed has no fp64; masters in half precision need ZeRO and either moments in bf16 too,"
         " or Adam on the CPU, and with stage 1 and gradients in fp32 bf16 masters need Adam on the CPU"

@@ -289,6 +289,7 @@ PRECISION = convert(
         MASTER: "precision.master",
         FULL: "precision.reduce",
     },
+    mixed=True,
     blurs=lambda values: any(
         values.get(path, "float32") not in NAMES for path in (COMPUTE, OLD_COMPUTE, MASTER)
     ),

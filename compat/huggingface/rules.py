@@ -24,7 +24,6 @@ from bridge.rules import (
     convert,
     each_only_ours,
     only_ours,
-    only_theirs,
 )
 from compat.huggingface.formats import read_by
 from compat.huggingface.releases import GROUPED
@@ -96,48 +95,53 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
     )
 
 
-def _told(harmless: tuple[Any, ...], worse: Effect) -> Callable[[Group], Effect]:
-    """Return a function that gives the effect of losing keys: none if all values are null or in
-    `harmless`, else `worse`.
+def _beyond(key: str, note: str, harmless: tuple[Any, ...], use: Use) -> Rule:
+    """Return a rule for a key that no plan field stands for. It has no effect if its value is null
+    or in `harmless`, or if the class of the family does not read it.
     """
 
     def effect(values: Group) -> Effect:
-        quiet = all(value in harmless or value is None for value in values.values())
-        return Effect.NONE if quiet else worse
+        quiet = values.get(key) in (None, *harmless) or _is_unread(key, values.get(TYPE))
+        return Effect.NONE if quiet else use.effect
 
-    return effect
+    nothing: Side = lambda values, context: {}  # noqa: E731
+    return convert(key, (), nothing, nothing, effect=effect, sees=(TYPE,), note=note, model=True)
 
 
-BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Effect], ...] = (
+def _is_unread(key: str, family: str | None) -> bool:
+    return family in FAMILIES and not FAMILIES[family].foreign and key not in read_by(family)
+
+
+BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Use], ...] = (
     (
         "the format of stored weights; a run sets its own format",
         ("torch_dtype", "dtype"),
         (),
-        Effect.ROUNDING,
+        Use.FORM,
     ),
     (
         "stagebridge does not translate noise on the router's input",
         ("router_jitter_noise",),
         (0, 0.0),
-        Effect.NUMBERS,
+        Use.COMPUTES,
     ),
     (
         "stagebridge does not translate these kinds of blocks",
         ("hybrid_override_pattern",),
         (),
-        Effect.NUMBERS,
+        Use.COMPUTES,
     ),
     (
         "stagebridge does not translate quantised stored weights",
         ("quantization_config",),
         (),
-        Effect.NUMBERS,
+        Use.COMPUTES,
     ),
     (
         "the order in which partial sums were added when an old model was trained",
         ("pretraining_tp",),
         (1,),
-        Effect.ROUNDING,
+        Use.FORM,
     ),
 )
 SWITCHES = {
@@ -160,7 +164,7 @@ def _rest(left: tuple[str, ...], note: str) -> Rule:
     def effect(values: Group) -> Effect:
         family = values.get(TYPE)
         uses = [
-            USES.get(key, Use.UNREAD if family in FAMILIES and key not in read_by(family) else Use.COMPUTES)
+            USES.get(key, Use.UNREAD if _is_unread(key, family) else Use.COMPUTES)
             for path in left
             for key in values.get(path) or {}
         ]
@@ -189,17 +193,9 @@ def table() -> tuple[Rule, ...]:
     )
     mapped = (family, *(_group(keys, said) for keys, said in groups()))
     rows = (
+        *(_beyond(key, note, harmless, use) for note, keys, harmless, use in BEYOND for key in keys),
         *(
-            only_theirs(*keys, note=note, effect=_told(harmless, worse), model=True)
-            for note, keys, harmless, worse in BEYOND
-        ),
-        *(
-            only_theirs(
-                key,
-                note="a switch of one family of models",
-                effect=_told(harmless, Effect.NUMBERS),
-                model=True,
-            )
+            _beyond(key, "a switch of one family of models", harmless, Use.COMPUTES)
             for key, harmless in SWITCHES.items()
         ),
     )

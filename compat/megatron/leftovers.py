@@ -293,10 +293,12 @@ SWITCHES: tuple[tuple[Switch, str], ...] = (
         "first_last_layers_bf16 num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 tp_only_amax_red",
     ),
     (Switch("fp4"), "fp4_"),
+    (Switch("use_kitchen"), "use_kitchen_attention kitchen_"),
     (Switch("num_experts"), "moe_"),
     (Switch("mtp_num_layers"), "mtp_"),
     (Switch("use_mup"), "mup_"),
     (Switch("qk_clip"), "qk_clip_"),
+    (Switch("qk_layernorm"), "apply_wd_to_qk_layernorm"),
     (Switch("enable_mhc_connections"), "mhc_"),
     (Switch("experimental_attention_variant"), "dsa_ linear_"),
     (Switch("position_embedding_type", ("mrope",)), "mrope_section"),
@@ -317,7 +319,7 @@ def _switch(dest: str) -> Switch | None:
         (
             switch
             for switch, starts in SWITCHES
-            if dest != switch.path and any(dest.startswith(start) for start in starts.split())
+            if dest not in switch.paths.split() and any(dest.startswith(start) for start in starts.split())
         ),
         None,
     )

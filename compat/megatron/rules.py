@@ -335,6 +335,7 @@ PRECISION = convert(
         "main_params_dtype": "precision.master",
         "use_precision_aware_optimizer": "precision.master",
     },
+    mixed=True,
     lossy=(
         "Megatron updates fp32 master weights; "
         "only its precision-aware optimizer has other formats; "

@@ -427,6 +427,7 @@ PRECISION = convert(
         " weights, or in fp32; Merak reduces gradients in the training format, but with ZeRO in"
         " fp16; stagebridge translates automatic mixed precision to fp16"
     ),
+    mixed=True,
     blurs=lambda values: automatic(values),
     note="a level of Apex mixed precision",
     source="core/amp/amp_engine.py; core/merak_engine.py: communication_data_type; core/zero/stage1.py: communication_data_type",

@@ -171,7 +171,11 @@ def block_spec(config: Any, place: int | None) -> Any:
     """Return Megatron's local spec for the layers of this rank, with `Norm` for all norms."""
     return _normed(
         get_gpt_decoder_block_spec(
-            config, False, normalization=config.normalization, vp_stage=place
+            config,
+            False,
+            normalization=config.normalization,
+            vp_stage=place,
+            **({"qk_l2_norm": True} if getattr(config, "qk_l2_norm", False) else {}),
         )
     )
 
