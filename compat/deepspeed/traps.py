@@ -256,6 +256,18 @@ TRAPS = Checks(
         name="missing-for-device-nvme-deepspeed",
     ),
     Check(
+        ZERO + "allgather_bucket_size",
+        lambda seen: (
+            seen.stage in (1, 2)
+            and not keeps_wide_masters(seen.values)
+            and int(seen[ZERO + "allgather_bucket_size"]) % 2 != 0
+        ),
+        f"found an odd number at ZeRO stage 1 or 2: {NOT_THERE}; use an even number",
+        Effect.STOPS,
+        "runtime/zero/stage_1_and_2.py: DeepSpeedZeroOptimizer.__init__, nccl_start_alignment_factor",
+        name="odd-at-stage-1-or-2",
+    ),
+    Check(
         ZERO + "legacy_stage1",
         lambda seen: bool(seen[ZERO + "legacy_stage1"]) and seen.stage > 0,
         f"DeepSpeed 0.5.9 removed this switch: {NOT_THERE}; drop it",
