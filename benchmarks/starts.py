@@ -123,7 +123,7 @@ def run(target: str, sources: Sequence[str], number: int, count: int, stop: int 
             judge(config, compat.load(target), starting, version, found)
             if sum(found.outcomes.values()) % EVERY == 0:
                 spent = time.monotonic() - began
-                print(f"{spent:.0f} s: {name} {next(found.lines())}", file=sys.stderr, flush=True)
+                print(f"{spent:.0f} s: {next(found.lines())}", file=sys.stderr, flush=True)
 
         law()
     return found

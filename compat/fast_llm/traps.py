@@ -90,11 +90,9 @@ TRAPS = Checks(
     ),
     Check(
         "model.base_model",
-        lambda seen: (
-            (seen["model.moe.shared_experts"] or 0) + seen["model.moe.top_k"] > seen["model.experts"]
-        ),
-        "found {model.experts} experts, fewer than the experts of a token and the shared ones"
-        " together, which Fast-LLM refuses; use more experts",
+        lambda seen: seen["model.moe.top_k"] > seen["model.experts"],
+        "found {model.experts} experts that are not shared, fewer than the {model.moe.top_k} of a"
+        " token, which Fast-LLM refuses; use more experts",
         Effect.STOPS,
         "layers/decoder/mlp/config.py: MoEMLPConfig._validate",
         needs=("model.experts", "model.moe.top_k"),

@@ -84,9 +84,8 @@ def _group() -> None:
 def _alone() -> Iterator[None]:
     """Context of a run on one rank. Kernels are stand-ins: the engine is built, and trains nothing."""
     with patch.dict(os.environ, ALONE):
-        from deepspeed.ops.op_builder.builder import OpBuilder
-
         from deepspeed.accelerator import get_accelerator
+        from deepspeed.ops.op_builder.builder import OpBuilder
 
         _group()
         device = type(get_accelerator())

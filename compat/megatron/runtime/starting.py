@@ -21,6 +21,8 @@ ALONE = {
     "sequence_parallel": False,
     "gradient_accumulation_fusion": False,
     "persist_layer_norm": False,
+    "memory_efficient_layer_norm": False,
+    "layernorm_zero_centered_gamma": False,
     "use_cpu_initialization": True,
     "perform_initialization": False,
     "cpu_offloading": False,
@@ -146,7 +148,8 @@ def _model(whole: Any, args: Args) -> Any:
     name = LATENT if LATENT in question else TRANSFORMER
     with real._on_a_cluster():
         config = real.built(name, question[name])
-    for field, value in ALONE.items():
+    local = args.transformer_impl == "local"
+    for field, value in (ALONE if local else {**ALONE, "context_parallel_size": 1}).items():
         setattr(config, field, value)
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts,
