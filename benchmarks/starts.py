@@ -72,7 +72,7 @@ def judge(config: Config, target: Dialect, starting: Any, version: str, found: C
     if result.config.missing and not getattr(starting, "FILLS", False):
         found.outcomes["incomplete"] += 1
         return
-    said, where = stops(result), f"{config.dialect.name} {dict(config.given)}"
+    said, where = list(stops(result)), f"{config.dialect.name} {dict(config.given)}"
     try:
         with warnings.catch_warnings(action="ignore"):
             starting.start(result.config)
@@ -84,8 +84,11 @@ def judge(config: Config, target: Dialect, starting: Any, version: str, found: C
         if not said:
             note(found.unsaid, str(error), where)
         return
-    found.outcomes["said to stop, STARTS" if said else "starts"] += 1
-    for reason in said:
+    later = tuple(f"{path}:" for path in getattr(starting, "UNASKED", ()))
+    asked = [reason for reason in said if not reason.startswith(later)] if later else said
+    unasked = "not asked" if said else "starts"
+    found.outcomes["said to stop, STARTS" if asked else unasked] += 1
+    for reason in asked:
         note(found.starts, reason, where)
 
 

@@ -58,6 +58,7 @@ def _tokens(seen: Seen) -> bool:
 TRAPS = Checks(
     RELEASES,
     _split("model.ffn", "channels of the MLP", "mlp-no-multiple-of-the-tensor-ranks"),
+    _split("model.moe.ffn", "channels of an expert", "expert-no-multiple-of-the-tensor-ranks"),
     _split(
         "model.vocab",
         "rows of the vocabulary",

@@ -14,6 +14,9 @@ from compat.automodel.releases import release
 from compat.automodel.runtime import real
 from compat.automodel.runtime.real import installed as installed
 
+FILLS = True
+"""Whether `start` needs none of the settings that `missing` asks for."""
+
 
 def start(config: Config) -> None:
     """Build what the recipe describes. Raises `ConfigError` with the reason for which something

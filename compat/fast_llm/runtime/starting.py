@@ -17,8 +17,11 @@ from compat.fast_llm.batch import AXES
 from compat.fast_llm.harvest import REGISTERED, TRAINER
 from compat.fast_llm.runtime.real import installed as installed
 
+FILLS = True
+"""Whether `start` needs none of the settings that `missing` asks for."""
 DIMENSION = "fast_llm.engine.config_utils.tensor_dim:TensorDim"
 SCHEDULE = "fast_llm.engine.optimizer.learning_rate:create_schedule_from_config"
+DIVISION = "fast_llm.utils:div"
 TENSOR = "fast_llm.engine.distributed.config:DistributedDimNames"
 
 
@@ -38,6 +41,9 @@ def start(config: Config) -> None:
         first([SCHEDULE])(trainer.optimizer.learning_rate)
         base = trainer.model.base_model
         ours = trainer.model.distributed.get_distributed_dim(first([TENSOR]).tensor)
+        divided = first([DIVISION])
+        tokens = divided(trainer.data.micro_batch_size, trainer.schedule.micro_batch_splits)
+        divided(tokens, trainer.model.distributed.sequence_data_parallel)
         for name, size in _sizes(base):
             first([DIMENSION])(name, size, ours)
     except Exception as error:

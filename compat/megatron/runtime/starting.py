@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError
-from bridge.testing.harvest.machine import judge
+from bridge.testing.harvest.machine import MachineError, judge
 from compat.megatron.objects.fields import LATENT, TRANSFORMER
 from compat.megatron.runtime import real
 from compat.megatron.runtime.real import installed as installed
@@ -26,12 +26,17 @@ ALONE = {
     "use_cpu_initialization": True,
     "perform_initialization": False,
     "cpu_offloading": False,
+    "cuda_graph_impl": "none",
+    "enable_cuda_graph": False,
+    "external_cuda_graph": False,
     "fp8": None,
     "fp4": None,
 }
 """Fields of a model that is built here: what needs a device or Transformer Engine is off."""
 FILLS = True
 """Whether `start` fills in what a config lacks."""
+UNASKED = ("use_distributed_optimizer", "use_megatron_fsdp", "megatron_fsdp_version", "optimizer")
+"""Settings whose stops come later than what `start` builds."""
 Args = Any
 
 
@@ -47,7 +52,7 @@ def start(config: Config) -> None:
     real.answer(question)
     whole: Any = real._completed(config, real.REQUIRED)
     if whole is None or config.entry != "flags":
-        return
+        raise MachineError("only the config's own class was asked")
     args = SimpleNamespace(**whole.args.flat())
     try:
         with _ranks(args):
