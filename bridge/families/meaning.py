@@ -94,7 +94,13 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
             if path not in family.paths or path in FIRST
         }
         more = _write(left, GENERIC, grouped)
-        keys |= {key: value for key, value in more.items() if key not in family.known}
+        # Falcon's class computes the width of a head, and stops at a key for it.
+        own = {name for path in FIRST if path in family.paths for name in GENERIC.keys[path].names}
+        keys |= {
+            key: value
+            for key, value in more.items()
+            if key not in family.known and key not in own
+        }
     return keys
 
 
