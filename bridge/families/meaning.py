@@ -44,7 +44,8 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
     return {PREFIX + path: value for path, value in model.items() if value is not None}
 
 
-FIRST = ("layers", "hidden", "heads", "embedding.max_positions", "attention.head_size")
+WIDTH = "attention.head_size"
+FIRST = ("layers", "hidden", "heads", "embedding.max_positions", WIDTH)
 """Names of fields that are read first, because other fields are computed from them."""
 
 
@@ -95,7 +96,7 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
         }
         more = _write(left, GENERIC, grouped)
         # Falcon's class computes the width of a head, and stops at a key for it.
-        own = {name for path in FIRST if path in family.paths for name in GENERIC.keys[path].names}
+        own = GENERIC.keys[WIDTH].names if WIDTH in family.paths else ()
         keys |= {
             key: value
             for key, value in more.items()
