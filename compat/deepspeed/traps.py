@@ -226,6 +226,20 @@ TRAPS = Checks(
         name="ignored-at-stage-0-drop",
     ),
     Check(
+        OFFLOAD,
+        lambda seen: (
+            offloaded(seen.values)
+            and seen.stage > 0
+            and seen["optimizer.type"] is None
+            and seen["zero_force_ds_cpu_optimizer"] is not False
+        ),
+        "the optimizer is the script's: DeepSpeed stops if that is not DeepSpeedCPUAdam or"
+        " DeepSpeedCPULion; use one of them, or set zero_force_ds_cpu_optimizer to false",
+        Effect.COST,
+        "runtime/engine.py: _configure_optimizer",
+        name="the-scripts-optimizer-has-to-be-deepspeeds",
+    ),
+    Check(
         OFFLOAD + ".super_offload",
         lambda seen: bool(seen[OFFLOAD + ".super_offload"]) and seen.stage < 3,
         "DeepSpeed ignores this key below ZeRO stage 3; drop the key, or use stage 3",

@@ -52,7 +52,7 @@ def _split(path: str, what: str, name: str, only: str = "") -> Check:
 def _tokens(seen: Seen) -> bool:
     """Return whether the tokens of a microbatch cannot be split over all ranks that share it."""
     parts = (seen["schedule.micro_batch_splits"] or 1) * (seen[SPLIT] or 1)
-    return seen["data.micro_batch_size"] % parts != 0
+    return bool(seen["data.micro_batch_size"] % parts)
 
 
 TRAPS = Checks(

@@ -32,10 +32,11 @@ def start(config: Config) -> None:
     from torch import device
     from transformers import AutoModelForCausalLM
 
+    build: Any = AutoModelForCausalLM.from_config
     try:
         made: Any = first([name.replace(".", ":", 1)])(**described)
         with device("meta"):
-            AutoModelForCausalLM.from_config(made)
+            build(made)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error

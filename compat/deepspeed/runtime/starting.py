@@ -55,7 +55,9 @@ def _engine(data: Mapping[str, Any], piped: bool) -> None:
 
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
     model = PipelineModule(layers, num_stages=1, loss_fn=nn.MSELoss()) if piped else nn.Sequential(*layers)
-    given = {} if data.get("optimizer") else {"optimizer": _client}
+    offloads = (data.get("zero_optimization") or {}).get("offload_optimizer") or {}
+    on_cpu = offloads.get("device", "none") != "none"
+    given = {} if data.get("optimizer") else {"optimizer": _on_cpu if on_cpu else _client}
     deepspeed.initialize(
         model=model,
         model_parameters=[*model.parameters()],
@@ -69,6 +71,12 @@ def _client(parameters: Any) -> Any:
     from torch import optim
 
     return optim.AdamW(parameters, lr=1e-3)
+
+
+def _on_cpu(parameters: Any) -> Any:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    return DeepSpeedCPUAdam(parameters, lr=1e-3)
 
 
 @cache

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-import yaml
-
 from bridge.dialect import Config
 from bridge.errors import ConfigError
+from bridge.files import parse
 from bridge.testing.harvest.code import first
 from compat.fast_llm.batch import AXES
 from compat.fast_llm.harvest import REGISTERED, TRAINER
@@ -29,7 +28,7 @@ def start(config: Config) -> None:
     """Build the config of the run and the split dimensions of its layers. Raises `ConfigError` with
     the reason for which Fast-LLM stops.
     """
-    data = yaml.safe_load(config.dialect.render(config).text)
+    data: Any = parse(config.dialect.render(config).text, "the config", ".yaml").data
     ranks = config.world_size or prod(config.effective.get(axis) or 1 for axis in AXES)
     mesh = data.setdefault("model", {}).setdefault("distributed", {})
     mesh.setdefault("world_size", ranks)

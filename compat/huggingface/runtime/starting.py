@@ -30,10 +30,11 @@ def start(config: Config) -> None:
     kind = data.pop("model_type", None)
     if kind not in CONFIG_MAPPING:
         raise MachineError(f"{kind}: the code of this family comes with its weights")
+    build: Any = AutoModelForCausalLM.from_config
     try:
         made: Any = AutoConfig.for_model(kind, **data)
         with device("meta"):
-            AutoModelForCausalLM.from_config(made)
+            build(made)
     except Exception as error:
         judge(error)
         reason = " ".join(str(error).split())[:300]
