@@ -21,6 +21,9 @@ WORDS = 5
 the check's id.
 """
 
+NAME = re.compile(r"\{([a-z0-9_.]+)\}")
+"""Matches the path of a value in braces."""
+
 LONG = 200
 """Characters of a value beyond which a message does not show the value as a whole."""
 
@@ -88,7 +91,9 @@ class Check:
         """The message, with `values` in place of the fields in braces. A missing value is shown as
         None.
         """
-        return self.message.format_map(_Shown(values)) if "{" in self.message else self.message
+        shown = _Shown(values)
+        # Not by `format`: a path has dots, which `format` takes for attributes.
+        return NAME.sub(lambda found: str(shown[found[1]]), self.message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,7 +334,7 @@ class Way:
                 value is None
                 or path in self.edited
                 or path in self.overruling
-                or target.given.get(path) == value
+                or target.given.get(path, target.effective.get(path)) == value
             ):
                 continue
             known = dialect.knows(path, value, target.version, self.carry.entry) and _valid(
@@ -404,8 +404,13 @@ def _left(
         if rule
     ]
     for place, said, weight, now in rows if parts else [(path, value, effect, held)]:
-        message = f"the sidecar says {shown(said, 30)}, which was not put back: {reason}"
-        yield Finding(place, message, weight, True, How.DROPPED, said, now)
+        # A setting of the file is not missing: it has another value, which the edit leads to.
+        stays = not parts and path in target.given
+        fate = f"the file has {shown(now, 30)}" if stays else "which was not put back"
+        how = How.APPROXIMATE if stays else How.DROPPED
+        yield Finding(
+            place, f"the sidecar says {shown(said, 30)}, {fate}: {reason}", weight, True, how, said, now
+        )
 
 
 def _of_a_plan(values: Given) -> bool:

@@ -497,6 +497,33 @@ def test_a_sidecar_that_is_not_used_is_a_finding(
     assert said(capsys, "convert", target, "--to", "megatron", "--strict", "-o", tmp_path / "c.args")[0] == 1
 
 
+def test_a_sidecar_of_another_conversion_is_left_out_and_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither its digest nor its names are those of the file; a file that was renamed as it is keeps its own."""
+    target, place = carried(tmp_path, capsys)
+    kept = tmp_path / "renamed.json"
+    kept.write_text(target.read_text())
+    kept.with_name("renamed.json.carry.json").write_text(place.read_text())
+    assert "not used" not in said(capsys, "convert", kept, "--to", "megatron", "--world-size", "8", "--json")[1]
+    kept.write_text(target.read_text() + "\n")
+    _, text = said(capsys, "convert", kept, "--to", "megatron", "--world-size", "8", "--json")
+    found = findings(text)[0]
+    assert (found["path"], found["effect"]) == ("renamed.json.carry.json", "different numbers")
+    assert "another conversion" in found["message"] and target.name in found["message"]
+
+
+def test_no_sidecar_of_an_earlier_conversion_is_left_beside_a_new_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, place = carried(tmp_path, capsys)
+    source = tmp_path / "other.args"
+    source.write_text("--micro-batch-size 1 --global-batch-size 8 --lr 1e-3")
+    again = ("convert", source, "--to", "deepspeed", "--no-carry", "-o", target)
+    code, text = said(capsys, *again)
+    assert code == 1 and f"{place}: belongs to an earlier conversion" in text
+    said(capsys, *again, "--force")
+    assert target.exists() and not place.exists()
+
+
 def test_a_digest_that_does_not_fit_is_said_first_and_strict_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, place = carried(tmp_path, capsys)
     assert "the digest in the sidecar" not in said(capsys, "convert", target, "--to", "megatron", "--json")[1]

@@ -44,7 +44,8 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
     return {PREFIX + path: value for path, value in model.items() if value is not None}
 
 
-FIRST = ("layers", "hidden", "heads", "embedding.max_positions", "attention.head_size")
+WIDTH = "attention.head_size"
+FIRST = ("layers", "hidden", "heads", "embedding.max_positions", WIDTH)
 """Names of fields that are read first, because other fields are computed from them."""
 
 
@@ -94,7 +95,13 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
             if path not in family.paths or path in FIRST
         }
         more = _write(left, GENERIC, grouped)
-        keys |= {key: value for key, value in more.items() if key not in family.known}
+        # Falcon's class computes the width of a head, and stops at a key for it.
+        own = GENERIC.keys[WIDTH].names if WIDTH in family.paths else ()
+        keys |= {
+            key: value
+            for key, value in more.items()
+            if key not in family.known and key not in own
+        }
     return keys
 
 

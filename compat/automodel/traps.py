@@ -5,24 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.checks import Remark, Seen, told
+from bridge.checks import Checks, Remark, Seen, told
 from bridge.dialect import Config
+from bridge.families.refusals import REFUSALS
 from bridge.findings import Finding
 from bridge.requirements import said
 from bridge.rules import Effect
 from compat.automodel.effective import PP, D, chosen, piped, strategy
 from compat.automodel.formats import OBJECT, OLD
-from compat.automodel.model import BUILT, CLASS, OWN, SHARE, C, family
+from compat.automodel.model import BUILT, CLASS, OWN, SHARE, TYPE, C, family
 from compat.automodel.model import KEYS as CONFIG
-from compat.automodel.releases import Release, release
+from compat.automodel.releases import RELEASES, Release, release
 
 SEED = 42
 """The seed of the training recipes if the top level of the file sets none."""
+
+TRAPS = Checks(
+    RELEASES,
+    # A release does not say which transformers it gets, so checks of newer ones are left out.
+    *(row.check(lambda seen: family(seen.given).name, C) for row in REFUSALS if not row.since),
+)
 
 
 def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings about `config`, in the order of the recipe's sections."""
     seen = Seen(config.effective, config.given, config.context)
+    if CLASS in config.given or TYPE in config.given:
+        yield from TRAPS.remarks(seen, config.origins)
     yield from told(
         _found(config.given, config.effective, release(config.version), config.entry),
         seen,

@@ -226,6 +226,20 @@ TRAPS = Checks(
         name="ignored-at-stage-0-drop",
     ),
     Check(
+        OFFLOAD,
+        lambda seen: (
+            offloaded(seen.values)
+            and seen.stage > 0
+            and seen["optimizer.type"] is None
+            and seen["zero_force_ds_cpu_optimizer"] is not False
+        ),
+        "the optimizer is the script's: DeepSpeed stops if that is not DeepSpeedCPUAdam or"
+        " DeepSpeedCPULion; use one of them, or set zero_force_ds_cpu_optimizer to false",
+        Effect.COST,
+        "runtime/engine.py: _configure_optimizer",
+        name="the-scripts-optimizer-has-to-be-deepspeeds",
+    ),
+    Check(
         OFFLOAD + ".super_offload",
         lambda seen: bool(seen[OFFLOAD + ".super_offload"]) and seen.stage < 3,
         "DeepSpeed ignores this key below ZeRO stage 3; drop the key, or use stage 3",
@@ -254,6 +268,18 @@ TRAPS = Checks(
         Effect.STOPS,
         "runtime/zero/stage3.py",
         name="missing-for-device-nvme-deepspeed",
+    ),
+    Check(
+        ZERO + "allgather_bucket_size",
+        lambda seen: (
+            seen.stage in (1, 2)
+            and not keeps_wide_masters(seen.values)
+            and int(seen[ZERO + "allgather_bucket_size"]) % 2 != 0
+        ),
+        f"found an odd number at ZeRO stage 1 or 2: {NOT_THERE}; use an even number",
+        Effect.STOPS,
+        "runtime/zero/stage_1_and_2.py: DeepSpeedZeroOptimizer.__init__, nccl_start_alignment_factor",
+        name="odd-at-stage-1-or-2",
     ),
     Check(
         ZERO + "legacy_stage1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from bridge.checks import Remark, Seen, told
+from bridge.checks import Check, Checks, Remark, Seen, told
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.findings import Finding
@@ -23,14 +23,133 @@ from compat.fast_llm.effective import (
     implied,
 )
 from compat.fast_llm.model import facts
-from compat.fast_llm.releases import release
+from compat.fast_llm.releases import RELEASES, release
 
+DOCUMENT = "data.maximum_document_length"
 RATE = "optimizer.learning_rate."
 STYLES = ("constant", "linear", "power", "cosine")
 
 
+SPLIT = RANKS + "sequence_data_parallel"
+BUILDS = "Fast-LLM stops when it builds the model"
+DIMENSION = "engine/config_utils/tensor_dim.py: TensorDim"
+
+
+def _split(path: str, what: str, name: str, only: str = "") -> Check:
+    """Return a check that holds if the size at `path`, a plan field, cannot be split over the
+    tensor ranks. If `only` is given, this field has to be true.
+    """
+
+    def uneven(seen: Seen) -> bool:
+        return (not only or bool(seen[only])) and seen[path] % seen[TENSOR] != 0
+
+    message = (
+        f"found {{{TENSOR}}} ranks, which cannot split {{{path}}} {what}: {BUILDS}; expected a divisor"
+    )
+    return Check(TENSOR, uneven, message, Effect.STOPS, DIMENSION, needs=(path,), name=name)
+
+
+def _tokens(seen: Seen) -> bool:
+    """Return whether the tokens of a microbatch cannot be split over all ranks that share it."""
+    parts = (seen["schedule.micro_batch_splits"] or 1) * (seen[SPLIT] or 1)
+    return bool(seen["data.micro_batch_size"] % parts)
+
+
+TRAPS = Checks(
+    RELEASES,
+    _split("model.ffn", "channels of the MLP", "mlp-no-multiple-of-the-tensor-ranks"),
+    _split("model.moe.ffn", "channels of an expert", "expert-no-multiple-of-the-tensor-ranks"),
+    _split(
+        "model.vocab",
+        "rows of the vocabulary",
+        "vocabulary-no-multiple-of-the-tensor-ranks",
+        "parallel.vocabulary",
+    ),
+    Check(
+        TENSOR,
+        lambda seen: (
+            (seen["model.kv_heads"] if seen["model.kv_heads"] > 1 else seen["model.heads"])
+            % seen[TENSOR]
+            != 0
+        ),
+        f"found {{{TENSOR}}} ranks, which cannot split {{model.kv_heads}} groups of heads (or the"
+        f" {{model.heads}} heads of a single group): {BUILDS}; expected a divisor",
+        Effect.STOPS,
+        f"layers/attention/attention.py: Attention.__init__; {DIMENSION}",
+        needs=("model.heads", "model.kv_heads"),
+        name="heads-no-multiple-of-the-tensor-ranks",
+    ),
+    Check(
+        "model.base_model",
+        lambda seen: seen["model.heads"] % seen["model.kv_heads"] != 0,
+        "found {model.heads} heads in {model.kv_heads} groups, which Fast-LLM refuses; expected a"
+        " multiple",
+        Effect.STOPS,
+        "layers/attention/config.py: AttentionConfig._validate",
+        needs=("model.heads", "model.kv_heads"),
+        name="heads-no-multiple-of-their-groups",
+    ),
+    Check(
+        "model.base_model",
+        lambda seen: seen["model.moe.top_k"] > seen["model.experts"],
+        "found {model.experts} experts that are not shared, fewer than the {model.moe.top_k} of a"
+        " token, which Fast-LLM refuses; use more experts",
+        Effect.STOPS,
+        "layers/decoder/mlp/config.py: MoEMLPConfig._validate",
+        needs=("model.experts", "model.moe.top_k"),
+        name="fewer-experts-than-a-token-takes",
+    ),
+    Check(
+        DOCUMENT,
+        lambda seen: (
+            seen["model.embedding.positions"] == "learned"
+            and seen["model.embedding.max_positions"] < seen[DOCUMENT]
+        ),
+        f"found {{{DOCUMENT}}}, more than the model has learned positions"
+        " ({model.embedding.max_positions}), which Fast-LLM refuses; use shorter documents, or more"
+        " positions",
+        Effect.STOPS,
+        "models/gpt/config.py: GPTTrainerConfig._validate",
+        since="0.4.0",
+        needs=(DOCUMENT, "model.embedding.max_positions"),
+        name="documents-longer-than-the-positions",
+    ),
+    Check(
+        "batch.sequence_length",
+        lambda seen: (
+            seen["model.embedding.positions"] == "learned"
+            and seen["model.embedding.max_positions"] < seen["batch.sequence_length"]
+        ),
+        "found {batch.sequence_length}, more than the model has learned positions"
+        " ({model.embedding.max_positions}), which Fast-LLM refuses; use shorter sequences, or more"
+        " positions",
+        Effect.STOPS,
+        "models/gpt/config.py: GPTTrainerConfig._validate",
+        until="0.4.0",
+        needs=("batch.sequence_length", "model.embedding.max_positions"),
+        name="sequences-longer-than-the-positions",
+    ),
+    Check(
+        "data.micro_batch_size",
+        _tokens,
+        f"found {{data.micro_batch_size}} tokens, which schedule.micro_batch_splits and {SPLIT} cannot"
+        " split: the first step stops; expected a multiple of their product",
+        Effect.STOPS,
+        "data/document/language_model.py: LanguageModelBatch.get_model_inputs",
+        since="0.4.0",
+        needs=("data.micro_batch_size",),
+        name="tokens-no-multiple-of-the-splits",
+    ),
+)
+"""Assertions of Fast-LLM's config classes and dimensions. Names such as `model.ffn` are plan fields,
+which a model has in any release's layout.
+"""
+
+
 def inspect(config: Config) -> Iterator[Finding]:
     """Yield findings on settings of a config whose effect in a run is not what their names say."""
+    values = {**facts(config.effective), **config.effective.flat()}
+    yield from TRAPS.remarks(Seen(values, config.given, config.context), config.origins)
     seen = Seen(config.effective, config.given, config.context)
     for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
         yield from told(remarks(config), seen, config.origins)

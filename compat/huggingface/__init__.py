@@ -34,12 +34,6 @@ class HuggingFaceDialect(PackagedDialect):
 
         return Values(effective(config.given))
 
-    def inspect(self, config: Config) -> tuple[Finding, ...]:
-        """Return a finding on layers that a plan cannot describe, if the model has such layers."""
-        from compat.huggingface.effective import foreign
-
-        return tuple(foreign(config.given, config.origins))
-
     def missing(self, config: Config) -> Iterator[Finding]:
         """Yield a finding if the model type is missing. Without it transformers cannot load the
         file.

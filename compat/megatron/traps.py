@@ -203,6 +203,29 @@ CORE = (
         name="more-than-the-experts",
     ),
     Check(
+        "moe_shared_expert_intermediate_size",
+        lambda args: (
+            bool(args["num_experts"])
+            and bool(args["moe_shared_expert_intermediate_size"])
+            and bool(args["add_bias_linear"])
+        ),
+        "found with biases, which shared experts do not have: training stops when it builds the model;"
+        " add --disable-bias-linear",
+        Effect.STOPS,
+        "core/transformer/moe/shared_experts.py: SharedExpertMLP.__init__",
+        since="0.10.0",
+        name="shared-experts-have-no-bias",
+    ),
+    Check(
+        "context_parallel_size",
+        lambda args: (args["context_parallel_size"] or 1) > 1 and args["transformer_impl"] == "local",
+        "found {context_parallel_size} with transformer_impl local, whose attention cannot split a"
+        " sequence: training stops when it builds the model; use transformer_engine",
+        Effect.STOPS,
+        "core/transformer/dot_product_attention.py: DotProductAttention.__init__",
+        name="local-attention-splits-no-sequence",
+    ),
+    Check(
         "moe_token_dispatcher_type",
         lambda args: (
             bool(args["num_experts"])

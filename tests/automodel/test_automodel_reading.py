@@ -513,3 +513,14 @@ def test_a_key_of_the_models_config_beside_it_is_named() -> None:
     config = READ({"model": model})
     found = config.dialect.inspect(config)
     assert any("model.config.router_aux_loss_coef" in row.message and row.effect is Effect.NUMBERS for row in found)
+
+
+def test_a_class_of_transformers_that_refuses_its_keys_stops_the_run() -> None:
+    falcon = {"_target_": "transformers.FalconConfig", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    recipe = {"recipe": "TrainFinetuneRecipeForNextTokenPrediction", "model": {"config": falcon}}
+    assert not [one for one in READ(recipe).findings if one.effect is Effect.STOPS]
+    refused = READ({**recipe, "model": {"config": {**falcon, "head_dim": 16}}})
+    assert [one.path for one in refused.findings if one.effect is Effect.STOPS] == ["model.config.head_dim"]
+    source = compat.load("huggingface").read({"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 4})
+    given = bridge.translate(source, compat.load("automodel")).config.given
+    assert given["model.config._target_"] == "transformers.FalconConfig" and "model.config.head_dim" not in given

@@ -26,6 +26,8 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         {"fp16.enabled": True, "fp16.fp16_master_weights_and_grads": True, Z + "stage": 2, **ON_CPU},
     ),
     (MASTER, X, {**BF16, MASTER: True}, {**BF16, MASTER: True, STATES: True}),
+    (Z + "offload_optimizer", C, {Z + "stage": 2, **ON_CPU}, {Z + "stage": 2, **ON_CPU, "optimizer.type": "AdamW"}),
+    (Z + "allgather_bucket_size", X, {Z + "stage": 2, Z + "allgather_bucket_size": 3}, {Z + "allgather_bucket_size": 3}),
     (MASTER, X, {**BF16, MASTER: True, **ON_CPU, **LION}, {**BF16, MASTER: True, **ON_CPU}),
     (STATES, X, {**BF16, MASTER: True, STATES: True, **ON_CPU, **LION}, {**BF16, MASTER: True, STATES: True, **ON_CPU}),
     (
@@ -74,7 +76,7 @@ CASES: list[tuple[str, Effect, dict[str, Any], dict[str, Any]]] = [
         Z + "offload_optimizer",
         C,
         {Z + "offload_optimizer.device": "cpu"},
-        {Z + "offload_optimizer.device": "cpu", Z + "stage": 1},
+        {Z + "offload_optimizer.device": "cpu", Z + "stage": 1, "optimizer.type": "AdamW"},
     ),
     (
         Z + "offload_optimizer.super_offload",

@@ -11,7 +11,7 @@ import pytest
 
 import bridge
 import compat
-from bridge.rules import Context
+from bridge.rules import Context, Effect
 from compat.fast_llm.model import BASE
 from compat.fast_llm.model.places import flat
 from compat.fast_llm.model.reading import read, unsaid
@@ -130,3 +130,35 @@ def test_what_no_plan_says_is_named() -> None:
     found = {it.path: str(it.effect) for it in result.findings}
     for place in ("decoder.block.mixer.type", "decoder.block.mlp.jitter_eps"):
         assert found[f"{BASE}.{place}"] == "different numbers"
+
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "embeddings": {"vocab_size": 128, "num_position_embeddings": 32, "position_embeddings": {"enabled": True}},
+    "decoder": {"num_blocks": 2, "block": {"mixer": {"heads": 4, "head_groups": 2}, "mlp": {"intermediate_size": 128}}},
+}
+RANKS = "model.distributed.tensor_parallel"
+STOPPING: tuple[tuple[str, dict[str, Any], int], ...] = (
+    (RANKS, {"decoder": {"block": {"mlp": {"intermediate_size": 127}}}}, 2),
+    (RANKS, {"decoder": {"block": {"mixer": {"head_groups": 4}}}}, 8),
+    (RANKS, {"embeddings": {"vocab_size": 129}}, 2),
+    (BASE, {"decoder": {"block": {"mixer": {"heads": 5}}}}, 1),
+    ("data.maximum_document_length", {"embeddings": {"num_position_embeddings": 16}}, 1),
+)
+
+
+@pytest.mark.parametrize("path, change, tensor", STOPPING)
+def test_dimensions_that_no_rank_can_have_are_said(path: str, change: dict[str, Any], tensor: int) -> None:
+    def stops(base: dict[str, Any], tensor: int) -> set[str]:
+        mesh = {"tensor_parallel": tensor, "world_size": 8}
+        whole = {"model": {"base_model": base, "distributed": mesh}, "data": {"maximum_document_length": 32}}
+        found = compat.load("fast_llm").read(whole).findings
+        return {one.path for one in found if one.effect is Effect.STOPS}
+
+    assert stops(SIZES, 2) == set()
+    assert path in stops(_over(SIZES, change), tensor)
+
+
+def _over(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `change`, section by section."""
+    return base | {key: _over(base[key], value) if isinstance(value, dict) else value for key, value in change.items()}

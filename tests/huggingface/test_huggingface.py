@@ -308,3 +308,24 @@ def test_norms_behind_the_sum_end_without_one() -> None:
     assert bridge.count_parameters(bridge.lift(config)).all == 2_913_464
     losses = {f.path: f.effect for f in bridge.translate(config, compat.load("fast_llm")).findings}
     assert losses["do_layer_norm_before"] is Effect.NUMBERS
+
+
+LLAMA = {"model_type": "llama", "hidden_size": 96, "num_attention_heads": 8, "head_dim": 16}
+STOPPING: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("head_dim", {"model_type": "falcon", "head_dim": 64}, {"model_type": "falcon"}),
+    ("hidden_size", {**LLAMA, "hidden_size": 100}, LLAMA),
+    (
+        "rope_scaling",
+        {"model_type": "phi3", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+        {"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+    ),
+    ("num_key_value_heads", {"model_type": "nemotron"}, {"model_type": "nemotron", "num_key_value_heads": 8}),
+    ("bos_token_id", {**LLAMA, "bos_token_id": "<s>"}, {**LLAMA, "bos_token_id": 1}),
+    ("eos_token_id", {**LLAMA, "eos_token_id": ["</s>"]}, {**LLAMA, "eos_token_id": [2, 3]}),
+)
+
+
+@pytest.mark.parametrize("path, bad, good", STOPPING)
+def test_what_transformers_refuses_is_said(path: str, bad: dict[str, Any], good: dict[str, Any]) -> None:
+    stops = [{one.path for one in HF.read(config).findings if one.effect is Effect.STOPS} for config in (bad, good)]
+    assert stops == [{path}, set()]

@@ -6,6 +6,7 @@ import pytest
 
 import bridge
 import compat
+from bridge import carry
 from bridge.rules import Effect
 
 MEGATRON = compat.load("megatron")
@@ -57,3 +58,57 @@ def test_the_script_of_deepspeed_says_how_experts_are_split() -> None:
     flags = f"{BARE} --num-experts 8 --expert-model-parallel-size 4".split()
     result = bridge.translate(MEGATRON.read(flags, world_size=4), compat.load("deepspeed"))
     assert "ep_size=4" in result.written.snippet
+
+
+SPLIT = "--tensor-model-parallel-size 2"
+EXPERTS = "--num-experts 4 --disable-bias-linear"
+PIPES = "--pipeline-model-parallel-size 2 --num-layers 4 --num-layers-per-virtual-pipeline-stage 1"
+ODD = "--moe-ffn-hidden-size 9"
+SHARED = "--num-experts 4 --moe-shared-expert-intermediate-size 8"
+CONTEXT = "--context-parallel-size 2"
+RAMP = "--train-samples 1000 --rampup-batch-size"
+STOPPING = (
+    ("padded_vocab_size", f"{SPLIT} --padded-vocab-size 129", f"{SPLIT} --padded-vocab-size 128", "0.19.2"),
+    ("ffn_hidden_size", f"{SPLIT} --ffn-hidden-size 129", f"{SPLIT} --ffn-hidden-size 128", ""),
+    ("moe_ffn_hidden_size", f"{EXPERTS} {ODD} {SPLIT} --sequence-parallel", f"{EXPERTS} {ODD}", ""),
+    ("seq_length", f"{SPLIT} --sequence-parallel --seq-length 31", f"{SPLIT} --seq-length 31", ""),
+    ("num_experts", f"{EXPERTS} {SPLIT}", f"{EXPERTS} {SPLIT} --sequence-parallel", ""),
+    ("moe_shared_expert_intermediate_size", SHARED, f"{SHARED} --disable-bias-linear", "0.19.2"),
+    ("context_parallel_size", f"{CONTEXT} --transformer-impl local", CONTEXT, ""),
+    ("moe_router_topk", f"{EXPERTS} --moe-router-topk 5", f"{EXPERTS} --moe-router-topk 4", ""),
+    ("global_batch_size", f"{PIPES} --global-batch-size 6", f"{PIPES} --global-batch-size 8", ""),
+    ("rampup_batch_size", f"{RAMP} 4 8 100 --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.17.1"),
+    ("rampup_batch_size", f"{RAMP} 2 2 100 --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.17.1"),
+    (
+        "override_opt_param_scheduler",
+        "--override-opt_param-scheduler --use-checkpoint-opt_param-scheduler",
+        "--override-opt_param-scheduler",
+        "",
+    ),
+    ("optimizer", "--optimizer muon --fp16", "--optimizer muon --bf16", "0.16.1"),
+)
+"""Flags with which Megatron's core stops behind its parser, others with which it starts, and the release."""
+
+
+@pytest.mark.parametrize("path, bad, good, version", STOPPING)
+def test_what_the_core_asserts_is_said(path: str, bad: str, good: str, version: str) -> None:
+    read = [MEGATRON.read((BARE + flags).split(), version or None, 4).findings for flags in (bad, good)]
+    assert [{one.path for one in found if one.effect is Effect.STOPS} for found in read] == [{path}, set()]
+
+
+def test_a_release_without_ramps_says_that_it_ignores_one() -> None:
+    config = MEGATRON.read(f"{BARE} {RAMP} 4 4 100 --global-batch-size 16".split(), "0.18.2", 4)
+    assert Effect.NUMBERS in {finding.effect for finding in config.findings if finding.path == "rampup_batch_size"}
+
+
+def test_a_ramp_that_comes_back_beside_an_edited_batch_is_checked() -> None:
+    """The ramp is the sidecar's and the batch the edited file's; Megatron would stop where they do not meet."""
+    source = MEGATRON.read(f"{BARE} {RAMP} 4 4 100 --global-batch-size 16".split(), "0.17.1", 4)
+    result = bridge.translate(source, compat.load("deepspeed"))
+    sidecar = carry.parse(result.carry.text(result.written.text), "sidecar")
+    for micro, stops in ((1, False), (2, True)):
+        batch = {"train_micro_batch_size_per_gpu": micro, "train_batch_size": 20 * micro, "gradient_accumulation_steps": 5}
+        edited = compat.load("deepspeed").config({**result.config.given, **batch}, result.config.version, 4)
+        back = bridge.translate(edited, MEGATRON, "0.17.1", 4, sidecar)
+        assert back.config.given["rampup_batch_size"] == source.given["rampup_batch_size"]
+        assert any(finding.effect is Effect.STOPS for finding in back.findings) is stops

@@ -1,0 +1,42 @@
+"""Builds an installed AutoModel's mesh, pipeline and steps of a recipe, and the config and model of
+transformers that the recipe names, on the meta device, to see whether they stop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import ConfigError
+from bridge.testing.harvest.code import first
+from compat.automodel.formats import nested
+from compat.automodel.releases import release
+from compat.automodel.runtime import real
+from compat.automodel.runtime.real import installed as installed
+
+FILLS = True
+"""Whether `start` needs none of the settings that `missing` asks for."""
+
+
+def start(config: Config) -> None:
+    """Build what the recipe describes. Raises `ConfigError` with the reason for which something
+    stops.
+    """
+    question, _ = real.posed(config)
+    real.answer(question)
+    model = nested(config.given, release(config.version)).get("model") or {}
+    described = dict(model.get("config") or {})
+    name = str(described.pop("_target_", ""))
+    if not name.startswith("transformers."):
+        return
+    from torch import device
+    from transformers import AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    try:
+        made: Any = first([name.replace(".", ":", 1)])(**described)
+        with device("meta"):
+            build(made)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error

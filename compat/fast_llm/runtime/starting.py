@@ -1,0 +1,63 @@
+"""Builds an importable Fast-LLM's config of a whole run, and the dimensions that its layers split over
+the tensor ranks, to see whether they stop. The config classes need no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import ConfigError
+from bridge.files import parse
+from bridge.testing.harvest.code import first
+from compat.fast_llm.batch import AXES
+from compat.fast_llm.harvest import REGISTERED, TRAINER
+from compat.fast_llm.runtime.real import installed as installed
+
+FILLS = True
+"""Whether `start` needs none of the settings that `missing` asks for."""
+DIMENSION = "fast_llm.engine.config_utils.tensor_dim:TensorDim"
+SCHEDULE = "fast_llm.engine.optimizer.learning_rate:create_schedule_from_config"
+DIVISION = "fast_llm.utils:div"
+TENSOR = "fast_llm.engine.distributed.config:DistributedDimNames"
+
+
+def start(config: Config) -> None:
+    """Build the config of the run and the split dimensions of its layers. Raises `ConfigError` with
+    the reason for which Fast-LLM stops.
+    """
+    data: Any = parse(config.dialect.render(config).text, "the config", ".yaml").data
+    ranks = config.world_size or prod(config.effective.get(axis) or 1 for axis in AXES)
+    mesh = data.setdefault("model", {}).setdefault("distributed", {})
+    mesh.setdefault("world_size", ranks)
+    mesh.setdefault("local_world_size", ranks)
+    try:
+        for name in REGISTERED:
+            first([name])
+        trainer = first([TRAINER]).from_dict(data)
+        first([SCHEDULE])(trainer.optimizer.learning_rate)
+        base = trainer.model.base_model
+        ours = trainer.model.distributed.get_distributed_dim(first([TENSOR]).tensor)
+        divided = first([DIVISION])
+        tokens = divided(trainer.data.micro_batch_size, trainer.schedule.micro_batch_splits)
+        divided(tokens, trainer.model.distributed.sequence_data_parallel)
+        for name, size in _sizes(base):
+            first([DIMENSION])(name, size, ours)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"refused by Fast-LLM: {type(error).__name__}: {reason}") from error
+
+
+def _sizes(base: Any) -> Iterator[tuple[str, int]]:
+    """Yield the sizes that the layers split over the tensor ranks: of the vocabulary, and of the
+    heads and channels of each block.
+    """
+    if base.embeddings.vocab_parallel:
+        yield "vocabulary", base.embeddings.vocab_size
+    blocks = getattr(base.decoder, "blocks", None)
+    for block in blocks.values() if blocks else [base.decoder.block]:
+        heads, groups = block.mixer.heads, block.mixer.head_groups
+        yield "heads", groups if groups > 1 else heads // groups
+        yield "channels", block.mlp.intermediate_size

@@ -1,0 +1,41 @@
+"""Builds the installed transformers' config and model of a config.json, on the meta device, to see
+whether they stop.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from typing import Any
+
+from bridge.dialect import Config
+from bridge.errors import ConfigError
+from bridge.testing.harvest.machine import MachineError, judge
+from compat.huggingface.formats import text
+
+
+def installed() -> str:
+    """Return the installed release of transformers."""
+    return version("transformers")
+
+
+def start(config: Config) -> None:
+    """Build the config and the model. Raises `ConfigError` with the reason for which one of them
+    stops.
+    """
+    from torch import device
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
+
+    data = json.loads(text(config.given))
+    kind = data.pop("model_type", None)
+    if kind not in CONFIG_MAPPING:
+        raise MachineError(f"{kind}: the code of this family comes with its weights")
+    build: Any = AutoModelForCausalLM.from_config
+    try:
+        made: Any = AutoConfig.for_model(kind, **data)
+        with device("meta"):
+            build(made)
+    except Exception as error:
+        judge(error)
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"refused by transformers: {type(error).__name__}: {reason}") from error

@@ -1,0 +1,57 @@
+"""Settings with which transformers stops when it builds a model's config or the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from bridge.checks import Check, Checks, Seen
+from bridge.dialect import Config
+from bridge.families.refusals import REFUSALS, STRICT
+from bridge.findings import Finding
+from bridge.releases import Releases
+from bridge.rules import Effect
+from compat.huggingface.effective import foreign
+from compat.huggingface.releases import KNOWN
+from compat.huggingface.schema import REST
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def _identity(value: Any, several: bool) -> bool:
+    """Return whether a value is the number of a token, or a list of such numbers if `several`."""
+    if several and isinstance(value, list | tuple):
+        return all(_identity(one, False) for one in value)
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _token(path: str) -> Check:
+    several = path == "eos_token_id"
+    return Check(
+        path,
+        lambda seen: not _identity(seen[path], several),
+        f"found {{{path}}}, which transformers refuses when it builds the config; expected a whole"
+        f" number{' or a list of them' if several else ''}",
+        Effect.STOPS,
+        f"configuration_utils.py: PreTrainedConfig.{path}",
+        since=STRICT,
+        name="no-number-of-a-token",
+    )
+
+
+TRAPS = Checks(
+    Releases("huggingface", KNOWN),
+    *(
+        replace(row.check(lambda seen: seen["model_type"]), since=row.since) for row in REFUSALS
+    ),
+    *map(_token, TOKENS),
+)
+
+
+def inspect(config: Config) -> Iterator[Finding]:
+    """Yield findings on what stops, and on layers that a plan cannot describe."""
+    others = config.given.get(REST)
+    values = {**(others if isinstance(others, dict) else {}), **config.effective.flat()}
+    yield from TRAPS.remarks(Seen(values, config.given, config.context), config.origins)
+    yield from foreign(config.given, config.origins)
