@@ -31,7 +31,7 @@ LEAST = 10.0
 """A part that would have less time is not started."""
 TOGETHER = ("environment", "numbers", "random", "ranks", "dropin", "tests")
 """Parts that measure no time, and so run at once."""
-ALONE = ("speed", "attach", "dropin-speed")
+ALONE = ("speed", "attach", "dropin-speed", "short-steps")
 COLUMNS = ("part", "what", "found", "goal", "verdict")
 WHOLLY = "the part as a whole"
 LAST = 12
@@ -51,6 +51,7 @@ def checks_of(part: str) -> Sequence[Any]:
         "dropin": [checks.dropin_numbers],
         "tests": [checks.marked],
         "speed": [speed.speed],
+        "short-steps": [speed.short_steps],
         "attach": [speed.attached],
         "dropin-speed": [speed.dropin_speed],
     }[part]

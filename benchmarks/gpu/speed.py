@@ -40,14 +40,15 @@ SMALL: Mapping[str, int] = {
     "vocab_size": 512,
 }
 """With --dry."""
-ROWS, SEQUENCE = 4, 2048
+SEQUENCE, FEW = 2048, 4
+"""Tokens of a sequence, and sequences of a step that is too short to keep a device busy."""
 PEAK = 989e12
 """FLOP/s of dense products in bf16, by the data sheet of the H100 and of the H200 (both SXM)."""
 GOALS = {"ZeRO 0": 0.97, "ZeRO 3": 0.95}
 """The least speed wanted, as a share of the plain loop's."""
 WATCHED = {"attach, default": 1.05, "attach, level 2": 0.0}
 """The largest ratio to an unwatched step wanted; 0: none."""
-SECONDS = 12.0
+SECONDS = 20.0
 """For measuring, within the limit of a part."""
 MEBIBYTE = 2**20
 
@@ -65,13 +66,13 @@ class Way:
 class Measured:
     """Several ways to make the same step, measured in turns."""
 
-    def __init__(self, here: Here) -> None:
-        self.here, self.ways = here, dict[str, Way]()
+    def __init__(self, here: Here, rows: int) -> None:
+        self.here, self.rows, self.ways = here, rows, dict[str, Way]()
         self.times: dict[str, list[float]] = {}
         self.sizes = SMALL if here.dry else LARGE
         self.sequence = 128 if here.dry else SEQUENCE
         generator = torch.Generator().manual_seed(7)
-        tokens = torch.randint(self.sizes["vocab_size"], (ROWS, self.sequence), generator=generator).to(here.device)
+        tokens = torch.randint(self.sizes["vocab_size"], (rows, self.sequence), generator=generator).to(here.device)
         self.batch = {"input_ids": tokens, "labels": tokens}
 
     def model(self) -> nn.Module:
@@ -103,9 +104,17 @@ class Measured:
 
     def run(self, steps: int = 3, seconds: float = SECONDS) -> None:
         """Measure rounds of `steps` steps of each way. The first of a round changes from round to round."""
+        gc.collect()
+        gc.disable()
+        try:
+            self._run(steps, seconds)
+        finally:
+            gc.enable()
+
+    def _run(self, steps: int, seconds: float) -> None:
         names = list(self.ways)
         self.times = {name: [] for name in names}
-        until, most = time.perf_counter() + seconds, 2 if self.here.dry else 15
+        until, most = time.perf_counter() + seconds, 2 if self.here.dry else 30
         for number in range(most):
             at = number % len(names)
             for name in (*names[at:], *names[:at]):
@@ -130,38 +139,61 @@ class Measured:
         """Floating-point operations of a step: for each token, 6 for each weight of a product, and 12 for each layer, element of
         its width and position of the sequence.
         """
-        sizes, tokens = self.sizes, ROWS * self.sequence
+        sizes, tokens = self.sizes, self.rows * self.sequence
         hidden, layers = sizes["hidden_size"], sizes["num_hidden_layers"]
         shared = 2 * hidden * hidden * (1 + sizes["num_key_value_heads"] / sizes["num_attention_heads"])
         weights = layers * (shared + 3 * hidden * sizes["intermediate_size"]) + hidden * sizes["vocab_size"]
         return tokens * (6 * weights + 12 * layers * hidden * self.sequence)
 
 
+def many(here: Here) -> int:
+    """Sequences of a step that keeps the device busy, as many as its memory has room for."""
+    return 2 if here.dry else 16 if torch.cuda.get_device_properties(0).total_memory > 100 * 2**30 else 8
+
+
 def speed(here: Here) -> Iterator[Row]:
-    """Steps of the engine at ZeRO 0 to 3, of a plain loop, of DDP and of FSDP2, in turns."""
+    """Steps of the engine at ZeRO 0 and 3, of a plain loop, of DDP and of FSDP2, in turns."""
     if not here.dry:
         yield Row("product of two random matrices of 8192 x 8192 in bf16", _rate() / 1e12, "TFLOP/s")
     dist.init_process_group(here.backend, init_method="tcp://127.0.0.1:29515", rank=0, world_size=1)
-    found = Measured(here)
+    found = Measured(here, many(here))
     builders: dict[str, Callable[[], tuple[Callable[[], Any], int]]] = {
         "plain loop": lambda: _plain(found),
         "DDP": lambda: _replicated(found),
         "FSDP2": lambda: _sharded(found),
-        **{f"ZeRO {level}": lambda level=level: _native(found, level) for level in range(4)},  # type: ignore[misc]
+        **{f"ZeRO {level}": lambda level=level: _native(found, level) for level in (0, 3)},  # type: ignore[misc]
     }
     for name, build in builders.items():
         failed = found.add(name, build)
         if failed is not None:
             yield failed
-    found.run()
+    found.run(steps=2)
     yield from _table(found, "plain loop", GOALS)
     for name in ("plain loop", "FSDP2", "ZeRO 0", "ZeRO 3"):
         if name in found.ways:
             yield _gaps(found, name)
 
 
+def short_steps(here: Here) -> Iterator[Row]:
+    """The same with few sequences, where the host sets the pace: no goal."""
+    found = Measured(here, 1 if here.dry else FEW)
+    builders: dict[str, Callable[[], tuple[Callable[[], Any], int]]] = {
+        "plain loop": lambda: _plain(found),
+        **{f"ZeRO {level}": lambda level=level: _native(found, level) for level in range(4)},  # type: ignore[misc]
+    }
+    for name, build in builders.items():
+        failed = found.add(name, build)
+        if failed is not None:
+            yield failed
+    found.run(seconds=SECONDS / 2)
+    yield from _table(found, "plain loop", {})
+    for name in ("plain loop", "ZeRO 0", "ZeRO 3"):
+        if name in found.ways:
+            yield _gaps(found, name)
+
+
 def _table(found: Measured, base: str, goals: Mapping[str, float]) -> Iterator[Row]:
-    tokens = ROWS * found.sequence
+    tokens = found.rows * found.sequence
     for name, way in found.ways.items():
         seconds = found.seconds(name)
         if found.here.dry:
@@ -197,14 +229,14 @@ def _loss(model: Any, batch: Any) -> torch.Tensor:
 
 def _plain(found: Measured) -> tuple[Callable[[], Any], int]:
     loop = Loop(found.model(), _loss, half=True)
-    return lambda: loop.step([found.batch]), 0
+    return lambda: float(loop.step([found.batch])), 0  # as loops do that report their loss
 
 
 def _replicated(found: Measured) -> tuple[Callable[[], Any], int]:
     model = found.model()
     loop = Loop(model, _loss, half=True)  # casts the model first, so that DDP reduces in bf16
     loop.called = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return lambda: loop.step([found.batch]), 0
+    return lambda: float(loop.step([found.batch])), 0
 
 
 def _sharded(found: Measured) -> tuple[Callable[[], Any], int]:
@@ -215,7 +247,7 @@ def _sharded(found: Measured) -> tuple[Callable[[], Any], int]:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     loop = Loop(model, _loss, half=False)
-    return lambda: loop.step([found.batch]), 0
+    return lambda: float(loop.step([found.batch])), 0
 
 
 def _native(found: Measured, level: int) -> tuple[Callable[[], Any], int]:
@@ -256,7 +288,7 @@ def _spans(seen: Any) -> Sequence[tuple[float, float]]:
 
 def attached(here: Here) -> Iterator[Row]:
     """A plain loop with attach as it is by default, and with logs at level 2, as ratios to one without."""
-    found = Measured(here)
+    found = Measured(here, max(1, many(here) // 2))
     with tempfile.TemporaryDirectory() as folder:
         logs = Debug(layer_outputs=2, layer_gradients=2, all_param_gradients=2, param_update=2)
         watches: dict[str, Any] = {"no attach": None, "attach, default": (None, None), "attach, level 2": (logs, folder)}
@@ -291,22 +323,22 @@ def _users(found: Measured, watch: Any) -> Callable[[], Any]:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        return loss.detach()
+        return float(loss.detach())
 
     return step
 
 
 def dropin_speed(here: Here) -> Iterator[Row]:
-    """A script for DeepSpeed on our engine at ZeRO 0 to 3, in turns with a plain loop."""
-    found = Measured(here)
+    """A script for DeepSpeed on our engine at ZeRO 0 and 3, in turns with a plain loop."""
+    found = Measured(here, many(here))
     failed = found.add("plain loop", lambda: _plain(found))
     if failed is not None:
         yield failed
-    for level in range(4):
+    for level in (0, 3):
         failed = found.add(f"ZeRO {level}", lambda level=level: _script(found, level))  # type: ignore[misc]
         if failed is not None:
             yield failed
-    found.run(seconds=SECONDS / 2)
+    found.run(steps=2, seconds=SECONDS / 2)
     yield from _table(found, "plain loop", GOALS)
 
 
@@ -314,7 +346,7 @@ def _script(found: Measured, level: int) -> tuple[Callable[[], Any], int]:
     import compat.deepspeed as deepspeed
 
     config = {
-        "train_micro_batch_size_per_gpu": ROWS,
+        "train_micro_batch_size_per_gpu": found.rows,
         "zero_optimization": {"stage": level},
         "bf16": {"enabled": True},
         "gradient_clipping": 1.0,
@@ -327,6 +359,6 @@ def _script(found: Measured, level: int) -> tuple[Callable[[], Any], int]:
         loss = engine(**found.batch).loss
         engine.backward(loss)
         engine.step()
-        return loss.detach()
+        return float(loss.detach())
 
     return step, sum(engine.native.layout.bytes().values())

@@ -22,7 +22,7 @@ def local(local_rank: int, device: str | torch.device | None = None) -> torch.de
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type != "cuda":
         return place
-    if place.index is None:
+    if str(place) == "cuda":
         place = torch.device("cuda", torch.cuda.current_device() or _index(local_rank))
     # Streams, generators, NCCL's collectives of objects and `tensor.cuda()` all ask for the current
     # device.
@@ -49,8 +49,8 @@ def generator(device: torch.device) -> torch.Generator | None:
     """
     if device.type != "cuda":
         return None
-    index = torch.cuda.current_device() if device.index is None else device.index
-    torch.cuda.init()  # before, there are no generators
+    index = torch.cuda.current_device() if str(device) == "cuda" else device.index
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # before, there are no generators
     found: torch.Generator = torch.cuda.default_generators[index]
     return found
 

@@ -146,16 +146,22 @@ class Gradients:
         for slot in flat.slots:
             place = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
             parameter: Any = parameters[slot.parameter.name]
-            write = self._writer(slot.parameter.name, self.buffers[flat.grad_home], place)
+            buffer = self.buffers[flat.grad_home] if flat.grad_shared else None
+            write = self._writer(slot.parameter.name, buffer, place)
             parameter.register_post_accumulate_grad_hook(write)
 
-    def _writer(self, name: str, buffer: Tensor, place: Tensor) -> Callable[[Tensor], None]:
+    def _writer(self, name: str, buffer: Tensor | None, place: Tensor) -> Callable[[Tensor], None]:
+        """Return a hook that adds a parameter's gradient to its place. `buffer` is given if its
+        memory may be free.
+        """
+
         def write(parameter: Tensor) -> None:
             # Autograd's own gradient is freed at once, so that a whole second set of gradients
             # never stands.
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None, "a parameter has a gradient when this hook runs"
-            _claim(buffer)
+            if buffer is not None:
+                _claim(buffer)
             if name in self._written:
                 place.add_(gradient)
             else:
@@ -197,7 +203,8 @@ class Gradients:
         padding, and the places of parameters without a gradient. These elements still have values
         of another stage or step.
         """
-        whole[flat.size :].zero_()
+        if flat.padded > flat.size:  # a kernel takes its time for nothing, too
+            whole[flat.size :].zero_()
         for slot in flat.slots:
             if slot.parameter.name not in self._written:
                 whole[slot.start : slot.stop].zero_()

@@ -48,8 +48,14 @@ def determine() -> None:
 @contextmanager
 def scope(device: torch.device) -> Iterator[None]:
     """Context after which torch's generators have the same state as before."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    # torch.random.fork_rng does the same in several times the time, and every layer has a scope.
+    own = generator(device)
+    states = [(one, one.get_state()) for one in (torch.default_generator, own) if one is not None]
+    try:
         yield
+    finally:
+        for one, state in states:
+            one.set_state(state)
 
 
 def reseed(seed: int, device: torch.device) -> None:

@@ -232,7 +232,9 @@ class Engine:
 
     def train(self, mode: bool = True) -> Engine:
         """Set training mode."""
-        self._module.train(mode)
+        # Setting it anew in every module takes longer than asking all of them.
+        if not _in_mode(self._module, mode):
+            self._module.train(mode)
         return self
 
     def eval(self) -> Engine:
@@ -1006,6 +1008,18 @@ def _targets(batch: Arguments) -> Any:
     positional one.
     """
     return batch.given[-1] if batch.given else batch.named
+
+
+def _in_mode(module: nn.Module, training: bool) -> bool:
+    """Return whether a module and all modules in it are in training mode, or none is."""
+    left: list[nn.Module | None] = [module]
+    while left:
+        one = left.pop()
+        if one is not None:
+            if one.training is not training:
+                return False
+            left.extend(one._modules.values())
+    return True
 
 
 def _warn(line: str) -> None:

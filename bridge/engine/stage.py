@@ -121,7 +121,7 @@ def detached(values: Any) -> Any:
     """Return the tensors in `values` detached from their graph. Their gradients are accumulated in
     `grad`, from where the stage before gets them.
     """
-    return tree_map_only(Tensor, _leaf, values)
+    return _leaf(values) if isinstance(values, Tensor) else tree_map_only(Tensor, _leaf, values)
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -130,4 +130,6 @@ def _leaf(tensor: Tensor) -> Tensor:
 
 def differentiable(values: Any) -> list[Tensor]:
     """Return the tensors in `values` that take part in backward."""
+    if isinstance(values, Tensor):
+        return [values] if values.requires_grad else []
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor) and leaf.requires_grad]

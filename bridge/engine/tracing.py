@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bridge.comm import Comm
+from bridge.engine.device import generator
 from bridge.engine.formats import TORCH
 from bridge.engine.optimizer import clip_factor, setting
 from bridge.engine.tensor_parallel import TOKENS, VocabularyLinear
@@ -172,6 +173,10 @@ class EngineSource:
         elif kind == "generator":
             state = torch.get_rng_state()
             yield Held("", kind, "", state, Placement.full(tuple(state.shape), ("tensor",)))
+            own = generator(self.engine.device)
+            if own is not None:
+                state = own.get_state()
+                yield Held("", kind, "device", state, Placement.full(tuple(state.shape), ("tensor",)))
         elif kind == "replica":
             yield from self._buffers()
         elif kind == "shard":

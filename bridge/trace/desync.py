@@ -200,7 +200,8 @@ class DesyncCheck:
             )
 
     def _add_held(self, step: int, phase: str, kinds: tuple[Kind, ...]) -> None:
-        for kind in kinds:
+        # One rank has nobody to compare with, and to name all of its tensors takes time.
+        for kind in kinds if self.desync.shared else ():
             for held in self.source.tensors(kind):
                 name = Name(step, phase, held.layer, None, held.kind, held.tensor)
                 self.desync.hold(name, held.local, held.placement, held.holders)
@@ -263,6 +264,11 @@ class Desync:
         queue = self._queue(placement)
         if queue is not None:
             queue.append(Queued(name, _facts(name, tensor), tensor.detach(), digest(tensor)))
+
+    @property
+    def shared(self) -> bool:
+        """Whether there are other ranks, which may hold copies."""
+        return bool(self._sizes)
 
     def hold(
         self, name: Name, tensor: Tensor, placement: Placement, holders: tuple[int, ...] = ()

@@ -58,7 +58,9 @@ def bits(tensor: Tensor) -> Tensor:
     # The sums are whole numbers below 2^53: fp64 adds them exactly, in any order, and fast.
     sums = [torch.mv(_wide(words[start : start + most]), weights) for start in starts]
     rows = torch.cat(sums).long()
-    return rows.dot(_multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()])
+    factors = _multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()]
+    # torch has products of int64 vectors on CPUs alone.
+    return rows.dot(factors) if rows.device.type == "cpu" else rows.mul_(factors).sum()
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from torch import Tensor
 from bridge.errors import BridgeError, SourceError
 from bridge.files.sealed import seal
 from bridge.state.digests import digest_of
+from bridge.trace.invariants.sketch import on_host
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name, Record, Unit
 from bridge.trace.schema import FORMAT, RUN, SEAL, STEPS, lines, rank_folder
@@ -164,8 +165,10 @@ class Log:
         if not self._open:
             return
         tensors: dict[str, Tensor] = {}
+        known = _statistics(seen)
         records = [
-            _finished(index, part, tensors, factors or {}) for index, part in enumerate(seen)
+            _finished(index, part, known.get(index), tensors, factors or {})
+            for index, part in enumerate(seen)
         ]
         with self._guarded(f"the log of this rank ends before step {step}"):
             if self._first:
@@ -230,15 +233,25 @@ class Log:
             logger.warning("%s: %s", self.run, what)
 
 
+def _statistics(seen: Sequence[Seen]) -> dict[int, Tensor]:
+    """Return the statistics of tensors on the CPU, by position."""
+    found = {at: part.measured for at, part in enumerate(seen) if part.measured is not None}
+    return dict(zip(found, on_host(list(found.values())), strict=True)) if found else {}
+
+
 def _finished(
-    index: int, part: Seen, tensors: dict[str, Tensor], factors: Mapping[Unit, float]
+    index: int,
+    part: Seen,
+    measured: Tensor | None,
+    tensors: dict[str, Tensor],
+    factors: Mapping[Unit, float],
 ) -> Record:
     keys = {kind: f"{index}.{kind}" for kind in part.tensors}
     tensors.update((keys[kind], tensor.cpu()) for kind, tensor in part.tensors.items())
     return replace(
         part.record,
         factor=factors.get(part.unit, 1.0),
-        summary=None if part.measured is None else Summary.of(part.measured),
+        summary=None if measured is None else Summary.of(measured),
         samples=keys.get("samples"),
         full=keys.get("full"),
     )

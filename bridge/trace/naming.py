@@ -25,23 +25,30 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def _inner(module: nn.Module) -> nn.Module | None:
-    children = dict(module.named_children())
-    found = next((children[name] for name in INNER if name in children), None)
+    # Every check of a step asks this of every module, so nothing is copied.
+    children = module._modules
+    for name in INNER:
+        if children.get(name) is not None:
+            return children[name]
+    alone = children.get("module")
     if (
-        found is None
-        and list(children) == ["module"]
-        and not any(value is not None for value in module._parameters.values())
+        alone is None
+        or any(child is not None for child in children.values() if child is not alone)
+        or any(value is not None for value in module._parameters.values())
     ):
-        found = children["module"]
-    return found
+        return None
+    return alone
 
 
 def modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield every module that is no wrapper, parents first, with its path without wrappers."""
-    inner = unwrapped(root)
-    yield path, inner
-    for name, child in inner.named_children():
-        yield from modules(child, _joined(path, name))
+    left = [(path, root)]
+    while left:
+        where, module = left.pop()
+        inner = unwrapped(module)
+        yield where, inner
+        children = [(_joined(where, name), child) for name, child in inner.named_children()]
+        left += reversed(children)
 
 
 def parameters(root: nn.Module) -> dict[str, nn.Parameter]:

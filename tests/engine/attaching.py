@@ -142,7 +142,8 @@ def pipelined(rank: int, world: int, folder: Path) -> Any:
     for step in range(STEPS):
         ((tokens, targets),) = loop.data(step)
         optimizer.zero_grad()
-        schedule.step(*((tokens,) if rank == 0 else ()), **({} if rank == 0 else {"target": targets}))
+        # torch 2.11 takes only microbatches with the strides of those that it has seen in its trial.
+        schedule.step(*((tokens.contiguous(),) if rank == 0 else ()), **({} if rank == 0 else {"target": targets}))
         optimizer.step()
     return tracer
 

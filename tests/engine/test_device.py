@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +21,8 @@ from bridge.engine.environment import Environment, local_rank
 from bridge.engine.randomness import reseed
 from bridge.errors import ConfigError
 from bridge.plan import Plan
+from bridge.trace import attach
+from bridge.trace.digest import bits, digest
 
 
 class Machine:
@@ -170,7 +174,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no acceler
 @gpu
 @needs_gpu
 def test_a_rank_that_sees_one_device_takes_it_and_makes_it_current() -> None:
-    engine = initialize(nn.Linear(4, 4), Plan(), F.mse_loss, environment=Environment(local_rank=torch.cuda.device_count() and 0))
+    engine = initialize(nn.Linear(4, 4), Plan(), F.mse_loss, environment=Environment(local_rank=0))
     assert engine.device == torch.device("cuda", torch.cuda.current_device())
     assert all(weight.device == engine.device for weight in engine.model.parameters())
 
@@ -199,3 +203,63 @@ def test_dropout_leaves_the_script_s_own_generator_alone() -> None:
     before = torch.cuda.get_rng_state()
     engine.train_batch([(torch.ones(2, 4), torch.zeros(2, 4))])
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def waits(step: Any) -> Counter[str]:
+    """Where the host waits for the device in a step, and how often."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return Counter(f"{Path(said.filename).name}:{said.lineno}" for said in seen if "synchroniz" in str(said.message))
+
+
+def deep(layers: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(layers)))
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("level", [0, 3])
+def test_a_step_waits_for_the_device_as_often_in_a_deep_model(level: int) -> None:
+    batch = [(torch.ones(2, 64, device="cuda"), torch.zeros(2, 64, device="cuda"))]
+    found = []
+    for layers in (2, 6):
+        engine = initialize(deep(layers), Plan.of({"zero.stage": level, "optimizer.clip": 1.0}), F.mse_loss)
+        engine.train_batch(batch)
+        found.append(waits(lambda engine=engine: engine.train_batch(batch)))  # type: ignore[misc]
+    assert found[0] == found[1] and found[0].total() <= 2, found
+
+
+@gpu
+@needs_gpu
+def test_watching_waits_for_the_device_as_often_in_a_deep_model() -> None:
+    inputs, found = torch.ones(2, 64, device="cuda"), []
+    for layers in (2, 6):
+        model = deep(layers).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        attach(model, optimizer=optimizer)
+
+        def step(model: nn.Module = model, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            torch.autograd.backward(model(inputs + torch.rand_like(inputs)).square().mean())
+            optimizer.step()
+
+        for _ in range(5):  # in the first steps, more is looked at
+            step()
+        found.append(waits(step))
+    assert found[0] == found[1], found
+
+
+@gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_digests_are_the_same_on_every_device(dtype: torch.dtype) -> None:
+    values = (torch.arange(300_001) % 257).sub(100).to(dtype)
+    for part in (values, values[1:], values[:3]):
+        assert torch.equal(digest(part), digest(part.cuda()).cpu())
+        assert torch.equal(bits(part), bits(part.cuda()).cpu())

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
 from bridge.engine.layers import Arguments, Chain, Layer
+from bridge.engine.randomness import scope
 from bridge.errors import BridgeError
 
 
@@ -168,18 +169,25 @@ class Call:
     given: list[Any]
     named: dict[str, Any]
 
+    @cached_property
+    def _flat(self) -> tuple[list[Any], Any]:
+        return tree_flatten((self.given, self.named))
+
     @property
     def leaves(self) -> list[Any]:
         """All arguments, with nested ones taken apart."""
-        return tree_leaves((self.given, self.named))
+        return self._flat[0]
 
     def filled(self, values: Mapping[int, Any]) -> Call:
         """Return this call with other arguments: `values` replace the arguments at their positions.
         """
-        leaves, form = tree_flatten((self.given, self.named))
+        leaves, form = list(self.leaves), self._flat[1]
         for place, value in values.items():
             leaves[place] = value
-        return Call(*tree_unflatten(leaves, form))
+        found = Call(*tree_unflatten(leaves, form))
+        # Taking arguments apart costs as much time as a small layer.
+        found.__dict__["_flat"] = leaves, form
+        return found
 
 
 @dataclass(eq=False)
@@ -325,9 +333,7 @@ class Blocks:
         if segment not in batch.calls:
             # This rank did not run the modules before these blocks. Blanks stand for them; dropout
             # among them must not move the generators, which this block is going to use.
-            first = stream.tensors[0]
-            devices = [first.device] if first.device.type == "cuda" else []
-            with torch.no_grad(), torch.random.fork_rng(devices):
+            with torch.no_grad(), scope(stream.tensors[0].device):
                 self._note(batch, _Pass(segment, dict(values), False))
         call = batch.calls[segment][place - segment - 1]
         call = call.filled({at: values[number] for at, number in layer.taken.items()})

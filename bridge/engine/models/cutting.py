@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bridge.engine.layers import Arguments
 from bridge.engine.models.blocks import Blocks, Cut, Stream, asked, left_out
 from bridge.engine.models.trial import WHOLE, Uncut, cut
+from bridge.engine.randomness import scope
 from bridge.errors import BridgeError
 from bridge.findings import Finding
 from bridge.layout.pipeline import ranks_of
@@ -202,7 +203,8 @@ def still(model: nn.Module) -> Iterator[None]:
     held = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         model.eval()
-        with torch.random.fork_rng([]):
+        # Wherever the weights are: on a device, its own generator draws.
+        with scope(next((weight.device for weight in model.parameters()), torch.device("cpu"))):
             yield
     finally:
         for module, mode in modes:

@@ -326,11 +326,18 @@ class Turn(nn.Module):
         self.rates, self.factor = scaled(
             base ** (-torch.arange(0, self.part, 2, dtype=torch.float64) / self.part), scaling, base
         )
+        self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return the rates on a device. They are copied once: the host waits for each copy."""
+        if (device, dtype) not in self._copies:
+            self._copies[device, dtype] = self.rates.to(device, dtype)
+        return self._copies[device, dtype]
 
     def forward(self, heads: Tensor) -> Tensor:
         exact = torch.float64 if heads.dtype == torch.float64 else torch.float32
         places = torch.arange(heads.shape[-2], device=heads.device, dtype=exact)
-        angles = torch.outer(places, self.rates.to(heads.device, exact))
+        angles = torch.outer(places, self._on(heads.device, exact))
         cos, sin = (
             (turned * self.factor).to(heads.dtype) for turned in (angles.cos(), angles.sin())
         )

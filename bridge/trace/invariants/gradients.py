@@ -5,7 +5,7 @@ over data ranks.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -16,12 +16,14 @@ from torch.distributed.tensor import DTensor
 from bridge.trace import naming
 from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import NOTHING, Check, Watched, few, floats, unfloats
-from bridge.trace.invariants.sketch import COUNT, flattened, sample, sketch
+from bridge.trace.invariants.sketch import COUNT, flattened, on_host, sample, sketch
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local
 
 LARGE = 4096
 """Number of elements above which the norm of a gradient is estimated from the gradient's sketch."""
+ZEROS = torch.zeros(COUNT, dtype=torch.float64)
+"""The sketch of no gradient."""
 SLACK = 64.0
 """Largest error, in units in the last place, that several roundings may cause in a gradient."""
 
@@ -193,7 +195,10 @@ class Reduced(Check):
         ]
         self.named = known if _probed(source) else []
         self.coarse = _compressed(source)
-        self.sums = torch.zeros(len(self.named), COUNT, dtype=torch.float64)
+        self.sums = [ZEROS] * len(self.named)
+        """Sums of sketches, on the device of the gradients: to fetch each of them would make the
+        host wait within backward.
+        """
         self.fired = [0] * len(self.named)
         self.rows = NOTHING[None]
         """The rows of all data ranks in this step, kept until the end of the step."""
@@ -210,12 +215,14 @@ class Reduced(Check):
         reduced yet, to the parameter's sum in `sums`.
         """
         weight = self.named[at][1]
-        # The gradient begins with this pass: what was summed before was cleared.
-        if weight.grad is None or (not self.fired[at] and not _any(weight.grad)):
-            self.sums[at] = 0
+        found, before = sketch(gradient), self.sums[at]
+        # The gradient begins with this pass if what was summed before was cleared.
+        if weight.grad is not None and before is not ZEROS:
+            some = True if self.fired[at] else _some(weight.grad)
+            found = found + before.to(found.device) * some
+        self.sums[at] = found
         self.fired[at] += 1
         self.source.last_gradient = perf_counter()
-        self.sums[at] += sketch(gradient).cpu()
 
     def row(self, step: int) -> Tensor:
         """Return for each parameter: the sketch of the gradients that backward computed on this
@@ -224,9 +231,9 @@ class Reduced(Check):
         """
         if not self.named:
             return NOTHING
-        own = [_row(weight.grad) for _, weight in self.named]
+        own = _rows([weight.grad for _, weight in self.named])
         fired = torch.tensor(self.fired, dtype=torch.float64)[:, None]
-        return floats(torch.cat([self.sums, torch.stack(own), fired], 1))
+        return floats(torch.cat([on_host(self.sums), own, fired], 1))
 
     def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
         self.rows = rows
@@ -354,7 +361,7 @@ class Reduced(Check):
         for at, (_, weight) in enumerate(self.named):
             if id(weight) in held:
                 self.fired[at] = 0
-                self.sums[at] = 0
+                self.sums[at] = ZEROS
         self.clipped = self.bounded = False
 
 
@@ -372,17 +379,25 @@ def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
     return float(found.median()) if bool(torch.isfinite(found).all()) else None
 
 
-def _row(gradient: Tensor | None) -> Tensor:
-    if gradient is None:
-        return torch.zeros(COUNT + 1, dtype=torch.float64)
-    found = sketch(gradient)
-    if (
-        gradient.numel() > LARGE
-    ):  # whose norm a sketch tells well enough, without reading it once more
-        return torch.cat([found, found.norm().view(1) / COUNT**0.5]).cpu()
+def _rows(gradients: Sequence[Tensor | None]) -> Tensor:
+    """Return the sketch and the norm of each gradient, on the CPU; zeros for None."""
+    found = on_host([ZEROS if gradient is None else sketch(gradient) for gradient in gradients])
+    # A sketch tells the norm of a large gradient well enough, without reading it once more.
+    norms = found.norm(dim=1) / COUNT**0.5
+    small = {
+        at: _norm(gradient)
+        for at, gradient in enumerate(gradients)
+        if gradient is not None and gradient.numel() <= LARGE
+    }
+    if small:
+        norms[list(small)] = on_host(list(small.values()))
+    return torch.cat([found, norms[:, None]], 1)
+
+
+def _norm(gradient: Tensor) -> Tensor:
     values = flattened(gradient)
-    norm = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
-    return torch.cat([found, norm.double().view(1)]).cpu()
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return torch.linalg.vector_norm(values, dtype=wide).double()
 
 
 def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
@@ -422,7 +437,10 @@ def _compressed(source: ModuleSource) -> bool:
 
 
 def _any(gradient: Tensor | None) -> bool:
-    if gradient is None:
-        return False
+    return gradient is not None and bool(_some(gradient))
+
+
+def _some(gradient: Tensor) -> Tensor:
+    """Return whether sampled elements of a gradient are not all zeros, on its device."""
     local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
-    return bool(sample(local, 256).any())
+    return sample(local, 256).any()

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from bridge.trace import naming
 from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import Check, Watched, few, floats, unfloats
-from bridge.trace.invariants.sketch import sample
+from bridge.trace.invariants.sketch import sample, samples
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local, local_gradient
 
@@ -140,13 +140,16 @@ class Updated(Check):
         self.old, self.found = {}, []
         if self.source.plain and not self.source.late:
             named = naming.parameters(self.source.module)
+            weights, gradients = dict[str, Tensor](), dict[str, Tensor]()
             for name, weight in named.items():
                 if weight.grad is not None and weight.requires_grad:
+                    weights[name] = local(weight)
                     gradient = local_gradient(weight) if weight.dtype in SHORT else None
-                    self.old[name] = (
-                        sample(local(weight)),
-                        None if gradient is None else sample(gradient),
-                    )
+                    gradients |= {} if gradient is None else {name: gradient}
+            sampled = samples(gradients)
+            self.old = {
+                name: (found, sampled.get(name)) for name, found in samples(weights).items()
+            }
             self.found = list(self._between(step, named))
         return torch.empty(0, dtype=torch.int64)
 
@@ -193,7 +196,7 @@ class Updated(Check):
     def later(self, step: int) -> Tensor:
         self.steps += 1
         named = naming.parameters(self.source.module) if self.old else {}
-        self.now = {name: sample(local(named[name])) for name in self.old if name in named}
+        self.now = samples({name: local(named[name]) for name in self.old if name in named})
         self.known = {name: self._state(named[name]) for name in self.now}
         self.found += self._held(step) if self.old else []
         return torch.empty(0, dtype=torch.int64)
@@ -210,7 +213,7 @@ class Updated(Check):
                 if not torch.equal(self.now[name], old):
                     continue
                 found = local_gradient(named[name])
-                gradient = None if found is None else sample(found)
+                gradient = None if found is None else sample(found).cpu()
             wanted = torch.zeros(0) if gradient is None else gradient.isfinite() & (gradient != 0)
             if gradient is None or not wanted.any():
                 continue

@@ -4,6 +4,7 @@ sum of their sketches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -27,16 +28,17 @@ def sketch(tensor: Tensor) -> Tensor:
         _signs(COLUMNS, wide.dtype, wide.device, 1),
         _signs(rows + 1, wide.dtype, wide.device, 2),
     )
-    found = wide.new_zeros(COUNT)
+    found = []
     if rows:
         # Over rows first: so a CPU reads the tensor at the speed of its memory.
-        found = found + (
-            (weights[:rows].T @ wide[: rows * COLUMNS].view(rows, COLUMNS)) * columns.T
-        ).sum(1)
+        sums = weights[:rows].T @ wide[: rows * COLUMNS].view(rows, COLUMNS)
+        found.append((sums * columns.T).sum(1, dtype=torch.float64))
     rest = wide[rows * COLUMNS :]
     if rest.numel():
-        found = found + (rest @ columns[: rest.numel()]) * weights[rows]
-    return found.double()
+        found.append(((rest @ columns[: rest.numel()]) * weights[rows]).double())
+    if not found:
+        return wide.new_zeros(COUNT, dtype=torch.float64)
+    return found[0] + found[1] if len(found) > 1 else found[0]
 
 
 @lru_cache(maxsize=256)
@@ -59,5 +61,37 @@ def flattened(tensor: Tensor) -> Tensor:
 
 def sample(tensor: Tensor, most: int = 64) -> Tensor:
     """Return a copy of up to `most` elements, spread over the tensor."""
+    return _spread(tensor, most).clone()
+
+
+def samples(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, Tensor]:
+    """Return a copy of up to `most` elements of each tensor, on the CPU. The call waits for a
+    device once, and not once for each tensor.
+    """
+    views = {name: _spread(tensor, most) for name, tensor in tensors.items()}
+    kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, view in views.items():
+        kinds.setdefault((view.device, view.dtype), []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in kinds.values():
+        whole = torch.cat([views[name] for name in names]).cpu()
+        found.update(zip(names, whole.split([len(views[name]) for name in names]), strict=True))
+    return {name: found[name] for name in tensors}
+
+
+def on_host(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors of one shape, stacked on the CPU. The call waits for each device once."""
+    places: dict[torch.device, list[int]] = {}
+    for at, tensor in enumerate(tensors):
+        places.setdefault(tensor.device, []).append(at)
+    if len(places) == 1:
+        return torch.stack(list(tensors)).cpu()
+    found = torch.stack([torch.zeros_like(tensor, device="cpu") for tensor in tensors])
+    for own in places.values():
+        found[own] = torch.stack([tensors[at] for at in own]).cpu()
+    return found
+
+
+def _spread(tensor: Tensor, most: int) -> Tensor:
     flat = flattened(tensor)
-    return flat[:: max(1, flat.numel() // most)][:most].clone()
+    return flat[:: max(1, flat.numel() // most)][:most]
