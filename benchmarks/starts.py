@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 import compat
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, ConfigError
+from bridge.harvest.machine import MachineError
 from bridge.rules import Effect
 from bridge.testing import configs
-from bridge.testing.harvest.machine import MachineError
 from bridge.translation import Result, translate
 
 EVERY = 25

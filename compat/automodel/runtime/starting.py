@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError
-from bridge.testing.harvest.code import first
+from bridge.harvest.code import first
 from compat.automodel.formats import nested
 from compat.automodel.releases import release
 from compat.automodel.runtime import real

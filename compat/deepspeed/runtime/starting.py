@@ -14,7 +14,7 @@ from unittest.mock import MagicMock, patch
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError
-from bridge.testing.harvest.machine import judge
+from bridge.harvest.machine import judge
 from compat.deepspeed.formats import plain
 from compat.deepspeed.live import installed as installed
 from compat.deepspeed.runtime import real

@@ -11,7 +11,7 @@ from typing import Any
 from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.files import parse
-from bridge.testing.harvest.code import first
+from bridge.harvest.code import first
 from compat.fast_llm.batch import AXES
 from compat.fast_llm.harvest import REGISTERED, TRAINER
 from compat.fast_llm.runtime.real import installed as installed

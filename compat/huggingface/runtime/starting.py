@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError
-from bridge.testing.harvest.machine import MachineError, judge
+from bridge.harvest.machine import MachineError, judge
 from compat.huggingface.formats import text
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import ConfigError
-from bridge.testing.harvest.machine import MachineError, judge
+from bridge.harvest.machine import MachineError, judge
 from compat.megatron.objects.fields import LATENT, TRANSFORMER
 from compat.megatron.runtime import real
 from compat.megatron.runtime.real import installed as installed
