@@ -425,9 +425,10 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     effect, why = weights[worst]
     meant = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
     before, after = _own(pair.one, mine, meant[0]), _own(pair.other, theirs, meant[1])
-    if not why and (before, after) != meant:
+    if (before, after) != meant and (not why or pair.by_ranks((worst,))):
         # The files' own values may be equal, or in other units: what they amount to differs.
-        why = f"in stagebridge's plan, {worst} differs: {_said(meant[0])} -> {_said(meant[1])}"
+        amount = f"in stagebridge's plan, {worst} differs: {_said(meant[0])} -> {_said(meant[1])}"
+        why = "; ".join(filter(None, (amount, why)))
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
     path = theirs if other and not own else mine
