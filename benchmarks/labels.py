@@ -41,7 +41,7 @@ from bridge.errors import BridgeError
 
 STEPS, PATIENCE = 5, 120
 """Steps of a run, and the seconds after which a run is ended."""
-ROUNDED = {"fp32": 1e-3, "half": 2e-2}
+ROUNDED = {"fp32": 1e-3, "half": 5e-2}
 """Relative distances of the updates of all weights up to which two runs are the same but for rounding, by the format of the runs.
 Adam's first steps have the length of the learning rate however small a gradient is, so that rounding shows more in them.
 """
