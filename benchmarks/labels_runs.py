@@ -179,8 +179,9 @@ def _put(source: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def _half(source: Mapping[str, Any]) -> bool:
-    return any(source.get(name, {}).get("enabled") for name in ("bf16", "bfloat16", "fp16", "torch_autocast"))
+def _format(source: Mapping[str, Any]) -> str:
+    half = any(source.get(name, {}).get("enabled") for name in ("bf16", "bfloat16", "fp16", "torch_autocast"))
+    return "half" if half else "fp32"
 
 
 def deepspeed_bench(bench: Any) -> Any:
@@ -199,7 +200,7 @@ def deepspeed_bench(bench: Any) -> Any:
         lambda source: dialect.read(source, version, 1),
         _put,
         train_deepspeed,
-        _half,
+        _format,
         version,
     )
 
@@ -301,7 +302,7 @@ def megatron_bench(bench: Any) -> Any:
         lambda source: dialect.config(dict(source), version, 1, "flags"),
         lambda source, path, value: {**source, path: value},
         train_megatron,
-        lambda source: bool(source.get("bf16") or source.get("fp16")),
+        lambda source: "half" if source.get("bf16") or source.get("fp16") else "fp32",
         version,
     )
 
@@ -378,7 +379,7 @@ def transformers_bench(bench: Any) -> Any:
         lambda source: dialect.read(dict(source), None, 1),
         lambda source, path, value: {**source, path: value},
         train_transformers,
-        lambda source: False,
+        lambda source: "fp64",
         "",
     )
 
