@@ -23,6 +23,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -40,11 +41,11 @@ from bridge.errors import BridgeError
 
 STEPS, PATIENCE = 5, 120
 """Steps of a run, and the seconds after which a run is ended."""
-ROUNDED = {"fp32": 1e-3, "half": 1e-1}
+ROUNDED = {"fp64": 1e-8, "fp32": 1e-3, "half": 5e-2}
 """Relative distances of the updates of all weights up to which two runs are the same but for rounding, by the format of the runs.
 Adam's first steps have the length of the learning rate however small a gradient is, so that rounding shows more in them.
 """
-EFFECTS, TRIES = (Effect.NUMBERS, Effect.ROUNDING, Effect.NUMBERS, Effect.COST, Effect.NONE), 60
+EFFECTS, TRIES = (Effect.NUMBERS, Effect.ROUNDING, Effect.NUMBERS, Effect.COST, Effect.NONE), 12
 """The labels that are looked for in turn, and the number of draws after which any label will do."""
 SAME, ROUNDING, NUMBERS = "same numbers", "same up to rounding", "different numbers"
 AGREES = {
@@ -69,8 +70,13 @@ class Bench:
     read: Callable[[Any], Config]
     changed: Callable[[Any, str, Any], Any]
     train: Callable[[Any, int], Any]
-    half: Callable[[Any], bool]
+    format: Callable[[Any], str]
     version: str
+
+    @cached_property
+    def configs(self) -> Mapping[str, Config]:
+        """The configs that are changed, as our own reader reads them."""
+        return {name: self.read(base) for name, base in self.bases.items()}
 
 
 @dataclass(frozen=True)
@@ -86,14 +92,14 @@ class Pair:
     label: Effect
 
 
-def outcome(one: Any, other: Any, half: bool) -> tuple[str, float]:
+def outcome(one: Any, other: Any, digits: str) -> tuple[str, float]:
     """Return what happened between two runs, and the relative distance of the updates."""
     if one["steps"] != other["steps"] or one["shapes"] != other["shapes"]:
         return NUMBERS, float("inf")
     if one["bits"] == other["bits"]:
         return SAME, 0.0
     far = runs.distance(one, other)
-    return (ROUNDING if far <= ROUNDED["half" if half else "fp32"] else NUMBERS), far
+    return (ROUNDING if far <= ROUNDED[digits] else NUMBERS), far
 
 
 def isolated(work: Callable[[], Any], seconds: int = PATIENCE) -> Any:
@@ -184,7 +190,7 @@ def drawn(bench: Bench, chance: random.Random) -> Iterator[Pair]:
 
 
 def _pair(bench: Bench, base: str, path: str, chance: random.Random) -> Pair | None:
-    one = bench.read(bench.bases[base])
+    one = bench.configs[base]
     now = one.effective.get(path, one.given.get(path))
     own = runs.VALUES.get(bench.stack, {}).get(path)
     kind = fields(one.dialect.schema)[path].annotation
@@ -221,7 +227,8 @@ def measured(bench: Bench, count: int, chance: random.Random, say: Callable[[str
             say(f"{bench.stack} {pair.base} {pair.path} {pair.before!r} -> {pair.after!r}: not run: {other[:100]}")
             continue
         # Runs in two formats are held to the wider one: another format is more than rounding.
-        happened, far = outcome(one, other, bench.half(bench.bases[pair.base]) and bench.half(pair.source))
+        digits = min(map(bench.format, (bench.bases[pair.base], pair.source)), key=ROUNDED.__getitem__)
+        happened, far = outcome(one, other, digits)
         agrees = pair.label in AGREES[happened]
         done += 1
         say(

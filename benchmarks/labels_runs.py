@@ -179,8 +179,9 @@ def _put(source: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def _half(source: Mapping[str, Any]) -> bool:
-    return any(source.get(name, {}).get("enabled") for name in ("bf16", "bfloat16", "fp16", "torch_autocast"))
+def _format(source: Mapping[str, Any]) -> str:
+    half = any(source.get(name, {}).get("enabled") for name in ("bf16", "bfloat16", "fp16", "torch_autocast"))
+    return "half" if half else "fp32"
 
 
 def deepspeed_bench(bench: Any) -> Any:
@@ -199,7 +200,7 @@ def deepspeed_bench(bench: Any) -> Any:
         lambda source: dialect.read(source, version, 1),
         _put,
         train_deepspeed,
-        _half,
+        _format,
         version,
     )
 
@@ -251,12 +252,17 @@ LAUNCHES: Mapping[str, dict[str, Any]] = {
 
 def train_megatron(source: Any, steps: int) -> Result:
     """Train Megatron-Core's own model, optimizer and schedules as the flags say."""
+    from bridge import lift
+    from bridge.backend import Workload
     from bridge.engine.data import Text
+    from bridge.layout.architecture import Architecture
+    from bridge.plan import Plan
     from bridge.verify.measure import batches
-    from compat.megatron.runtime.backend import BACKEND, workload
+    from compat.megatron.runtime.backend import BACKEND, WEIGHTLESS
 
     config: Any = compat.load("megatron").config(dict(source), "0.16.1", 1, "flags")
-    load = workload(config)
+    described = Plan.of({**lift(config).values(), **WEIGHTLESS}).model
+    load = Workload(Architecture.of(described), model=described)  # the model takes all fields of the config class
     trainer = BACKEND.open(config, load)
     text = Text.of(None, load.architecture.sequence, load.seed)
     first, losses = dict(trainer.weights()), list[float]()
@@ -279,12 +285,15 @@ def megatron_bench(bench: Any) -> Any:
     from compat.megatron.runtime.backend import BACKEND
 
     BACKEND.load()
+    from compat.megatron.runtime.model import EXPERTS, KERNELS
+
+    fixed = {*KERNELS, *EXPERTS, "hidden_dropout", "attention_dropout", "use_precision_aware_optimizer", "optimizer_cpu_offload"}
     dialect, version = compat.load("megatron"), "0.16.1"
     taken = {name for cls in (PARALLEL, TRANSFORMER, DDP, OPTIMIZER) for name in releases.fields(version, cls)}
     taken |= {*RULE.theirs, "micro_batch_size", "global_batch_size", "num_experts", "swiglu", "norm_epsilon", "add_bias_linear"}
 
     def known(path: str) -> bool:
-        return path in taken and not path.startswith(INITIAL) and dialect.knows(path, True, version, "flags")
+        return path in taken - fixed and not path.startswith(INITIAL) and dialect.knows(path, True, version, "flags")
 
     return bench(
         "megatron",
@@ -293,7 +302,7 @@ def megatron_bench(bench: Any) -> Any:
         lambda source: dialect.config(dict(source), version, 1, "flags"),
         lambda source, path, value: {**source, path: value},
         train_megatron,
-        lambda source: bool(source.get("bf16") or source.get("fp16")),
+        lambda source: "half" if source.get("bf16") or source.get("fp16") else "fp32",
         version,
     )
 
@@ -370,7 +379,7 @@ def transformers_bench(bench: Any) -> Any:
         lambda source: dialect.read(dict(source), None, 1),
         lambda source, path, value: {**source, path: value},
         train_transformers,
-        lambda source: False,
+        lambda source: "fp64",
         "",
     )
 

@@ -186,7 +186,16 @@ def _above(values: Values) -> bool:
     return bool(steps < halvings + (values.get(LOSS_SCALE + "hysteresis") or 1))
 
 
+def _unbounded(values: Values) -> bool:
+    """Return whether the number of positions bounds nothing that is computed: only learned positions
+    have a table of that size, and only scaled rotary positions depend on it.
+    """
+    learned = values.get("model.embedding.positions", "learned") == "learned"
+    return not learned and values.get("model.rotary.scaling.kind", "none") == "none"
+
+
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
+    "model.embedding.max_positions": lambda values: _unbounded(values),
     **{SCHEDULE + name: _level for name in ("minimum", "total_steps")},
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
     **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},

@@ -109,7 +109,8 @@ def _beyond(key: str, note: str, harmless: tuple[Any, ...], use: Use) -> Rule:
 
 
 def _is_unread(key: str, family: str | None) -> bool:
-    return family in FAMILIES and not FAMILIES[family].foreign and key not in read_by(family)
+    known = FAMILIES.get(family or "")
+    return known is not None and not known.foreign and key not in read_by(known.name)
 
 
 BEYOND: tuple[tuple[str, tuple[str, ...], tuple[Any, ...], Use], ...] = (
