@@ -41,9 +41,7 @@ def _token(path: str) -> Check:
 
 
 FORMATS = frozenset(
-    "auto float64 double float32 float float16 half bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2"
-    " float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2 int8 int16 short int32 int int64 long uint8 uint16"
-    " uint32 uint64 bool complex64 complex128".split()
+    ["auto", "float64", "double", "float32", "float", "float16", "half", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "int8", "int16", "short", "int32", "int", "int64", "long", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"]
 )
 """Names of torch's formats."""
 
