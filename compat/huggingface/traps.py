@@ -40,8 +40,13 @@ def _token(path: str) -> Check:
     )
 
 
+WIDTHS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 FORMATS = frozenset(
-    ["auto", "float64", "double", "float32", "float", "float16", "half", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "int8", "int16", "short", "int32", "int", "int64", "long", "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"]
+    (
+        *("auto", "float64", "double", "float32", "float", "float16", "half", "bfloat16", *WIDTHS),
+        *("int8", "int16", "short", "int32", "int", "int64", "long", "bool", "complex64"),
+        *("uint8", "uint16", "uint32", "uint64", "complex128"),
+    )
 )
 """Names of torch's formats."""
 
@@ -76,15 +81,15 @@ TRAPS = Checks(
         name="no-entry-for-each-block",
     ),
     Check(
-        "initializer_range",
-        lambda seen: seen["initializer_range"] > 1,
-        "found {initializer_range}, above 1: transformers stops when it builds the config; expected 0"
-        " to 1",
+        "mlp_layer_types",
+        lambda seen: len(seen["mlp_layer_types"]) != seen["num_hidden_layers"],
+        "found a list of another length than num_hidden_layers ({num_hidden_layers}): transformers"
+        " stops when it builds the config; use one entry for each block",
         Effect.STOPS,
-        "configuration_utils.py: the type of initializer_range",
+        "configuration_utils.py: PreTrainedConfig.validate_layer_type",
         since=STRICT,
-        needs=("initializer_range",),
-        name="above-1",
+        needs=("mlp_layer_types", "num_hidden_layers"),
+        name="no-entry-for-each-block",
     ),
     *map(_token, TOKENS),
     *map(_format, ("torch_dtype", "dtype")),
