@@ -142,8 +142,9 @@ def _beyond(values: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield a finding for each field whose value the engine does not support."""
     # Sizes of expert axes have no effect on a model without experts.
     without_experts = values.get("model.experts", 1) == 1
+    runs = {"precision.moments": ((values.get("precision.master", "fp32"),) * 2,)}
     for path, limit in LIMITS.items():
-        if path in values and values[path] not in limit.runs:
+        if path in values and values[path] not in runs.get(path, limit.runs):
             idle = without_experts and path.startswith("parallel.expert")
             effect = Effect.NONE if idle else limit.effect
             yield Finding(path, limit.reason, effect, given=True, before=values[path])

@@ -102,11 +102,16 @@ class FastLLMDialect(PackagedDialect):
                 )
 
     def missing(self, config: Config) -> Iterator[Finding]:
-        """Yield a finding if the config does not set the length of the run."""
+        """Yield a finding if the config does not set the length of the run, or of documents for a
+        model with learned positions.
+        """
         from bridge.requirements import missing
-        from compat.fast_llm.requirements import NEEDS
+        from compat.fast_llm.model import facts
+        from compat.fast_llm.requirements import LEARNED, NEEDS
 
-        yield from missing(config.given, NEEDS, self.whole(config))
+        learned = facts(config.effective).get("model.embedding.positions") == "learned"
+        needs = (*NEEDS, LEARNED) if learned and config.context.since("0.4.0") else NEEDS
+        yield from missing(config.given, needs, self.whole(config))
 
     def render(self, config: Config, format: str | None = None) -> Written:
         """Write the config as YAML or as words of a command line, together with the launch command."""

@@ -12,3 +12,9 @@ NEEDS = (
         sized=False,
     ),
 )
+LEARNED = Need(
+    ("data.maximum_document_length",),
+    "Fast-LLM compares the documents with the model's learned positions, and stops without this setting",
+    "models/gpt/config.py: GPTTrainerConfig._validate",
+)
+"""What a model with learned positions needs since 0.4.0."""

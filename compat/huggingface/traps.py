@@ -40,12 +40,59 @@ def _token(path: str) -> Check:
     )
 
 
+WIDTHS = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+FORMATS = frozenset(
+    (
+        *("auto", "float64", "double", "float32", "float", "float16", "half", "bfloat16", *WIDTHS),
+        *("int8", "int16", "short", "int32", "int", "int64", "long", "bool", "complex64"),
+        *("uint8", "uint16", "uint32", "uint64", "complex128"),
+    )
+)
+"""Names of torch's formats."""
+
+
+def _format(path: str) -> Check:
+    return Check(
+        path,
+        lambda seen: seen[path] not in FORMATS,
+        f"found {{{path}}}, which is no format of torch: transformers stops when it builds the config;"
+        " use a name such as bfloat16",
+        Effect.STOPS,
+        "configuration_utils.py: PreTrainedConfig, getattr(torch, dtype)",
+        needs=(path,),
+        name="no-format-of-torch",
+    )
+
+
 TRAPS = Checks(
     Releases("huggingface", KNOWN),
     *(
         replace(row.check(lambda seen: seen["model_type"]), since=row.since) for row in REFUSALS
     ),
+    Check(
+        "layer_types",
+        lambda seen: len(seen["layer_types"]) != seen["num_hidden_layers"],
+        "found a list of another length than num_hidden_layers ({num_hidden_layers}): transformers"
+        " stops when it builds the config; use one entry for each block",
+        Effect.STOPS,
+        "configuration_utils.py: PreTrainedConfig.validate_layer_type",
+        since=STRICT,
+        needs=("layer_types", "num_hidden_layers"),
+        name="no-entry-for-each-block",
+    ),
+    Check(
+        "mlp_layer_types",
+        lambda seen: len(seen["mlp_layer_types"]) != seen["num_hidden_layers"],
+        "found a list of another length than num_hidden_layers ({num_hidden_layers}): transformers"
+        " stops when it builds the config; use one entry for each block",
+        Effect.STOPS,
+        "configuration_utils.py: PreTrainedConfig.validate_layer_type",
+        since=STRICT,
+        needs=("mlp_layer_types", "num_hidden_layers"),
+        name="no-entry-for-each-block",
+    ),
     *map(_token, TOKENS),
+    *map(_format, ("torch_dtype", "dtype")),
 )
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import bridge.engine
 import bridge.plan
-from bridge.engine.fields import _SILENT, COURSE, DEFINED, LIMITS, check
+from bridge.engine.fields import _SILENT, COURSE, DEFINED, LIMITS, check, remarks
 from bridge.errors import ConfigError
 from bridge.plan import Plan
 from bridge.rules import Effect
@@ -395,6 +395,12 @@ EXPERTS = {"model.experts": 4}
 
 LOGS = {path for path in bridge.plan.paths() if path.startswith("debug.")}
 """What these do is read from logs: test_debug_settings.py has a test for each."""
+
+
+def test_moments_in_the_format_of_the_masters_are_what_the_engine_has() -> None:
+    values = {"precision.master": "bf16", "precision.moments": ("bf16", "bf16")}
+    assert not remarks(values)
+    assert [one.path for one in remarks({**values, "precision.master": "fp32"})] == ["precision.moments"]
 
 
 def test_every_field_is_honoured_or_limited() -> None:

@@ -156,6 +156,8 @@ def test_dimensions_that_no_rank_can_have_are_said(path: str, change: dict[str, 
         return {one.path for one in found if one.effect is Effect.STOPS}
 
     assert stops(SIZES, 2) == set()
+    lacking = compat.load("fast_llm").read({"model": {"base_model": SIZES}}).missing
+    assert "data.maximum_document_length" in {one.path for one in lacking}
     assert path in stops(_over(SIZES, change), tensor)
 
 

@@ -33,6 +33,8 @@ def start(config: Config) -> None:
     mesh = data.setdefault("model", {}).setdefault("distributed", {})
     mesh.setdefault("world_size", ranks)
     mesh.setdefault("local_world_size", ranks)
+    data.setdefault("data", {}).setdefault("maximum_document_length", 1)  # `missing` asks for it
+    described = "base_model" in data["model"]
     try:
         for name in REGISTERED:
             first([name])
@@ -43,7 +45,7 @@ def start(config: Config) -> None:
         divided = first([DIVISION])
         tokens = divided(trainer.data.micro_batch_size, trainer.schedule.micro_batch_splits)
         divided(tokens, trainer.model.distributed.sequence_data_parallel)
-        for name, size in _sizes(base):
+        for name, size in _sizes(base) if described else ():
             first([DIMENSION])(name, size, ours)
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
