@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from bridge.trace import naming
 from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import Check, Watched, few, floats, unfloats
-from bridge.trace.invariants.sketch import sample, samples
+from bridge.trace.invariants.sketch import differing, sample, samples
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local, local_gradient
 
@@ -157,16 +157,8 @@ class Updated(Check):
         """Yield findings about weights and optimizer states that changed between the last update
         and this one.
         """
-        both = (
-            (name, before, self.old[name][0])
-            for name, before in self.now.items()
-            if name in self.old
-        )
-        moved = [
-            name
-            for name, before, now in both
-            if before.shape == now.shape and not torch.equal(before, now)
-        ]
+        apart = differing(self.now, {name: found for name, (found, _) in self.old.items()})
+        moved = [name for name in self.now if name in apart]
         # NaN is not equal to itself.
         moved = [name for name in moved if not bool(self.now[name].isnan().any())]
         if moved:
@@ -205,12 +197,13 @@ class Updated(Check):
         named = naming.parameters(self.source.module)
         groups = self.source.owned(self.source.moving)
         still, lost, seen = [], 0, 0
+        apart = differing(self.now, {name: found for name, (found, _) in self.old.items()})
         for name, (old, gradient) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
             if group is None or not _rate(group) or not old.numel():
                 continue
             if old.dtype not in SHORT:
-                if not torch.equal(self.now[name], old):
+                if name in apart:
                     continue
                 found = local_gradient(named[name])
                 gradient = None if found is None else sample(found).cpu()

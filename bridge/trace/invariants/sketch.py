@@ -79,6 +79,23 @@ def samples(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, Tensor]:
     return {name: found[name] for name in tensors}
 
 
+def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of those tensors in both of which elements differ. A NaN differs from
+    itself, and tensors of different shapes are left out.
+    """
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, one in first.items():
+        other = second.get(name)
+        if other is not None and one.shape == other.shape:
+            alike.setdefault((one.shape, one.dtype, other.dtype), []).append(name)
+    found: set[str] = set()
+    for names in alike.values():
+        ours, theirs = (torch.stack([part[name] for name in names]) for part in (first, second))
+        apart = (ours != theirs).flatten(1).any(1)
+        found.update(name for name, odd in zip(names, apart.tolist(), strict=True) if odd)
+    return found
+
+
 def on_host(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors of one shape, stacked on the CPU. The call waits for each device once."""
     places: dict[torch.device, list[int]] = {}
