@@ -4,7 +4,7 @@ sum of their sketches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -68,15 +68,28 @@ def samples(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, Tensor]:
     """Return a copy of up to `most` elements of each tensor, on the CPU. The call waits for a
     device once, and not once for each tensor.
     """
+    return sampling(tensors, most)()
+
+
+def sampling(tensors: Mapping[str, Tensor], most: int = 64) -> Callable[[], dict[str, Tensor]]:
+    """Copy up to `most` elements of each tensor on its device, without waiting for the device.
+    Return a function that returns the copies on the CPU.
+    """
     views = {name: _spread(tensor, most) for name, tensor in tensors.items()}
     kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, view in views.items():
         kinds.setdefault((view.device, view.dtype), []).append(name)
-    found: dict[str, Tensor] = {}
-    for names in kinds.values():
-        whole = torch.cat([views[name] for name in names]).cpu()
-        found.update(zip(names, whole.split([len(views[name]) for name in names]), strict=True))
-    return {name: found[name] for name in tensors}
+    sizes = {name: len(view) for name, view in views.items()}
+    copies = [(names, torch.cat([views[name] for name in names])) for names in kinds.values()]
+
+    def fetched() -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for names, whole in copies:
+            parts = whole.cpu().split([sizes[name] for name in names])
+            found.update(zip(names, parts, strict=True))
+        return {name: found[name] for name in sizes}
+
+    return fetched
 
 
 def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> set[str]:
