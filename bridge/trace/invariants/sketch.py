@@ -85,7 +85,7 @@ def sampling(tensors: Mapping[str, Tensor], most: int = 64) -> Callable[[], dict
     def fetched() -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for names, whole in copies:
-            parts = whole.cpu().split([sizes[name] for name in names])
+            parts = torch.split(whole.cpu(), [sizes[name] for name in names])
             found.update(zip(names, parts, strict=True))
         return {name: found[name] for name in sizes}
 
