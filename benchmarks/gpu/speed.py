@@ -288,7 +288,7 @@ def _spans(seen: Any) -> Sequence[tuple[float, float]]:
 
 def attached(here: Here) -> Iterator[Row]:
     """A plain loop with attach as it is by default, and with logs at level 2, as ratios to one without."""
-    found = Measured(here, max(1, many(here) // 2))
+    found = Measured(here, many(here))
     with tempfile.TemporaryDirectory() as folder:
         logs = Debug(layer_outputs=2, layer_gradients=2, all_param_gradients=2, param_update=2)
         watches: dict[str, Any] = {"no attach": None, "attach, default": (None, None), "attach, level 2": (logs, folder)}

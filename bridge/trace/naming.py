@@ -5,6 +5,8 @@ wrappers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -55,14 +57,42 @@ def parameters(root: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of a module by name, where names do not show wrappers. A parameter
     with several names appears under the first one.
     """
-    return dict(_once(root, "_parameters"))  # type: ignore[arg-type]
+    return _known(root, "_parameters")
 
 
 def buffers(root: nn.Module) -> dict[str, Tensor]:
     """Return the buffers of a module by name, where names do not show wrappers. A buffer with
     several names appears under the first one. Buffers that checkpoints leave out are included.
     """
-    return dict(_once(root, "_buffers"))
+    return _known(root, "_buffers")
+
+
+_KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[list[object], dict[str, Any]]]] = (
+    WeakKeyDictionary()
+)
+"""For each root, its parameters and buffers by name, and the marks that they had."""
+
+
+def _known(root: nn.Module, held: str) -> dict[str, Any]:
+    """Return the tensors of a module by name. Names are found anew only if the module has changed,
+    because checks ask for them several times in each step.
+    """
+    kept, marks = _KNOWN.setdefault(root, {}), _marks(root, held)
+    if held not in kept or kept[held][0] != marks:
+        kept[held] = marks, dict(_once(root, held))
+    return dict(kept[held][1])
+
+
+def _marks(root: nn.Module, held: str) -> list[object]:
+    """Return a list that changes with every name, module and tensor in a module."""
+    found: list[object] = []
+    left = [root]
+    while left:
+        module = left.pop()
+        own = getattr(module, held)
+        found += (id(module), *module._modules, *own, *map(id, own.values()))
+        left += [child for child in module._modules.values() if child is not None]
+    return found
 
 
 def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:

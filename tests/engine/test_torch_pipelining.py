@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pipelines import alone
 from runs import distance
 from torch_pipelines import CASE, pipelining, split_backward
 
 pytestmark = pytest.mark.usefixtures("foreign")
+to_itself = pytest.mark.skipif(
+    torch.__version__.startswith("2.11."), reason="its V schedules send shapes from a rank to itself, which gloo cannot"
+)
+V = pytest.param("ScheduleZBVZeroBubble", "zero_bubble_v", marks=to_itself)
 PLAN = {"parallel.pipeline": 2, "batch.accumulation": 4, "schedule.virtual": 2, "stages.layers_per_stage": 2}
 
 
@@ -20,7 +25,7 @@ PLAN = {"parallel.pipeline": 2, "batch.accumulation": 4, "schedule.virtual": 2, 
         ("ScheduleInterleaved1F1B", "interleaved_1f1b"),
         ("ScheduleLoopedBFS", "looped_bfs"),
         ("ScheduleInterleavedZeroBubble", "zero_bubble"),
-        ("ScheduleZBVZeroBubble", "zero_bubble_v"),
+        V,
     ],
 )
 def test_each_runs_the_others_table(run: Any, tmp_path: Path, theirs: str, ours: str) -> None:
@@ -31,10 +36,11 @@ def test_each_runs_the_others_table(run: Any, tmp_path: Path, theirs: str, ours:
 
 
 SPLIT = [("ScheduleInterleavedZeroBubble", "zero_bubble"), ("ScheduleZBVZeroBubble", "zero_bubble_v")]
+"""Those with backward in two halves."""
 
 
 @pytest.mark.parametrize("shards", [False, True], ids=["ddp", "fsdp"])
-@pytest.mark.parametrize(("theirs", "ours"), [("ScheduleInterleaved1F1B", "interleaved_1f1b"), *SPLIT])
+@pytest.mark.parametrize(("theirs", "ours"), [("ScheduleInterleaved1F1B", "interleaved_1f1b"), SPLIT[0], V])
 def test_halves_of_backward_lose_gradients_in_torchs_data_parallel_and_none_in_ours(
     run: Any, theirs: str, ours: str, shards: bool
 ) -> None:

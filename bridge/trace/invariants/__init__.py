@@ -32,10 +32,11 @@ from bridge.trace.tracer import OUTPUT, Sight
 
 CHECKS: Sequence[type[Check]] = (
     *(
+        # Before `Reduced`, which waits for the device: until then, the host is ahead of it.
+        Updated,
         Cleared,
         Reduced,
         Groups,
-        Updated,
         Resumed,
         Clipped,
         Samples,

@@ -5,7 +5,7 @@ as much as the settings say.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from bridge.trace import naming
 from bridge.trace.findings import Finding
 from bridge.trace.invariants.check import Check, Watched, few, floats, unfloats
-from bridge.trace.invariants.sketch import sample, samples
+from bridge.trace.invariants.sketch import differing, sample, samples, sampling
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import local, local_gradient
 
@@ -125,6 +125,10 @@ class Updated(Check):
         """Sampled elements of each weight before the update; for 16-bit weights, also those of the
         gradient. Gradients of other weights are read only if the weight did not change.
         """
+        self.taken: tuple[Callable[[], dict[str, Tensor]], ...] | None = None
+        """The elements of weights and gradients that were sampled before the update, on their way
+        from the device.
+        """
         self.now: dict[str, Tensor] = {}
         """Sampled elements of each weight after the last update, to compare them with those before
         the next update.
@@ -137,7 +141,7 @@ class Updated(Check):
         self.steps = 0
 
     def row(self, step: int) -> Tensor:
-        self.old, self.found = {}, []
+        self.old, self.taken, self.found = {}, None, []
         if self.source.plain and not self.source.late:
             named = naming.parameters(self.source.module)
             weights, gradients = dict[str, Tensor](), dict[str, Tensor]()
@@ -146,27 +150,22 @@ class Updated(Check):
                     weights[name] = local(weight)
                     gradient = local_gradient(weight) if weight.dtype in SHORT else None
                     gradients |= {} if gradient is None else {name: gradient}
-            sampled = samples(gradients)
-            self.old = {
-                name: (found, sampled.get(name)) for name, found in samples(weights).items()
-            }
-            self.found = list(self._between(step, named))
+            # Fetched after the update: the host would wait for backward here.
+            self.taken = sampling(weights), sampling(gradients)
+            self.found = list(self._lost(step, named))
         return torch.empty(0, dtype=torch.int64)
 
-    def _between(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
-        """Yield findings about weights and optimizer states that changed between the last update
-        and this one.
-        """
-        both = (
-            (name, before, self.old[name][0])
-            for name, before in self.now.items()
-            if name in self.old
-        )
-        moved = [
-            name
-            for name, before, now in both
-            if before.shape == now.shape and not torch.equal(before, now)
-        ]
+    def _fetch(self) -> None:
+        """Set the sampled elements from before the update."""
+        if self.taken is not None:
+            weights, gradients = (fetched() for fetched in self.taken)
+            self.old = {name: (found, gradients.get(name)) for name, found in weights.items()}
+            self.taken = None
+
+    def _moved(self, step: int) -> Iterator[Finding]:
+        """Yield a finding about weights that changed between the last update and this one."""
+        apart = differing(self.now, {name: found for name, (found, _) in self.old.items()})
+        moved = [name for name in self.now if name in apart]
         # NaN is not equal to itself.
         moved = [name for name in moved if not bool(self.now[name].isnan().any())]
         if moved:
@@ -175,6 +174,9 @@ class Updated(Check):
                 f"{few(moved)}"
             )
             yield Finding("weights-changed", step, moved[0], told)
+
+    def _lost(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
+        """Yield a finding if the optimizer, or its state, was lost since the last update."""
         if self.source.replaced:
             yield Finding("optimizer-replaced", step, "", self.source.replaced)
             return
@@ -195,6 +197,8 @@ class Updated(Check):
 
     def later(self, step: int) -> Tensor:
         self.steps += 1
+        self._fetch()
+        self.found = [*self._moved(step), *self.found]
         named = naming.parameters(self.source.module) if self.old else {}
         self.now = samples({name: local(named[name]) for name in self.old if name in named})
         self.known = {name: self._state(named[name]) for name in self.now}
@@ -205,12 +209,13 @@ class Updated(Check):
         named = naming.parameters(self.source.module)
         groups = self.source.owned(self.source.moving)
         still, lost, seen = [], 0, 0
+        apart = differing(self.now, {name: found for name, (found, _) in self.old.items()})
         for name, (old, gradient) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
             if group is None or not _rate(group) or not old.numel():
                 continue
             if old.dtype not in SHORT:
-                if not torch.equal(self.now[name], old):
+                if name in apart:
                     continue
                 found = local_gradient(named[name])
                 gradient = None if found is None else sample(found).cpu()

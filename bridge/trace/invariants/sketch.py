@@ -4,7 +4,7 @@ sum of their sketches.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -68,15 +68,45 @@ def samples(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, Tensor]:
     """Return a copy of up to `most` elements of each tensor, on the CPU. The call waits for a
     device once, and not once for each tensor.
     """
+    return sampling(tensors, most)()
+
+
+def sampling(tensors: Mapping[str, Tensor], most: int = 64) -> Callable[[], dict[str, Tensor]]:
+    """Copy up to `most` elements of each tensor on its device, without waiting for the device.
+    Return a function that returns the copies on the CPU.
+    """
     views = {name: _spread(tensor, most) for name, tensor in tensors.items()}
     kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, view in views.items():
         kinds.setdefault((view.device, view.dtype), []).append(name)
-    found: dict[str, Tensor] = {}
-    for names in kinds.values():
-        whole = torch.cat([views[name] for name in names]).cpu()
-        found.update(zip(names, whole.split([len(views[name]) for name in names]), strict=True))
-    return {name: found[name] for name in tensors}
+    sizes = {name: len(view) for name, view in views.items()}
+    copies = [(names, torch.cat([views[name] for name in names])) for names in kinds.values()]
+
+    def fetched() -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for names, whole in copies:
+            parts = torch.split(whole.cpu(), [sizes[name] for name in names])
+            found.update(zip(names, parts, strict=True))
+        return {name: found[name] for name in sizes}
+
+    return fetched
+
+
+def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of those tensors in both of which elements differ. A NaN differs from
+    itself, and tensors of different shapes are left out.
+    """
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, one in first.items():
+        other = second.get(name)
+        if other is not None and one.shape == other.shape:
+            alike.setdefault((one.shape, one.dtype, other.dtype), []).append(name)
+    found: set[str] = set()
+    for names in alike.values():
+        ours, theirs = (torch.stack([part[name] for name in names]) for part in (first, second))
+        apart = (ours != theirs).flatten(1).any(1)
+        found.update(name for name, odd in zip(names, apart.tolist(), strict=True) if odd)
+    return found
 
 
 def on_host(tensors: Sequence[Tensor]) -> Tensor:
