@@ -297,6 +297,9 @@ def attached(here: Here) -> Iterator[Row]:
             if failed is not None:
                 yield failed
         found.run(steps=2)
+        for name in ("no attach", "attach, default"):
+            if name in found.ways:
+                yield _gaps(found, name)
         for name, bound in WATCHED.items():
             if name not in found.ways:
                 continue

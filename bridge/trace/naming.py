@@ -5,6 +5,7 @@ wrappers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,10 +78,29 @@ def _known(root: nn.Module, held: str) -> dict[str, Any]:
     """Return the tensors of a module by name. Names are found anew only if the module has changed,
     because checks ask for them several times in each step.
     """
-    kept, marks = _KNOWN.setdefault(root, {}), _marks(root, held)
-    if held not in kept or kept[held][0] != marks:
-        kept[held] = marks, dict(_once(root, held))
+    kept = _KNOWN.setdefault(root, {})
+    if _STEADY is None or (root, held) not in _STEADY or held not in kept:
+        marks = _marks(root, held)
+        if held not in kept or kept[held][0] != marks:
+            kept[held] = marks, dict(_once(root, held))
+        if _STEADY is not None:
+            _STEADY.add((root, held))
     return dict(kept[held][1])
+
+
+_STEADY: set[tuple[nn.Module, str]] | None = None
+"""What was asked for already, while no module changes."""
+
+
+@contextmanager
+def steady() -> Iterator[None]:
+    """Context in which no module changes, so that names are looked up once."""
+    global _STEADY
+    before, _STEADY = _STEADY, set() if _STEADY is None else _STEADY
+    try:
+        yield
+    finally:
+        _STEADY = before
 
 
 def _marks(root: nn.Module, held: str) -> list[object]:

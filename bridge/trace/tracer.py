@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.errors import BridgeError
 from bridge.trace.findings import Findings
+from bridge.trace.naming import steady
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 from bridge.trace.source import Moment, Now, Source
@@ -125,7 +126,8 @@ class Tracer:
         for observer in () if self._over else self.observers:
             # Ranks that do not step together would wait for each other in collectives.
             if together or getattr(observer, "alone", False):
-                self._asked(observer, observer.reached, moment)
+                with steady():
+                    self._asked(observer, observer.reached, moment)
 
     def _asked(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
         """Call a method of an observer. If it raises anything but a `BridgeError`, the observer is

@@ -215,7 +215,7 @@ def waits(step: Any) -> Counter[str]:
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    return Counter(f"{Path(said.filename).name}:{said.lineno}" for said in seen if "synchroniz" in str(said.message))
+    return Counter(f"{Path(said.filename).name}:{said.lineno}" for said in seen if "called a synchronizing" in str(said.message))
 
 
 def deep(layers: int) -> nn.Sequential:
