@@ -397,7 +397,8 @@ def _rows(gradients: Sequence[Tensor | None]) -> Tensor:
 def _norm(gradient: Tensor) -> Tensor:
     values = flattened(gradient)
     wide = torch.promote_types(values.dtype, torch.float32)
-    return torch.linalg.vector_norm(values, dtype=wide).double()
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
+    return norm.double()
 
 
 def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
