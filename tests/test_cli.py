@@ -384,21 +384,14 @@ class TestWhatIsStillToBeAdded:
         assert done.code == 1 and {finding["effect"] for finding in found} == {"the run stops"}
 
 
-@pytest.mark.parametrize(
-    ("flag", "effect", "code"),
-    [
-        ("--target-tensor-model-parallel-size 2", "different numbers", 2),
-        ("--own-switch bf16", "different numbers", 2),
-        ("--own-batch=3", "different numbers", 2),
-        ("--own-name x", "same numbers", 0),
-    ],
-)
-def test_a_flag_left_out_that_touches_the_layout_counts(cli: Cli, tmp_path: Path, flag: str, effect: str, code: int) -> None:
+@pytest.mark.parametrize("flag", ["--target-tensor-model-parallel-size 2", "--own-switch bf16", "--own-batch=3", "--own-name x"])
+def test_a_flag_that_nobody_knows_counts_whatever_its_name(cli: Cli, tmp_path: Path, flag: str) -> None:
     (tmp_path / "launch.sh").write_text(f"torchrun --nproc_per_node 2 train.py {EVEN} {flag}\n")
     assert cli("convert", "launch.sh", "--to", "deepspeed", "--json").code == 1
     done = cli("convert", "launch.sh", "--to", "deepspeed", "--json", "--lenient")
-    (found,) = (finding for finding in json.loads(done.out)["findings"] if finding["path"] == flag.split()[0])
-    assert (found["effect"], done.code) == (effect, code)
+    name = flag.replace("=", " ").split()[0]
+    (found,) = (finding for finding in json.loads(done.out)["findings"] if finding["path"] == name)
+    assert (found["effect"], done.code) == ("different numbers", 2)
 
 
 class TestCheck:

@@ -375,7 +375,8 @@ def reads_file(
                 given["view"] = View(**{**asked, "only": only})
             from bridge.cli.settled import settled
 
-            typed = {name: value for name, value in said.items() if value}
+            # An empty text was typed, too; an empty list or a switch that is off was not.
+            typed = {name: value for name, value in said.items() if value or value == ""}
             return command(settled(Job(file, **typed, typed=typed), file, launched), **given)
 
         # Evaluated here, as annotations are texts and their names are known in the module of the command alone.

@@ -494,7 +494,7 @@ def test_autocast_of_ddp_and_mixed_precision_are_one() -> None:
     megatron = compat.load("megatron").read("--bf16 --num-layers 2 --hidden-size 8 --num-attention-heads 2", lenient=True)
     back = bridge.translate(megatron, compat.load("automodel"))
     assert back.config.given["distributed.autocast_dtype"] == "bf16"
-    assert {finding.effect for finding in back.findings if finding.path == "bf16"} == {Effect.NONE}
+    assert not [finding for finding in back.findings if finding.path == "bf16"]
 
 
 def test_adapters_go_to_the_other_stack_that_has_them() -> None:

@@ -136,7 +136,6 @@ DIFFERENCES: tuple[tuple[str, Any, str], ...] = (
     ("gradient_clipping", "auto", "left as text, on which the engine trips"),
     ("gradient_clipping", -1.0, "negative norm"),
     ("gradient_clipping", None, "the engine compares None with 0"),
-    ("prescale_gradients", "false", "text is true"),
     ("gradient_predivide_factor", 0, "divides by zero in the engine"),
     ("zero_optimisation", {"stage": 3}, "unknown key, ignored: stage 0"),
     ("activation_checkpointing.partitioned_activations", True, "unknown key, ignored"),
@@ -164,7 +163,6 @@ DIFFERENCES: tuple[tuple[str, Any, str], ...] = (
     ("data_types.grad_accum_dtype", "fp99", "found out in the engine only"),
     ("pipeline.activation_checkpoint_interval", -1, "negative count"),
     ("expert_parallel.autoep_size", 0, "found out in the engine only"),
-    ("torch_autocast.enabled", "no", "text is true"),
     (Z + "compute_grad_norm", False, "needs gradient_clipping 0, found out in the engine only"),
 )
 """What DeepSpeed accepts and then ignores or trips on, and the dialect refuses, with why."""
