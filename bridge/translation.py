@@ -229,6 +229,10 @@ class _Trip:
         """Return the effective value at `path` in `back`, or None if there is no `back`."""
         return self.back.effective.get(path) if self.back else None
 
+    def moved(self, ours: str) -> bool:
+        """Return whether the target has another value of a plan field."""
+        return self.meant.get(ours) != self.kept.get(ours)
+
     def gone(self, fields: tuple[str, ...]) -> bool:
         """Return whether the target leaves all of these plan fields open."""
         return all(self.kept.get(ours) is None for ours in fields)
@@ -254,7 +258,9 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
     }
     theirs = differing(before, after) - elsewhere
     for rule, paths in _at_stake(config, theirs | elsewhere):
-        lost = tuple(path for path in rule.ours if path in trip.lost)
+        # A field of one value on both sides means something else there because of another field,
+        # and the finding is about that one.
+        lost = tuple(ours for ours in rule.ours if ours in trip.lost and trip.moved(ours))
         # Fields that the source set explain the loss better than those that only the target set.
         lost = tuple(path for path in lost if path in trip.meant) or lost
         gone = set[str]()
