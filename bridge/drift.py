@@ -72,8 +72,8 @@ class Drift:
 
     @property
     def same(self) -> bool:
-        """Whether the file means the same in both releases."""
-        return not self.changes
+        """Whether the file means the same in both releases: no difference has an effect on the run."""
+        return all(change.effect is Effect.NONE for change in self.changes)
 
     @cached_property
     def edits(self) -> Mapping[str, tuple[Any, Any]]:

@@ -110,6 +110,10 @@ class Result:
             found.append(finding)
         return (*found, *self.lacking)
 
+    def arrived(self, path: str) -> bool:
+        """Return whether the target has the whole meaning of a setting, if in other words or units."""
+        return self.trip.arrived(claims(self.source.dialect)[path], path)
+
     @property
     def exact(self) -> bool:
         """Whether every setting of the user, and every value that changes numbers, arrived in the
@@ -229,6 +233,14 @@ class _Trip:
         """Return the effective value at `path` in `back`, or None if there is no `back`."""
         return self.back.effective.get(path) if self.back else None
 
+    def arrived(self, rule: Rule, path: str) -> bool:
+        """Return whether the target has the whole meaning of a setting, if in other words or units. Such
+        a setting is not lost, so its fate is in `Result.fields` and no finding is about it.
+        """
+        meant, kept = self.meant.plain, self.kept.plain
+        said = [ours for ours in rule.carried(path) if ours in meant]
+        return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
+
     def moved(self, ours: str) -> bool:
         """Return whether the target has another value of a plan field."""
         return self.meant.get(ours) != self.kept.get(ours)
@@ -308,7 +320,7 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _told_elsewhere(trip, path, mine, told)):
             continue
         how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.gone(mine)))
-        if how is How.DERIVED and _arrived(trip, rule, path):
+        if how is How.DERIVED and trip.arrived(rule, path):
             continue
         # The way back may use another setting; then the plan field has the value to show.
         moved_away = after is None if mine else not (back and path in back.given)
@@ -332,15 +344,6 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
             change = rule.becomes(named, rule.seen(rule.theirs, config.effective))
         finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, about=mine)
         yield from _in_parts(trip, rule, lost, finding)
-
-
-def _arrived(trip: _Trip, rule: Rule, path: str) -> bool:
-    """Return whether the target has the whole meaning of a setting, if in other words or units. Such
-    a setting is not lost, so its fate is in `Result.fields` and no finding is about it.
-    """
-    meant, kept = trip.meant.plain, trip.kept.plain
-    said = [ours for ours in rule.carried(path) if ours in meant]
-    return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
 
 
 def _holds_nothing(rule: Rule, meant: Meaning) -> bool:

@@ -80,7 +80,7 @@ VARYING = re.compile(r"(?m)^ *\d+% .*\n|\d+(\.\d+)?(e-\d+)? (s\b|MB/s|GiB)|pid \
 
 def write_inputs(folder: Path) -> None:
     (folder / NAME).write_text(json.dumps(CONFIG, ensure_ascii=False), encoding="utf-8")
-    (folder / "fälsch.json").write_text('{"train_batch_size": 8, "größe": "数据"}', encoding="utf-8")
+    (folder / "fälsch.json").write_text('{"train_batch_size": "größe", "steps_per_print": "数据"}', encoding="utf-8")
     (folder / "launch.args").write_text(launch(), encoding="utf-8")
 
 

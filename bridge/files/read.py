@@ -102,7 +102,8 @@ def _sniffed(text: str) -> Loader:
     start = _start(text)
     if _opens_with_flag(start):
         return load_words
-    if re.fullmatch(r"\[{1,2}[\w.-]+\]{1,2}\s*(?:#.*)?", start):
+    # A name in brackets is a table of TOML; a number is a list of JSON.
+    if re.fullmatch(r"\[{1,2}[A-Za-z_][\w.-]*\]{1,2}\s*(?:#.*)?", start):
         return load_toml
     if ASSIGNED.match(start):
         return load_python

@@ -277,7 +277,7 @@ def _accepted(result: Result, format: str) -> None:
 
 def _tells(result: Result) -> None:
     """Check that a set field has a finding exactly if a conversion there and back changes its
-    effective value.
+    effective value, and the target does not have its meaning in other words.
     """
     config, meant, kept = result.source, lift(result.source).values(), lift(result.config).values()
     back = _back(result)
@@ -291,6 +291,7 @@ def _tells(result: Result) -> None:
         moved = config.effective.get(path) is None and value is not None
         strayed = not ours or any(meant.get(name) != kept.get(name) for name in ours)
         lost = strayed if moved else config.effective.get(path) != back.get(path)
+        lost = lost and not result.arrived(path)
         told = named & ({path} | otherwise(path, value, back.get(path)))
         if lost != bool(told):
             change = (

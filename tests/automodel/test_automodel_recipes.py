@@ -13,11 +13,10 @@ import bridge
 import compat
 from bridge.dialect import Config, Dialect
 from bridge.files import load
-from bridge.meaning import plain
 from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.sections import otherwise
-from bridge.translation import Result, claims, translate
+from bridge.translation import Result, translate
 
 AUTOMODEL = compat.load("automodel")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "automodel"
@@ -95,16 +94,9 @@ def test_each_converts(launched: dict[str, Config], other: Dialect) -> None:
         result = translate(config, other)
         lost = {finding.path for finding in result.findings if finding.given and finding.how is not None}
         back = returned(result, config)
-        changed = (path for path in config.given if config.effective.get(path) != back.get(path) and not arrives(result, path))
+        changed = (path for path in config.given if config.effective.get(path) != back.get(path) and not result.arrived(path))
         named = {name for path in changed for name in otherwise(path, config.given[path], back.get(path))}
         assert named <= lost, name
-
-
-def arrives(result: Result, path: str) -> bool:
-    """Whether the target has, in other words, the plan fields that a setting stands for."""
-    meant, kept = (plain(bridge.lift(config).values()) for config in (result.source, result.config))
-    said = [ours for ours in claims(AUTOMODEL)[path].carried(path) if ours in meant]
-    return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
 
 
 def returned(result: Result, config: Config) -> Mapping[str, Any]:
