@@ -237,6 +237,8 @@ class _Trip:
         """Return whether the target has the whole meaning of a setting, if in other words or units. Such
         a setting is not lost, so its fate is in `Result.fields` and no finding is about it.
         """
+        if rule.blurs and rule.blurs(rule.seen(rule.theirs, self.config.effective)):
+            return False
         meant, kept = self.meant.plain, self.kept.plain
         said = [ours for ours in rule.carried(path) if ours in meant]
         return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)

@@ -135,7 +135,7 @@ def test_boxes_and_names_in_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     table = print_in("ascii", LIGHT["layout"], monkeypatch)[1].decode("ascii")
     assert re.search(r"^ -{40,}$", table, re.MULTILINE)
     _, out, err = print_in("ascii", LIGHT["check, refused"], monkeypatch)
-    assert rb"error: f\xe4lsch.json: line 1: gr\xf6\xdfe" in err and out == b""
+    assert rb"error: f\xe4lsch.json: line 1: train_batch_size: found 'gr\xf6\xdfe'" in err and out == b""
 
 
 def test_a_converted_file_on_stdout_is_as_o_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

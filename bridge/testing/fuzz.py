@@ -290,10 +290,10 @@ def _tells(result: Result) -> None:
         # one; its fields are compared.
         moved = config.effective.get(path) is None and value is not None
         strayed = not ours or any(meant.get(name) != kept.get(name) for name in ours)
-        lost = strayed if moved else config.effective.get(path) != back.get(path)
-        lost = lost and not result.arrived(path)
+        changed = strayed if moved else config.effective.get(path) != back.get(path)
+        lost = changed and not result.arrived(path)
         told = named & ({path} | otherwise(path, value, back.get(path)))
-        if lost != bool(told):
+        if told and not changed or lost and not told:
             change = (
                 f"{path} changes from {shown(config.effective.get(path))} to "
                 f"{shown(back.get(path))}"
