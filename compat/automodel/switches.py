@@ -7,7 +7,7 @@ from __future__ import annotations
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
 from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
 from compat.automodel.learning_rate import writes_section
-from compat.automodel.optimizers import MOMENTS, TORCH, is_fused, needs_fused
+from compat.automodel.optimizers import CLASSES, MOMENTS, TAKING, is_fused, needs_fused
 from compat.automodel.pipeline_rules import D
 from compat.automodel.sharding import STRATEGY_SEES, running, strategy
 
@@ -202,7 +202,8 @@ def _read_moments(values: Group, context: Context) -> Group:
     if is_fused(values.get("optimizer._target_")):
         return {MOMENTS: found} if found != (WIDE, WIDE) else {}
     weights = None if values.get(PRESERVES) else values.get(WEIGHTS)
-    adam = values.get("optimizer._target_") in (TORCH["adam"], TORCH["adamw"])
+    known = CLASSES.get(values.get("optimizer._target_") or "")
+    adam = known is not None and known.ours in TAKING["bias_correction"]
     return {MOMENTS: (weights, weights)} if adam and weights in ("bf16", "fp16") else {}
 
 

@@ -616,7 +616,7 @@ def _accumulated(values: Group, compute: str) -> str:
 
 def _read_precision(values: Group, context: Context) -> Group:
     compute = _computed(values)
-    narrow = bool(values.get(MASTERS.get(compute, ""))) and not keeps_wide_masters(values)
+    narrow = compute in HALF and bool(values.get(MASTERS[compute])) and not keeps_wide_masters(values)
     moments = None
     if narrow:
         # Until 0.19.1 Adam on the CPU keeps its moments in fp32 whatever the key says.
@@ -675,7 +675,9 @@ def _narrow(values: Group, given: Group, context: Context) -> tuple[str, ...]:
     if values.get("precision.master") != compute or compute not in HALF or not stage:
         return ()
     offloads = values.get("zero.offload.optimizer") not in (None, "none")
-    on_cpu = offloads and not values.get("optimizer.amsgrad") and values.get("optimizer.name") in ADAM_LIKE
+    # An optimizer that the script brings is taken for Adam on the CPU, as when the keys are read.
+    adam = values.get("optimizer.name") in (None, *ADAM_LIKE)
+    on_cpu = offloads and not values.get("optimizer.amsgrad") and adam
     moments = values.get("precision.moments") or NARROW
     if compute == "fp16":
         fits = on_cpu and (stage == 2 or context.since("0.18.3"))

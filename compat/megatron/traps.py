@@ -63,7 +63,7 @@ def _sizes(args: Seen) -> tuple[int, ...]:
 
 
 def _ramps(args: Seen) -> bool:
-    return bool(args["rampup_batch_size"]) and not args.context.since(NO_RAMP)
+    return len(args["rampup_batch_size"] or ()) == 3 and not args.context.since(NO_RAMP)
 
 
 def _microbatches(args: Seen) -> tuple[int, ...]:
@@ -81,10 +81,15 @@ def _uneven_ramp(args: Seen) -> bool:
 
 
 def _broken_ramp(args: Seen) -> bool:
-    """Return whether a batch ramp has no steps from its start to the global batch size."""
-    if not _ramps(args) or not args["global_batch_size"]:
+    """Return whether a batch ramp has not three values, or no steps from its start to the global
+    batch size.
+    """
+    ramp = args["rampup_batch_size"]
+    if not ramp or not args["global_batch_size"]:
         return False
-    start, step, samples = map(int, args["rampup_batch_size"])
+    if len(ramp) != 3:
+        return True
+    start, step, samples = map(int, ramp)
     way = args["global_batch_size"] - start
     return start <= 0 or step <= 0 or samples < 0 or way <= 0 or way % step != 0
 
