@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,17 @@ def environment(here: Here) -> Iterator[Row]:
 
 def numbers(here: Here) -> Iterator[Row]:
     """ZeRO 0 to 3 on one rank, against plain torch: relative differences of losses, and of weights after the last step."""
+    return _against_plain(here, native)
+
+
+def _against_plain(here: Here, train: Callable[[Here, Case, int, bool], Outcome]) -> Iterator[Row]:
     for name, make in CASES.items():
         case = make(here)
         for half in (False, True):
             expected = plain(case, half)
             for level in LEVELS:
                 title = f"{name}, {'bf16' if half else 'fp32'}, ZeRO {level}"
-                yield _bounded(title, case, native(here, case, level, half), expected, half)
+                yield _bounded(title, case, train(here, case, level, half), expected, half)
 
 
 class Masked(nn.Module):
@@ -254,13 +258,7 @@ def _in_layout(here: Here, rank: int, **values: Any) -> dict[str, Any]:
 
 def dropin_numbers(here: Here) -> Iterator[Row]:
     """A script for DeepSpeed on our engine, against plain torch."""
-    for name, make in CASES.items():
-        case = make(here)
-        for half in (False, True):
-            expected = plain(case, half)
-            for level in LEVELS:
-                title = f"{name}, {'bf16' if half else 'fp32'}, ZeRO {level}"
-                yield _bounded(title, case, _script(here, case, level, half), expected, half)
+    return _against_plain(here, _script)
 
 
 def _script(here: Here, case: Case, level: int, half: bool) -> Outcome:

@@ -64,33 +64,26 @@ def _format(path: str) -> Check:
     )
 
 
+def _for_each_block(path: str) -> Check:
+    return Check(
+        path,
+        lambda seen: len(seen[path]) != seen["num_hidden_layers"],
+        "found a list of another length than num_hidden_layers ({num_hidden_layers}): transformers"
+        " stops when it builds the config; use one entry for each block",
+        Effect.STOPS,
+        "configuration_utils.py: PreTrainedConfig.validate_layer_type",
+        since=STRICT,
+        needs=(path, "num_hidden_layers"),
+        name="no-entry-for-each-block",
+    )
+
+
 TRAPS = Checks(
     Releases("huggingface", KNOWN),
     *(
         replace(row.check(lambda seen: seen["model_type"]), since=row.since) for row in REFUSALS
     ),
-    Check(
-        "layer_types",
-        lambda seen: len(seen["layer_types"]) != seen["num_hidden_layers"],
-        "found a list of another length than num_hidden_layers ({num_hidden_layers}): transformers"
-        " stops when it builds the config; use one entry for each block",
-        Effect.STOPS,
-        "configuration_utils.py: PreTrainedConfig.validate_layer_type",
-        since=STRICT,
-        needs=("layer_types", "num_hidden_layers"),
-        name="no-entry-for-each-block",
-    ),
-    Check(
-        "mlp_layer_types",
-        lambda seen: len(seen["mlp_layer_types"]) != seen["num_hidden_layers"],
-        "found a list of another length than num_hidden_layers ({num_hidden_layers}): transformers"
-        " stops when it builds the config; use one entry for each block",
-        Effect.STOPS,
-        "configuration_utils.py: PreTrainedConfig.validate_layer_type",
-        since=STRICT,
-        needs=("mlp_layer_types", "num_hidden_layers"),
-        name="no-entry-for-each-block",
-    ),
+    *map(_for_each_block, ("layer_types", "mlp_layer_types")),
     *map(_token, TOKENS),
     *map(_format, ("torch_dtype", "dtype")),
 )
