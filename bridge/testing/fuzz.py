@@ -293,7 +293,7 @@ def _tells(result: Result) -> None:
         changed = strayed if moved else config.effective.get(path) != back.get(path)
         lost = changed and not result.arrived(path)
         told = named & ({path} | otherwise(path, value, back.get(path)))
-        if told and not changed or lost and not told:
+        if (told and not changed) or (lost and not told):
             change = (
                 f"{path} changes from {shown(config.effective.get(path))} to "
                 f"{shown(back.get(path))}"
