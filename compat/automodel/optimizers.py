@@ -91,6 +91,7 @@ def _write(values: Group, context: Context) -> Group:
 
 
 MOMENTS = "precision.moments"
+HALVES = ("bf16", "fp16")
 SWITCHES = ("nesterov", "amsgrad", "bias_correction")
 TAKING = {"nesterov": ("sgd",), "amsgrad": ("adam", "adamw"), "bias_correction": ("adam", "adamw")}
 """For each switch: the optimizers of the plan that have the switch."""
@@ -102,10 +103,10 @@ def needs_fused(values: Group) -> bool:
     moments have their own formats.
     """
     weights = values.get("precision.master")
+    usual = weights if weights in HALVES else "fp32"
     own = values.get("optimizer.bias_correction") is False or values.get(MOMENTS) not in (
         None,
-        ("fp32", "fp32"),
-        (weights, weights),
+        (usual, usual),
     )
     return values.get("optimizer.name") in TAKING["bias_correction"] and own
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
 from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
 from compat.automodel.learning_rate import writes_section
-from compat.automodel.optimizers import CLASSES, MOMENTS, TAKING, is_fused, needs_fused
+from compat.automodel.optimizers import CLASSES, HALVES, MOMENTS, TAKING, is_fused, needs_fused
 from compat.automodel.pipeline_rules import D
 from compat.automodel.sharding import STRATEGY_SEES, running, strategy
 
@@ -196,15 +196,15 @@ WEIGHTS, PRESERVES = "model.torch_dtype", "distributed.preserve_fp32_weights"
 
 
 def _read_moments(values: Group, context: Context) -> Group:
-    found = tuple(values.get(path) or WIDE for path in FORMATS)
+    weights = None if values.get(PRESERVES) else values.get(WEIGHTS)
     # Only Transformer Engine's class takes these arguments; others would stop at them, and keep
     # their state in the format of the weights.
     if is_fused(values.get("optimizer._target_")):
-        return {MOMENTS: found} if found != (WIDE, WIDE) else {}
-    weights = None if values.get(PRESERVES) else values.get(WEIGHTS)
+        moments = tuple(values.get(path) or WIDE for path in FORMATS)
+        return {MOMENTS: moments} if moments != (WIDE, WIDE) or weights in HALVES else {}
     known = CLASSES.get(values.get("optimizer._target_") or "")
     adam = known is not None and known.ours in TAKING["bias_correction"]
-    return {MOMENTS: (weights, weights)} if adam and weights in ("bf16", "fp16") else {}
+    return {MOMENTS: (weights, weights)} if adam and weights in HALVES else {}
 
 
 def _write_moments(values: Group, context: Context) -> Group:
