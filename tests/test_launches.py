@@ -145,7 +145,6 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
             "line 3: this line is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
         ),
         ("bash train.sh 8", "line 1: this line starts another script, train.sh; pass that script instead"),
-        ("torchrun a.py --n $(( $B / 2 ))\nC=$(( / 2 ))", "$(( $B / 2 )) (line 1) is not known: B not set: "),
     ],
 )
 def test_a_line_that_is_no_run_says_why(text: str, said: str) -> None:
