@@ -102,7 +102,7 @@ def read(script: Script) -> Found:
     trained, assumption = _trained(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _twins(script, path, line) if content is None else ()
-    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *assumed(script))
+    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *assumed(script, launch))
     return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
 
 
