@@ -36,7 +36,7 @@ class Launch:
 
     program: str
     words: tuple[Pieces, ...]
-    launcher: tuple[str | None, ...]
+    launcher: tuple[Pieces, ...]
     environment: Mapping[str, Pieces]
     line: int
     lines: tuple[int, ...]
@@ -284,7 +284,7 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
     lines = tuple(where.line(word) or command.line for word in words)
     program, before = (
         spelled(command.words[found.at]),
-        tuple(known(word) for word in command.words[: found.at]),
+        command.words[: found.at],
     )
     size, unknown = ranks(found, where.directives)
     unranked = "; ".join(dict.fromkeys(filter(None, (_opaque(command.words[at]) for at in unknown))))
