@@ -593,6 +593,9 @@ class Dialect(ABC):
             for path, value in reading.given.items()
             for flaw in _out_of_range(value)
         )
+        findings = reading.findings
+        if world_size:
+            findings = tuple(one for one in findings if one.path != "world_size")
         world_size = world_size or reading.world_size
         return self.config_type(
             self,
@@ -601,7 +604,7 @@ class Dialect(ABC):
             world_size,
             reading.entry,
             reading.origins,
-            reading.findings,
+            findings,
             reading.opaque,
             reading.program,
         )

@@ -12,7 +12,7 @@ from bridge.files.document import Document, dotted
 from bridge.rules import Effect, How
 
 if TYPE_CHECKING:
-    from bridge.files.shell import Script
+    from bridge.files.shell import Launch, Script
 
 
 UNKNOWN = "release/unknown"
@@ -109,12 +109,16 @@ def unknown(
     )
 
 
-def assumed(script: Script) -> Iterator[Finding]:
-    """A finding for each file that a launch script sources (by `source FILE`) and that is not read.
-    The finding states the assumption about the file.
+def assumed(script: Script, launch: Launch) -> Iterator[Finding]:
+    """A finding for each file that a launch script sources (by `source FILE`) and that is not read,
+    with the assumption about the file, and one if the script's variables leave the number of ranks
+    of `launch` unknown.
     """
     for line, name, message in script.assumed:
         yield Finding(name, message, Effect.NONE, origin=Origin(line))
+    if launch.unranked:
+        message = f"not known: {launch.unranked}; or set --world-size"
+        yield Finding("world_size", message, Effect.NUMBERS, origin=Origin(launch.line))
 
 
 def twice(document: Document | None) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,26 @@ def test_a_launch_is_seen_whatever_stands_around_it(command: str, program: str, 
     assert (launch.program, launch.texts, launch.ranks) == (program, FLAGS.split(), ranks)
 
 
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("torchrun --nproc_per_node $((NG/2)) a.py", ["NG"]),
+        ("torchrun --nproc_per_node=$NG --nnodes $((NN)) a.py", ["NG", "NN"]),
+        ("torchrun $ARGS --nnodes 2 a.py", ["ARGS"]),
+        ("srun --ntasks=$((N*G)) python a.py", ["N", "G"]),
+        ("accelerate launch --num_processes $((N * 8)) a.py", ["N"]),
+        ("deepspeed --num_nodes 2 --num_gpus $G a.py", ["G"]),
+        ("mpirun -np $NP python a.py", ["NP"]),
+        ("torchrun --nproc_per_node 2 --rdzv_id $J a.py", []),
+        ("torchrun --nproc_per_node gpu a.py", []),
+    ],
+)
+def test_what_hides_the_number_of_ranks_is_named(command: str, names: list[str]) -> None:
+    script = Script(f"{command}\n", "launch.sh")
+    messages = [found.message for found in assumed(script, script.launches[0])]
+    assert re.findall(r"--env (\w+)=", "".join(messages)) == names and len(messages) == bool(names)
+
+
 @pytest.mark.parametrize("command", NONE)
 def test_words_that_name_a_launcher_are_no_launch(command: str) -> None:
     assert not Script(command, "launch.sh").launches
@@ -145,7 +166,6 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
             "line 3: this line is in a branch that is not taken: line 2: if [ $A = 2 ]; then",
         ),
         ("bash train.sh 8", "line 1: this line starts another script, train.sh; pass that script instead"),
-        ("torchrun a.py --n $(( $B / 2 ))\nC=$(( / 2 ))", "$(( $B / 2 )) (line 1) is not known: B not set: "),
     ],
 )
 def test_a_line_that_is_no_run_says_why(text: str, said: str) -> None:
@@ -228,7 +248,7 @@ def test_what_the_user_says_holds_behind_a_missing_file() -> None:
 )
 def test_what_is_taken_of_a_file_that_is_not_read_is_a_finding(name: str, taken: str) -> None:
     script = Script(f"source {name}\npython pretrain_gpt.py --micro-batch-size 1\n", "launch.sh")
-    (found,) = assumed(script)
+    (found,) = assumed(script, script.launches[0])
     assert taken in found.message and found.path == f"source {name}" and found.origin is not None and found.origin.line == 1
 
 
@@ -237,7 +257,7 @@ def test_a_file_outside_of_the_folder_is_opened_where_that_is_allowed(tmp_path: 
     (tmp_path / "common.sh").write_text("A=7\n", "utf-8")
     launch = str(tmp_path / "job" / "launch.sh")
     script = Script("source ../common.sh\ntorchrun a.py $A\n", launch)
-    assert list(script.launches[0].opaque) == [0] and "give --allow-path" in next(assumed(script)).message
+    assert list(script.launches[0].opaque) == [0] and "give --allow-path" in next(assumed(script, script.launches[0])).message
     with reaching(tmp_path / "job", [tmp_path]):
         assert Script("source ../common.sh\ntorchrun a.py $A\n", launch).launches[0].texts == ["7"]
 

@@ -162,7 +162,7 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ("torchrun a.py --num-layers ${!N}\n", "line 1: --num-layers: ${!N}"),
         (
             "torchrun pretrain_gpt.py $ALL\n",
-            "$ALL (line 1) is not known: the script sets the variable nowhere; set --env ALL=...",
+            "$ALL (line 1) is not known: the script sets ALL nowhere; set --env ALL=...",
         ),
         ("torchrun a.py --num-layers 2 --data-path x $U y\n", "may contain flags: $U (line 1) is not known"),
         (
@@ -171,7 +171,7 @@ def test_own_scripts_say_what_a_human_reads(row: dict[str, Any]) -> None:
         ),
         (
             "D=$D$D\ntorchrun a.py --num-layers $D\n",
-            "line 1 sets the variable, but this expansion does not see that value; set --env D=...",
+            "line 1 sets D, but this expansion does not see that value; set --env D=...",
         ),
         ("L=$(date)$L\ntorchrun a.py --num-layers 2$L\n", "the value is the output of a command"),
         ("read -n 2 q <<< 42\ntorchrun a.py --num-layers $q\n", "read -n is not supported"),

@@ -183,6 +183,7 @@ def test_what_cannot_reach_a_run_is_no_reason_to_refuse_it(text: str) -> None:
         ('N=4; declare "${V}_HOME=1"', None),
         ("N=$(( 8 / WORLD_SIZE ))", "WORLD_SIZE not set: division by zero; set --env WORLD_SIZE=..."),
         ("N=$(( 8 / $WORLD_SIZE ))", "set --env WORLD_SIZE=..."),
+        ("N=$(( $B / 2 ))\nC=$(( / 2 ))", "B not set: "),
         ("shopt -s expand_aliases; alias torchrun='torchrun -x'", "changes the meaning of torchrun"),
         ("select N in 1 2; do break; done", "the value depends on a branch (line 1)"),
     ],
@@ -194,6 +195,72 @@ def test_what_reaches_a_run_says_how_to_settle_it(text: str, said: str | None) -
         assert said is not None and said in str(error)
         return
     assert said in launch.opaque[0] if said is not None else launch.texts == ["4"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"N=$(({form}))" for form in ("BS*8+8", "BS*0", "2**BS", "BS ? 2 : 1", "!BS", "-BS", "BS && 1", "~$BS", "(BS)")),
+        *(f"N=$(({form}))" for form in ("BS > 1", "7 % (BS+3)", "1 << BS", "${BS} + 1", "${X:-2}*BS", "8/BS", "BS++", "A=BS+4")),
+        *(f"N=$(({form}))" for form in ("0 || BS", "10#$BS")),
+        "N=$[BS*2]",
+        "let N=BS*4",
+        'let "N = $BS * 4"',
+        "let N=8/BS",
+        "(( N = BS * 4 ))",
+        "N=3; (( N += BS ))",
+        "let N=$BS*4",
+        "(( A = BS, N = A + 1 ))",
+        "((N=8/BS))",
+        "declare -i N=BS*4",
+        "declare -i N=$BS+4",
+        "declare -i N=4; N+=BS",
+        "f() { local -i n=BS+1; N=$n; }; f",
+        "a=(1 2); N=${a[BS]}",
+        "a=(1 2); N=${a[$BS + 1]}",
+        "a=(1 2); N=$((a[BS]))",
+        "a=(1 2); a[BS]=7; N=${a[0]}",
+        "a[k=BS]=7; N=$k",
+        "a=([BS]=7); N=${a[0]}",
+        "x=abc; N=${x:BS:2}",
+        "x=abc; N=${x:1:BS}",
+        "a=(1 2 3); N=${a[*]:BS:2}",
+        "A=$((BS*2)); B=$((A+1)); C=${B#0}; N=$((C * 8))",
+        "A=$BS; N=$((A + 1))",
+        "N=$(echo $((BS*2)))",
+        "N=$(expr $((BS*2)) + 1)",
+        "for ((N=BS; N<1; N++)); do break; done",
+        "export N=$((BS))",
+        "N=${M:-$((BS))}",
+        "N=${M:=$((BS))}",
+    ],
+)
+def test_a_number_made_from_an_unset_variable_is_not_known(text: str) -> None:
+    script = Script(f"{text}\ntorchrun a.py --n $N --m 3\n", "launch.sh")
+    (launch,) = script.launches
+    assert list(launch.opaque) == [1] and "--env BS=" in launch.opaque[1]
+    (told,) = script.told({"BS": "2"}, None).launches
+    assert not told.opaque
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "BS=; N=$((BS+4))",
+        "unset BS; N=$((BS+4))",
+        "f() { local -i BS; N=$((BS+4)); }; f",
+        "(( A = BS, N = 4 ))",
+        "N=$((1 ? 4 : BS))",
+        "N=$((1 || BS)); N=$((N+3))",
+        "N=4; x=$((BS*2)); [[ $x -gt 3 ]] && N=5",
+        "N=4; if (( BS > 1 )); then N=5; fi",
+        "N=4; A=$((BS/0)); while ((BS < 0)); do N=5; done",
+        "N=4; a[BS]=3; let M=BS",
+    ],
+)
+def test_a_number_that_needs_no_unset_variable_is_known(text: str) -> None:
+    (launch,) = Script(f"{text}\ntorchrun a.py --n $N\n", "launch.sh").launches
+    assert launch.texts == ["--n", "4"] and not launch.opaque
 
 
 @pytest.mark.parametrize("name", ["HOSTNAME", "PWD", "UID", "RANDOM", "HOME", "SECONDS", "1", "19", "NEVER_SET"])
@@ -212,7 +279,7 @@ def test_what_is_set_outside_is_not_empty(name: str) -> None:
 def test_a_variable_that_a_branch_sets_is_named_with_its_line() -> None:
     script = Script('if false; then\n  X=2\nfi\ntorchrun a.py "$X"\n', "launch.sh")
     assert (
-        "the script sets the variable only on line 2, which is not reached before this line"
+        "the script sets X only on line 2, which is not reached before this line"
         in script.launches[0].opaque[0]
     )
 

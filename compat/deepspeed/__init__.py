@@ -326,7 +326,7 @@ class DeepSpeedDialect(PackagedDialect):
         from compat.deepspeed.scripts import is_launch
 
         if isinstance(data, Script):
-            return int(any(map(is_launch, data.launches)))
+            return int(any(is_launch(launch, data) for launch in data.launches))
         if not isinstance(data, Mapping):
             return 0
         own: dict[str, set[str]] = {}
@@ -341,9 +341,9 @@ class DeepSpeedDialect(PackagedDialect):
         """Return a message if the file is a config of accelerate or of Hugging Face's Trainer, else
         an empty string.
         """
-        from compat.deepspeed.mistaken import mistaken
+        from compat.deepspeed import mistaken, scripts
 
-        return mistaken(data)
+        return scripts.mistaken(data) if isinstance(data, Script) else mistaken.mistaken(data)
 
     def knows(self, path: str, value: Any, version: str, entry: str) -> bool:
         """Return whether DeepSpeed `version` reads the key `path`. True for the code part in every

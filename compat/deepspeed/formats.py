@@ -118,11 +118,18 @@ UNSCHEDULED = (
 Face's Trainer or accelerate fills in the file.
 """
 
+SCRIPTED = (
+    "not given, and a program of accelerate then builds its schedule itself; stagebridge reads the learning"
+    " rate as constant; give the real schedule, for example with --code scheduler.name=linear --code"
+    " scheduler.total_steps=1000"
+)
 PRECISIONS = ("fp16", "bf16", "bfloat16")
 UNSAID = (
     "not given, and accelerate then adds the section of its mixed_precision; stagebridge assumes that"
     " there is none; give it with --auto mixed_precision=bf16 (or fp16, or no)"
 )
+FILLED = ("clip", "accumulation", "mixed_precision")
+"""Facts of accelerate that the Trainer's arguments replace."""
 ABSENT = ("scheduler.type", "optimizer.type", "bf16.enabled")
 """Settings whose findings are about a missing key. All other findings are about a key in the file.
 """
@@ -187,12 +194,21 @@ def read(
             arguments = {**said, **(arguments or {})}
         code = {**script.code, **(code or {})}
         world = world or script.ranks
+        if script.facts:
+            taken = FILLED if arguments is not None else ()
+            facts = {name: fact for name, fact in script.facts.items() if name not in taken}
+            values = {**facts, **(values or {})}
     data, document, entry = _loaded(script.document if script else source)
     reader = _Reader(release, lenient, document, world=world, file=script.file if script else "")
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
-    words = reader.resolve(values) if arguments is None else reader.trained(arguments, values or {})
+    scheduled = SCRIPTED if script and script.facts else UNSCHEDULED
+    words = (
+        reader.resolve(values, unscheduled=scheduled)
+        if arguments is None
+        else reader.trained(arguments, values or {})
+    )
     reader.mixed(arguments, values or {}, data)
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None

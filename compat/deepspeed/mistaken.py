@@ -53,9 +53,9 @@ def _accelerate(data: Mapping[str, Any]) -> str:
             f"a config of accelerate, which names DeepSpeed's own file; give {file} instead"
         )
     return (
-        f"a config of accelerate, which builds DeepSpeed's config from its section {PLUGIN};"
-        f" write that config as a JSON file, set {PLUGIN_FILE} to this file, and give the JSON"
-        " file instead"
+        f"a config of accelerate, which builds DeepSpeed's config from its section {PLUGIN} and"
+        " from the launch; give the script with the line: accelerate launch --config_file FILE"
+        " train.py"
     )
 
 

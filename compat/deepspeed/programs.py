@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,15 @@ from bridge.files import find, read_text
 from compat.deepspeed.trainer import NAMES
 
 PACKAGES = ("transformers", "trl")
+FRAMEWORKS = frozenset(
+    {
+        *("torch", "torchvision", "torchaudio", "deepspeed", "accelerate", "transformers", "trl", "peft", "datasets"),
+        *("numpy", "pandas", "scipy", "sklearn", "tqdm", "wandb", "tensorboard", "tensorboardX", "matplotlib", "yaml"),
+        *("PIL", "cv2", "einops", "safetensors", "tokenizers", "sentencepiece", "evaluate", "timm", "apex", "bitsandbytes"),
+        *("flash_attn", "click", "fire", "omegaconf", "hydra", "mpi4py", "psutil", "requests", "rich", "loguru"),
+    }
+)
+"""Packages that start no Trainer by themselves."""
 PARTS = ("Trainer", "TrainingArguments", "HfArgumentParser")
 """Endings of the names that only a program with Hugging Face's Trainer takes from `PACKAGES`."""
 SHARED = frozenset({"--local_rank", *(f"--{name}" for name in NAMES if "_" not in name)})
@@ -20,45 +30,126 @@ FLAGS = frozenset(f"--{name}" for name in NAMES) - SHARED
 """Flags of TrainingArguments that show that there is a Trainer."""
 
 
+RIVALS = frozenset(
+    {
+        *("--epochs", "--epoch", "--num_epochs", "--n_epochs", "--max_epochs", "--train_epochs", "--lr", "--min_lr"),
+        *("--base_lr", "--max_lr", "--init_lr", "--peak_lr", "--batch_size", "--train_batch_size", "--micro_batch_size"),
+        *("--global_batch_size", "--bs", "--wd", "--grad_clip", "--clip_grad", "--gradient_clip", "--gradient_clipping"),
+        *("--clip_grad_norm", "--beta1", "--beta2", "--betas", "--save_dir", "--ckpt_dir", "--checkpoint_dir"),
+        *("--save_interval", "--log_interval", "--eval_interval", "--optimizer", "--scheduler", "--lr_scheduler"),
+        *("--warmup", "--num_warmup_steps", "--train_iters", "--num_train_steps", "--total_steps", "--max_train_steps"),
+        *("--accumulation_steps", "--grad_accum", "--grad_accum_steps"),
+    }
+)
+"""Flags for what a TrainingArgument of another name sets. They speak against the Trainer."""
+MOST_MODULES = 50
+"""Largest number of modules of its own that are read for one program."""
+
+
 @dataclass(frozen=True)
 class Program:
-    """What the text of a program shows: whether it imports Hugging Face's Trainer, and the options
-    of its own argument parser.
+    """What the text of a program and of its own modules shows: whether it imports Hugging Face's
+    Trainer, and the options of its own argument parser. `opaque` is true if it imports packages
+    that are not read.
     """
 
     trainer: bool
     options: frozenset[str]
+    opaque: bool = False
 
 
 def read(name: str, folder: Path | None) -> Program | None:
     """Return what the program `name` of a script in `folder` shows; None if it cannot be read."""
     try:
         path = find(name, folder) if name.endswith(".py") else None
-        tree = ast.parse(read_text(path)) if path else None
+    except BridgeError:
+        return None
+    tree = _parsed(path) if path else None
+    if path is None or tree is None:
+        return None
+    trees, seen, opaque = [tree], {path}, False
+    waiting = [(path, tree)]
+    while waiting:
+        place, inside = waiting.pop()
+        for module in _modules(inside, place, path.parent):
+            at = _module(module, path.parent)
+            if at is None:
+                opaque |= module.partition(".")[0] not in sys.stdlib_module_names | FRAMEWORKS
+            elif at not in seen:
+                seen.add(at)
+                more = _parsed(at) if len(seen) <= MOST_MODULES else None
+                opaque |= more is None
+                waiting += [(at, more)] if more else []
+                trees += [more] if more else []
+    found = [name for tree in trees for name in _options(tree)]
+    return Program(any(any(_imports(tree)) for tree in trees), frozenset(found), opaque)
+
+
+def evidence(program: Program | None, flags: Collection[str]) -> tuple[bool, str]:
+    """Return whether Hugging Face's Trainer runs a program that is started with `flags`, and, if
+    not, why that is assumed.
+
+    The text of the program decides if it can be read. Where packages that are not read may take the
+    flags, or where there is no text, the flags decide: those of TrainingArguments speak for the
+    Trainer, those of another name for the same thing against it.
+    """
+    if program is not None and program.trainer:
+        return True, ""
+    if program is not None and (program.options or not program.opaque):
+        return False, "no import of it there"
+    # HfArgumentParser takes each flag with dashes too.
+    spelled = {f"--{flag.lstrip('-').replace('-', '_')}": flag for flag in flags}
+    own, others = (sorted(spelled[name] for name in names & spelled.keys()) for names in (FLAGS, RIVALS))
+    if own and others:
+        return False, f"{', '.join(own)} speak for it, but TrainingArguments have no {', '.join(others)}"
+    return bool(own), "no import of it there, and no flag of TrainingArguments here"
+
+
+def _parsed(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(read_text(path))
     # A program may be of another Python, or not be one at all.
     except (BridgeError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return None if tree is None else Program(any(_imports(tree)), frozenset(_options(tree)))
 
 
-def trains(program: Program | None, flags: Collection[str]) -> bool:
-    """Return whether Hugging Face's Trainer runs a program that is started with `flags`: the program
-    imports the Trainer, or a flag of TrainingArguments is not an option of the program's own parser.
-    """
-    if program is not None and program.trainer:
-        return True
-    own = program.options if program is not None else frozenset()
-    # HfArgumentParser takes each flag with dashes too.
-    return any(flag.replace("-", "_").replace("__", "--", 1) in FLAGS - own for flag in flags)
+def _modules(tree: ast.Module, place: Path, root: Path) -> Iterator[str]:
+    """Yield the modules that a module at `place` imports, by names that begin in the folder `root`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = place.parents[node.level - 1] if 0 < node.level <= len(place.parents) else None
+            package = ".".join(above.relative_to(root).parts) if above and above.is_relative_to(root) else ""
+            name = ".".join(filter(None, (package, node.module or "")))
+            yield from [name] if name else []
+            yield from (f"{name}.{one.name}".lstrip(".") for one in node.names if name.partition(".")[0] and _module(name, root))
+
+
+def _module(name: str, root: Path) -> Path | None:
+    """Return the file of a module in the folder of the program; None if it is not there."""
+    path = name.replace(".", "/")
+    try:
+        return find(f"{path}.py", root) or find(f"{path}/__init__.py", root)
+    except BridgeError:
+        return None
 
 
 def _imports(tree: ast.Module) -> Iterator[bool]:
+    # Of `import transformers as hf`, hf is the package.
+    named = {
+        one.asname or one.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for one in node.names
+        if one.name in PACKAGES
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             package = (node.module or "").partition(".")[0]
             yield package in PACKAGES and any(one.name.endswith(PARTS) for one in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            yield node.value.id in PACKAGES and node.attr.endswith(PARTS)
+            yield node.value.id in named and node.attr.endswith(PARTS)
 
 
 def _options(tree: ast.Module) -> Iterator[str]:

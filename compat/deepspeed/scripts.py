@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from bridge.config import brief
-from bridge.errors import ConfigError, SourceError
+from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
 from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 from bridge.findings import Finding, Origin, assumed
 from bridge.rules import Effect
-from compat.deepspeed import programs
+from compat.deepspeed import accelerated, programs
 from compat.deepspeed.trainer import DEFAULTS
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
+YAML = (".yaml", ".yml")
 TRAINER = "--deepspeed"
 """The option that names a config file in scripts with Hugging Face's Trainer. In other scripts it
 is a switch without a value.
@@ -72,7 +73,7 @@ class Found:
     arguments of Hugging Face's Trainer, the code part, the number of ranks, and findings. `trained`
     is true if something shows that the Trainer starts the run; without it, the arguments count only
     if the user says so. `file` is the name of the config file; empty if the script itself contains
-    the document.
+    the document. `facts` replace "auto" where accelerate starts the run.
     """
 
     document: Document
@@ -82,19 +83,45 @@ class Found:
     ranks: int | None = None
     findings: tuple[Finding, ...] = ()
     file: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def is_launch(launch: Launch) -> bool:
+def is_launch(launch: Launch, script: Script) -> bool:
     """Return whether a command of the script passes a DeepSpeed config to its program."""
-    return any(True for _ in _configs(launch))
+    if any(True for _ in _configs(launch)):
+        return True
+    try:
+        return accelerated.starts(launch, _opens(script, launch))
+    except BridgeError:
+        return False
+
+
+def mistaken(script: Script) -> str:
+    """Return what a script starts instead of a run with DeepSpeed, if that is known; otherwise an empty string."""
+    said = (accelerated.mistaken(launch, _opens(script, launch)) for launch in script.launches)
+    return next(filter(None, said), "")
+
+
+def _opens(script: Script, launch: Launch) -> accelerated.Opens:
+    """Return the function that reads a file that the launch names: a file beside it, or one that the script writes."""
+
+    def opened(path: Pieces, line: int) -> Document:
+        content = launch.file(path)
+        return _beside(script, launch, path, line) if content is None else _here(script, content, spelled(path))
+
+    return opened
 
 
 def read(script: Script) -> Found:
     """Return the config that the script passes to its run. Raises `BridgeError` unless
     exactly one command gets a config and the config's text is known.
     """
-    launch = script.launch(is_launch, "--deepspeed_config")
-    _, path, line = next(_configs(launch), ("", (), launch.line))
+    launch = script.launch(lambda launch: is_launch(launch, script), "--deepspeed_config")
+    own = next(_configs(launch), None)
+    started = accelerated.read(launch, script, _opens(script, launch)) if own is None else None
+    if started is not None:
+        return _accelerated(launch, script, started)
+    _, path, line = own or ("", (), launch.line)
     content = launch.file(path)
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
@@ -102,8 +129,18 @@ def read(script: Script) -> Found:
     trained, assumption = _trained(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _twins(script, path, line) if content is None else ()
-    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *assumed(script))
+    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *assumed(script, launch))
     return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
+
+
+def _accelerated(launch: Launch, script: Script, started: accelerated.Started) -> Found:
+    """Return the config that accelerate passes to DeepSpeed."""
+    said = dict(_arguments(launch))
+    usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
+    trained, _ = programs.evidence(programs.read(launch.program, folder_of(script.name)), _flags(launch))
+    findings = (*started.findings, *_programs(launch, trained), *assumed(script, launch))
+    file = Path(started.document.name).name
+    return Found(started.document, usual, trained, {}, started.ranks, findings, file, started.facts)
 
 
 def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
@@ -128,18 +165,22 @@ def _trained(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]
     if line is None:
         return False, ()
     program = programs.read(launch.program, folder_of(script.name))
-    flags = {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
-    if programs.trains(program, flags):
+    trained, why = programs.evidence(program, _flags(launch))
+    if trained:
         return True, ()
     # A program with this option in its own parser reads the file itself.
     own = program is not None and TRAINER in program.options
     message = (
-        f"nothing shows that Hugging Face's Trainer runs {launch.program}: no import of it there, and no"
-        " flag of TrainingArguments here; stagebridge assumes that DeepSpeed gets the file as it is; if"
-        " the Trainer runs it, give its TrainingArguments with --auto-from"
+        f"nothing shows that Hugging Face's Trainer runs {launch.program}: {why}; stagebridge assumes"
+        " that DeepSpeed gets the file as it is; if the Trainer runs it, give its TrainingArguments with"
+        " --auto-from"
     )
     effect = Effect.NONE if own else Effect.NUMBERS
     return False, (Finding(TRAINER, message, effect, origin=Origin(line)),)
+
+
+def _flags(launch: Launch) -> set[str]:
+    return {text.partition("=")[0] for text in launch.texts if text.startswith("--")}
 
 
 def _unread(launch: Launch) -> Iterator[Finding]:
@@ -178,13 +219,13 @@ def _names_file(word: Pieces) -> bool:
     return spelled(word).endswith((".json", ".hjson")) and not spelled(word).startswith("-")
 
 
-def _here(script: Script, content: Pieces) -> Document:
-    """Return the config that the script itself writes to a file."""
+def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
+    """Return the config that the script itself writes to the file `name`."""
     ConfigError.raise_if(
         f"{script.name}: line {part.line}: the value of {part.spelling} is not known: {part.why}"
         for part in unknowns(content)
     )
-    document = parse(spelled(content), script.name, ".hjson")
+    document = parse(spelled(content), script.name, Path(name).suffix if Path(name).suffix in YAML else ".hjson")
     # Lines are counted from the script's first, so that a message
     # points into the file that the user has.
     first = (line_of(content, script.text) or 1) - 1

@@ -287,7 +287,8 @@ class MegatronDialect(PackagedDialect):
         seen = Seen(config.effective, config.given, config.context)
         assumed = []
         # A live object belongs to one rank and has no world size.
-        if config.world_size is None and config.entry in ("flags", *SECTIONED):
+        told = any(finding.path == "world_size" for finding in config.remarks)
+        if config.world_size is None and not told and config.entry in ("flags", *SECTIONED):
             message = (
                 f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
             )

@@ -390,7 +390,7 @@ def words_of(document: Document, version: str) -> Words:
             Finding(word, message, Effect.NUMBERS, True, origin=Origin(line))
             for line, word, message in document.data.strays()
         ]
-        found = (*strays, *assumed(document.data))
+        found = (*strays, *assumed(document.data, launch))
         return Words(
             launch.texts,
             list(launch.lines),

@@ -73,7 +73,7 @@ def read(
     launch: Launch | None = None
     if isinstance(content.data, Script):
         launch = content.data.launch(is_launch, "arguments of Merak")
-        reader.findings += assumed(content.data)
+        reader.findings += assumed(content.data, launch)
         reader.opaque = launch.opaque
         lines: dict[Key, int] = {(index,): line for index, line in enumerate(launch.lines)}
         content = Document(launch.texts, lines, "flags", name=content.name)

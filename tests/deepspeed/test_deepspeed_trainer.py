@@ -449,6 +449,11 @@ class TestEvidence:
     def read(self, folder: Path, flags: str, program: str | None = None) -> Config:
         (folder / "ds.json").write_text(self.FILE)
         (folder / "go.sh").write_text(f"torchrun --nproc_per_node 2 train.py --deepspeed ds.json {flags}\n")
+        (folder / "own.py").write_text("from lib.base import Mine\n")
+        (folder / "lib").mkdir()
+        (folder / "lib" / "base.py").write_text("from . import more\n")
+        (folder / "lib" / "more.py").write_text("from transformers import Trainer\nclass Mine(Trainer): pass\n")
+        (folder / "plain.py").write_text("import argparse\n" + self.ARGPARSE)
         if program is not None:
             (folder / "train.py").write_text(program)
         return compat.load("deepspeed").read(folder / "go.sh")
@@ -461,6 +466,11 @@ class TestEvidence:
             ("--lr 1e-3", "import (", Effect.NUMBERS),
             ("--lr 1e-3", ARGPARSE, Effect.NONE),
             ("--output_dir x", ARGPARSE, Effect.NONE),
+            ("--learning_rate 1e-3 --epochs 3", ARGPARSE, Effect.NONE),
+            ("--learning_rate 1e-3 --epochs 3", None, Effect.NUMBERS),
+            ("--per_device_train_batch_size 8 --lr 1e-3", "import torch, unseen\n", Effect.NUMBERS),
+            ("--per-device-train-batch-size=8", "import torch\n", Effect.NUMBERS),
+            ("--per_device_train_batch_size 8", "from plain import main\nmain()\n", Effect.NONE),
         ],
     )
     def test_without_it_nothing_is_invented(self, tmp_path: Path, flags: str, program: str | None, effect: Effect) -> None:
@@ -474,7 +484,9 @@ class TestEvidence:
         ("flags", "program"),
         [
             ("--output_dir x --per_device_train_batch_size 8", None),
-            ("--per-device-train-batch-size=8", "import torch\n"),
+            ("--per-device-train-batch-size=8", "import torch, unseen\n"),
+            ("--lr 1", "import transformers as hf\nhf.Trainer()\n"),
+            ("--lr 1", "from own import Mine\n"),
             ("--lr 1", "from transformers import HfArgumentParser, Trainer\n"),
             ("--lr 1", "import transformers\ntransformers.Trainer()\n"),
             ("--lr 1", "from trl import SFTTrainer\n"),

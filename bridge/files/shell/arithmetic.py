@@ -55,7 +55,12 @@ class Unset(Wrong):
 
 
 class Names(Protocol):
-    """Access to shell variables. The index is None for a variable that is no array."""
+    """Access to shell variables. The index is None for a variable that is no array.
+
+    `lacking` collects, for each variable that nothing sets, the reason why its value is not known.
+    """
+
+    lacking: list[str]
 
     def text_of(self, name: str, index: str | None) -> str:
         """Return the value of a variable; empty if the variable is not set.
@@ -199,8 +204,11 @@ class _Expression:
         self.nested += 1
         if self.nested > DEEPEST:
             raise Unread("an expression is nested too deeply")
+        before = len(self.names.lacking)
         result = self._choice()
         while self._take(","):
+            # What stands before a comma does not matter for what follows.
+            del self.names.lacking[before:]
             result = self._choice()
         self.nested -= 1
         return result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic, formatting, getopts, opened, signals, variables
 from bridge.files.shell.decide import Bad, tested
-from bridge.files.shell.expand import OUTPUT
+from bridge.files.shell.expand import FILES, OUTPUT
 from bridge.files.shell.files import AWAY, is_gone, placed
 from bridge.files.shell.options import LETTERS, OFF, SET, SHOPT, Options
 from bridge.files.shell.patterns import Unread
@@ -22,6 +22,7 @@ from bridge.files.shell.pieces import (
     cut,
     known,
     spelled,
+    unknowns,
     words,
 )
 from bridge.files.shell.scope import RUN, SOURCED, Value, several
@@ -200,12 +201,14 @@ def test(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     """Model `let`."""
     for word in called[1:]:
-        text = known(word)
+        expander = reader.expander
+        # No file is called like an expression, so its `*` stays a `*`.
+        text = spelled(word) if [piece.why for piece in unknowns(word)] == [FILES] else known(expander.plain(word))
         try:
-            if text is None or several(word):
-                reader.expander.forget(spelled(word), '"let" assigns an unknown value to the variable')
+            if text is None:
+                expander.forget(spelled(word), next(unknowns(word)).why)
                 raise Unread("it is not known")
-            reader.answer(bool(reader.expander.evaluated(text)))
+            reader.answer(bool(expander.evaluated(text)))
         except Unread:
             reader.answer(None)
         except arithmetic.Unset:
@@ -514,13 +517,14 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
     value = reader.scope.get(name)
     if value is None:
         return
-    if value.open:
-        reader.scope.set(
-            name,
-            Value((_unknown(reader, name, '"unset" removes an element that is not known', loose=True),), True),
-        )
+    expander = reader.expander
+    key: int | str = index.strip("'\"")
+    if not value.open and not value.table:
+        key = arithmetic.value(index, expander)
+    if value.open or expander.lacking:
+        why = expander.lack() if expander.lacking else '"unset" removes an element that is not known'
+        reader.scope.set(name, Value((_unknown(reader, name, why, loose=True),), True))
         return
-    key: int | str = index.strip("'\"") if value.table else arithmetic.value(index, reader.expander)
     if isinstance(key, int) and key < 0:
         # From the end of the array.
         key += max((int(place) for place in value.places), default=-1) + 1

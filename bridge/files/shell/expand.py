@@ -21,7 +21,9 @@ from bridge.files.shell.pieces import (
     Span,
     Text,
     Unknown,
+    emptied,
     known,
+    unknowns,
     words,
 )
 from bridge.files.shell.scope import LIVE, Scope, Value, several
@@ -95,10 +97,12 @@ class Expander:
         """Set up an expander for the words of `source`.
 
         `solid` is true once an expansion in the current double quotes makes a word, maybe an empty
-        one.
+        one. `lacking` are the reasons why variables that the current expression takes as 0 have no
+        value.
         """
         self.source, self.scope, self.runner = source, scope, runner
         self.solid = False
+        self.lacking: list[str] = []
 
     # Words
 
@@ -183,7 +187,8 @@ class Expander:
                 piece.text if isinstance(piece, Text) else piece.spelling for piece in word
             )
             place = self.source.place(written.start, written.end)
-            return (Unknown(spelling, place, self.source.line(written.start), FILES, loose=True),)
+            why = next((piece.why for piece in unknowns(word)), FILES)
+            return (Unknown(spelling, place, self.source.line(written.start), why, loose=True),)
         return word
 
     def tilde(self, parts: tuple[Part, ...], assigned: bool) -> tuple[Part, ...]:
@@ -245,21 +250,16 @@ class Expander:
             case "double":
                 return self._double(part)
             case "ansi":
-                return [
-                    self.known_or(
-                        part,
-                        True,
-                        lambda: parameters.decoded(self.source.text[part.start + 2 : part.end - 1]),
-                    )
-                ]
+                said = self.source.text[part.start + 2 : part.end - 1]
+                return self._whole(part, True, lambda: [self.made(part, parameters.decoded(said), True)])
             case "made":
                 return [Text(part.text, self.place(part), quoted, plain=False)]
             case "arith":
-                return [self.arithmetic(part, quoted)]
+                return self._whole(part, quoted, lambda: [self.made(part, self._arithmetic(part), quoted)])
             case "command" | "backtick":
                 return [*self.output(part, quoted)]
             case "short" | "param":
-                return self._parameter(part, quoted)
+                return self._whole(part, quoted, lambda: self._parameter(part, quoted))
             case "tilde":
                 return self._home(part)
         return [self.unknown(part, OUTPUT, True)]
@@ -303,7 +303,9 @@ class Expander:
             return [self.unknown(part, "the home folder is not known", True)]
         return [Text(text, self.place(part), True, plain=False)]
 
-    def unknown(self, part: Part | Word, why: str, quoted: bool, absent: bool = False) -> Unknown:
+    def unknown(
+        self, part: Part | Word, why: str, quoted: bool, alone: str | None = None
+    ) -> Unknown:
         """Return the piece for an expansion whose value is not known."""
         return Unknown(
             self.source.said(part),
@@ -311,7 +313,7 @@ class Expander:
             self.source.line(part.start),
             why,
             quoted,
-            absent=absent,
+            alone=alone,
         )
 
     def place(self, part: Part | Word) -> Span:
@@ -320,29 +322,51 @@ class Expander:
     def made(self, part: Part, text: str, quoted: bool) -> Text:
         return Text(text, self.place(part), quoted, plain=False, splits=not quoted)
 
-    def known_or(self, part: Part, quoted: bool, make: Callable[[], str]) -> Piece:
-        """Return the piece that `make` computes.
+    def _whole(self, part: Part, quoted: bool, make: Callable[[], Expanded]) -> Expanded:
+        """Return the pieces that `make` computes.
 
-        If `make` fails, return an unknown piece with the reason.
+        If `make` fails, or computes them from a variable that nothing sets, return an unknown piece
+        with the reason.
         """
+        outer, self.lacking = self.lacking, []
+        # A number is one word, whichever number it is.
+        single = quoted or part.kind == "arith"
         try:
-            return self.made(part, make(), quoted)
+            found = make()
+            if self.lacking:
+                alone = None if any(isinstance(piece, Break) for piece in found) else known(emptied(found))
+                found = [self._failed(part, self.lack(), single, alone)]
         except Unread as error:
-            return self.unknown(part, str(error), quoted)
+            found = [self._failed(part, str(error), single)]
         except arithmetic.Wrong as error:
-            return self.wrong(part, error, quoted)
+            found = [self.wrong(part, error, single)]
+        finally:
+            self.lacking = outer
+        return found
+
+    def _failed(self, part: Part, why: str, quoted: bool, alone: str | None = None) -> Unknown:
+        many = part.kind == "param" and bool(EACH.search(self.source.said(part)))
+        return replace(self.unknown(part, why, quoted, alone), loose=many)
+
+    def lack(self, error: str = "") -> str:
+        """Return why an expression has no known value, as far as that is due to variables that nothing sets."""
+        reasons = list(dict.fromkeys(self.lacking))
+        names = dict.fromkeys(re.findall(r"--env (\w+)=", " ".join(reasons)))
+        if (not error and len(reasons) == 1) or not names:
+            return reasons[0]
+        asked = " ".join(f"--env {name}=..." for name in names)
+        return f"{', '.join(names)} not set{error and ': '}{error}; set {asked}"
 
     def wrong(self, part: Part, error: arithmetic.Wrong, quoted: bool) -> Unknown:
         """Return the unknown piece for an expansion with an error."""
         line, discards = self.source.line(part.start), isinstance(error, arithmetic.Discarded)
+        if self.lacking and discards:
+            # Whoever starts the script sets them, and then there is no error.
+            return self.unknown(part, self.lack(str(error)), quoted)
         # The unset variables in it may be the reason. The message says how to set them.
-        counts = part.kind == "arith"
-        names = (COUNTED if counts else EXPANDED).findall(self.source.said(part))
+        names = (COUNTED if part.kind == "arith" else EXPANDED).findall(self.source.said(part))
         absent = dict.fromkeys(found for name in dict.fromkeys(names) for found in self._asked(name))
         needed = " ".join(f"--env {name}=..." for name in absent)
-        if needed and counts and discards:
-            # Whoever starts the script sets them, and then there is no error.
-            return self.unknown(part, f"{', '.join(absent)} not set: {error}; set {needed}", quoted)
         if not discards:
             self.runner.doubt(line)
         hint = f"; set {needed}" if needed and "--env" not in str(error) else ""
@@ -387,20 +411,12 @@ class Expander:
 
     def _parameter(self, part: Part, quoted: bool) -> Expanded:
         """Return the value of `$NAME` or `${NAME...}`, with the operator applied if there is one."""
-        try:
-            if part.kind == "short":
-                subject = subjects.named(
-                    self, part.text or self.source.text[part.start + 1 : part.end], None
-                )
-                return self.spread(subject, part, quoted)
-            return self._braced(part, quoted)
-        except Unread as error:
-            unknown = self.unknown(part, str(error), quoted)
-            return [
-                replace(unknown, loose=True) if EACH.search(self.source.said(part)) else unknown
-            ]
-        except arithmetic.Wrong as error:
-            return [self.wrong(part, error, quoted)]
+        if part.kind == "short":
+            subject = subjects.named(
+                self, part.text or self.source.text[part.start + 1 : part.end], None
+            )
+            return self.spread(subject, part, quoted)
+        return self._braced(part, quoted)
 
     def _braced(self, part: Part, quoted: bool) -> Expanded:
         # `${#NAME}` is a length, `${#}` the number of arguments, and `${#-text}` an operator behind
@@ -444,14 +460,14 @@ class Expander:
         line = self.runner.setter(name)
         if line and self.runner.sets(name):
             return (
-                f"line {line} sets the variable, but this expansion does not see that value; "
+                f"line {line} sets {name}, but this expansion does not see that value; "
                 f"set --env {name}=..."
             )
         if line:
             hint = self.runner.settled_by(line) or f"; set --env {name}=..."
-            return f"the script sets the variable only on line {line}, which is not reached before this line{hint}"
+            return f"the script sets {name} only on line {line}, which is not reached before this line{hint}"
         hint = nearest(name, self.scope.variables) or f"; set --env {name}=..."
-        return f"the script sets the variable nowhere{hint}"
+        return f"the script sets {name} nowhere{hint}"
 
     # What is put in its place
 
@@ -460,13 +476,13 @@ class Expander:
         if subject.elements is None and not subject.joined:
             if self.settled(subject):
                 return [self.made(part, "", quoted)]
-            alone = not self.scope.overtaker(subject.name) and not self.scope.may("nounset")
+            absent = not self.scope.overtaker(subject.name) and not self.scope.may("nounset")
             if self.scope.may("nounset"):
                 self.runner.doubt(self.source.line(part.start))
-            return [self.unknown(part, self.unset(subject.name), quoted, absent=alone)]
+            return [self.unknown(part, self.unset(subject.name), quoted, "" if absent else None)]
         if subject.elements is None and not self.settled(subject):
             unknown = self.unknown(
-                part, self.unset(subject.name), quoted, absent=not self.scope.overtaker(subject.name)
+                part, self.unset(subject.name), quoted, None if self.scope.overtaker(subject.name) else ""
             )
             return [replace(unknown, loose=bool(self.scope.overtaker(subject.name)) and subject.joined == "@")]
         self.solid |= bool(subject.joined and subject.words)
@@ -575,11 +591,11 @@ class Expander:
 
     # Arithmetic and commands
 
-    def arithmetic(self, part: Part, quoted: bool) -> Piece:
-        """Return the value of `$((...))`, or an unknown piece if a part of the expression is not known."""
+    def _arithmetic(self, part: Part) -> str:
+        """Return the value of `$((...))`."""
         old = self.source.text.startswith("$[", part.start)
         span = (part.start + 2, part.end - 1) if old else (part.start + 3, part.end - 2)
-        return self.known_or(part, quoted, lambda: str(self.calculated(*span)))
+        return str(self.calculated(*span))
 
     def calculated(self, start: int, end: int) -> int:
         """Return the value of the arithmetic expression from `start` to `end`.
@@ -601,7 +617,12 @@ class Expander:
 
         Unset variables are empty, unless `set -u` may stop the shell.
         """
-        return pieces if self.scope.may("nounset") else emptied(pieces)
+        if self.scope.may("nounset"):
+            return pieces
+        self.lacking += [
+            piece.why for piece in pieces if isinstance(piece, Unknown) and piece.alone is not None
+        ]
+        return emptied(pieces)
 
     def evaluated(self, text: str) -> int:
         """Return the value of an expression.
@@ -612,6 +633,10 @@ class Expander:
             return arithmetic.value(text, self)
         except Unread as error:
             self.forget(text, str(error))
+            raise
+        except arithmetic.Wrong as error:
+            if self.lacking:
+                self.forget(text, self.lack(str(error)))
             raise
 
     def forget(self, text: str, why: str) -> None:
@@ -639,12 +664,19 @@ class Expander:
                 raise arithmetic.Unset(
                     f"{name} is not set, and set -u is on; set --env {name}=..."
                 )
+            if not self.scope.settled(name):
+                self.lacking.append(self.unset(name))
             return ""
+        if subject.elements:
+            self.lacking += [piece.why for piece in unknowns(subject.words[0]) if piece.alone is not None]
+            subject = replace(subject, elements=[(0, tuple(emptied(subject.words[0])))])
         return subjects.text_of(self, subject)
 
     def assign(self, name: str, index: str | None, number: int) -> None:
         """Assign the value of an expression to a variable."""
         word: Pieces = (Text(str(number), (0, 0), plain=False),)
+        if self.lacking:
+            word = (Unknown(f"${name}", (0, 0), 0, self.lack(), alone=str(number)),)
         if index is None and "[" in (referred := self.scope.referred(name)):
             name, _, inside = referred.partition("[")
             index = inside[:-1]
@@ -673,7 +705,8 @@ class Expander:
             return [replace(self.unknown(part, OUTPUT, quoted), at=named.at, firm=named.firm)]
         if unknown is not None:
             why = unknown.why if unknown.line and unknown.why != OUTPUT else OUTPUT
-            return [self.unknown(part, why, quoted)]
+            alone = known(emptied(pieces))
+            return [self.unknown(part, why, quoted, alone and alone.rstrip("\n"))]
         return [self.made(part, known(pieces) or "", quoted)]
 
     def _backtick(self, part: Part, quoted: bool) -> Source:
@@ -684,16 +717,6 @@ class Expander:
         # a script.
         text = re.sub(r'\\([$`\\"])' if quoted else r"\\([$`\\])", r"\1", said)
         return Source.of((Text(text, self.place(part), plain=False),), self.source)
-
-
-def emptied(pieces: Iterable[Piece | Break]) -> Expanded:
-    """Return `pieces` with an empty text for each variable that nothing sets, neither the script nor the user."""
-    return [
-        Text("", piece.span, piece.quoted, plain=False)
-        if isinstance(piece, Unknown) and piece.absent
-        else piece
-        for piece in pieces
-    ]
 
 
 def _shows(piece: Piece | Break) -> bool:

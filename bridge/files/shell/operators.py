@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic, parameters
 from bridge.files.shell.patterns import Char, Unread, active
-from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, known
+from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, emptied, known
 from bridge.files.shell.scope import Value, several
 from bridge.files.shell.subjects import ALL, FORM, Subject, malformed
 from bridge.files.shell.tokens import Part
@@ -61,7 +61,8 @@ def _turned(
         unknown = expander.unknown(
             part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted
         )
-        return replace(unknown, loose=several(word))
+        alone = known(emptied(word))
+        return replace(unknown, loose=several(word), alone=alone if alone is None else change(alone))
     return expander.made(part, change(text), quoted)
 
 
@@ -175,8 +176,8 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
         subject.joined and len(subject.words) > 1
     ):
         return False
-    unknowns = [piece for piece in pieces if isinstance(piece, Unknown) and not piece.absent]
-    return None if unknowns else True
+    unknowns = [piece.alone for piece in pieces if isinstance(piece, Unknown)]
+    return None if None in unknowns else not any(unknowns)
 
 
 def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:

@@ -57,8 +57,9 @@ class Unknown:
     """A part of a word whose value is known only in a real run: its spelling at `span`, the line,
     and the reason why it is not known.
 
-    With `loose`, the part is unquoted and may expand to any number of words. With `absent`, the part
-    is a variable that the script never sets, so the part is empty if the script is started alone.
+    With `loose`, the part is unquoted and may expand to any number of words. `alone` is the text of
+    the part if the script is started alone, where the part depends on variables that nothing sets:
+    empty for such a variable itself, a number for arithmetic with it. It is None for any other part.
     With `perhaps`, the variable may be unset. `at` is the file or folder that the part names, if
     any, relative to the script's first working directory. With `firm`, the part names the same file
     or folder in any working directory.
@@ -71,7 +72,7 @@ class Unknown:
     quoted: bool = False
     uses: tuple[Span, ...] = ()
     loose: bool = False
-    absent: bool = False
+    alone: str | None = None
     perhaps: bool = False
     at: str = ""
     firm: bool = False
@@ -200,6 +201,16 @@ def known(pieces: Iterable[Piece | Break]) -> str | None:
 def unknowns(pieces: Iterable[Piece | Break]) -> Iterator[Unknown]:
     """Return the pieces whose value is not known."""
     return (piece for piece in pieces if isinstance(piece, Unknown))
+
+
+def emptied(pieces: Iterable[Piece | Break]) -> list[Piece | Break]:
+    """Return `pieces` with the text that each has if the script is started alone, where a variable that nothing sets is empty."""
+    return [
+        Text(piece.alone, piece.span, piece.quoted, plain=False)
+        if isinstance(piece, Unknown) and piece.alone is not None
+        else piece
+        for piece in pieces
+    ]
 
 
 def same(left: Sequence[Piece], right: Sequence[Piece]) -> bool:

@@ -29,13 +29,14 @@ class Launch:
 
     `launcher` are the words before the program. `branch` is the line of an enclosing branch whose
     condition is not known, or 0. `ranks` is the world size, if the launcher's arguments give it as
-    numbers. `files` are the files that the script has written before, by key; `folder` is the key
-    of the run's working directory.
+    numbers, and `unranked` is why they do not, if a word that is not known is the reason. `files` are
+    the files that the script has written before, by key; `folder` is the key of the run's working
+    directory.
     """
 
     program: str
     words: tuple[Pieces, ...]
-    launcher: tuple[str | None, ...]
+    launcher: tuple[Pieces, ...]
     environment: Mapping[str, Pieces]
     line: int
     lines: tuple[int, ...]
@@ -43,6 +44,7 @@ class Launch:
     ranks: int | None = None
     files: Mapping[str, Pieces] = field(default_factory=dict)
     folder: str = ""
+    unranked: str = ""
 
     @property
     def texts(self) -> list[str]:
@@ -55,12 +57,7 @@ class Launch:
 
         The reason is for the first unknown part of the word.
         """
-        firsts = ((index, next(unknowns(word), None)) for index, word in enumerate(self.words))
-        return {
-            index: f"{brief(part.spelling)} (line {part.line}) is not known: {part.why}"
-            for index, part in firsts
-            if part
-        }
+        return {index: why for index, word in enumerate(self.words) if (why := _opaque(word))}
 
     @property
     def loose(self) -> frozenset[int]:
@@ -287,9 +284,10 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
     lines = tuple(where.line(word) or command.line for word in words)
     program, before = (
         spelled(command.words[found.at]),
-        tuple(known(word) for word in command.words[: found.at]),
+        command.words[: found.at],
     )
-    size = ranks(found, where.directives)
+    size, unknown = ranks(found, where.directives)
+    unranked = "; ".join(dict.fromkeys(filter(None, (_opaque(command.words[at]) for at in unknown))))
     files, folder = command.files, command.folder
     return Launch(
         program,
@@ -302,7 +300,14 @@ def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where)
         size,
         files,
         folder,
+        unranked,
     )
+
+
+def _opaque(word: Pieces) -> str:
+    """Return why a word is not known, for the first unknown part of the word; empty if it is known."""
+    part = next(unknowns(word), None)
+    return f"{brief(part.spelling)} (line {part.line}) is not known: {part.why}" if part else ""
 
 
 def load_script(text: str, name: str = TEXT) -> Document:

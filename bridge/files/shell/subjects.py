@@ -148,6 +148,22 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
     return text if value and value.table else arithmetic.value(text.replace('"', ""), expander)
 
 
+def certain_key(expander: Expander, index: tuple[int, int], value: Value | None) -> int | str:
+    """Return the number or the key of an element that is set. Raises `Unread` if it depends on a variable that nothing sets."""
+    found = key(expander, index, value)
+    if expander.lacking:
+        raise Unread(expander.lack())
+    return found
+
+
+def certain_number(expander: Expander, index: str) -> int:
+    """Return the value of an index. Raises `Unread` if it depends on a variable that nothing sets."""
+    found = arithmetic.value(index, expander)
+    if expander.lacking:
+        raise Unread(expander.lack())
+    return found
+
+
 def _bare(expander: Expander, start: int, end: int) -> list[Part]:
     parts: list[Part] = []
     source = expander.source

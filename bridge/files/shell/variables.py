@@ -121,14 +121,18 @@ def _perform(
     reader.begun.add(target.name)
     if target.index is not None:
         span = target.index
-        index = lambda: subjects.key(  # noqa: E731
+        index = lambda: subjects.certain_key(  # noqa: E731
             reader.expander,
             span,
             reader.scope.get(target.name) or _fresh(reader, target.name, marks),
         )
     given = behind(word, target.value)
     if len(given.parts) == 1 and given.parts[0].kind == "array":
-        value = _array(reader, given.parts[0], _table(reader, target.name, marks))
+        table = _table(reader, target.name, marks)
+        try:
+            value = _array(reader, given.parts[0], table)
+        except Unread as error:
+            value = _hidden(target.name, str(error), table)
     else:
         value = Value((reader.expander.text(given, assigned=True),))
     reader.check_stops()
@@ -158,7 +162,7 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
     for keyed, found in _entries(reader, part):  # all of them, before the first place is counted
         if keyed is not None:
             before = _longer(value, tail)
-            key = subjects.key(reader.expander, keyed, before)
+            key = subjects.certain_key(reader.expander, keyed, before)
             value, place, tail = (
                 stored(before, key, found),
                 (key + 1 if isinstance(key, int) else 0),
@@ -263,10 +267,10 @@ def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
     ):
         raise reader.refuse(reader.place, f"the index of {target} is not supported")
     table = bool(sign) and _table(reader, name, frozenset())
-    place: int | str = (
-        index[:-1] if table else arithmetic.value(index[:-1], reader.expander) if sign else 0
+    place = lambda: (  # noqa: E731
+        index[:-1] if table else subjects.certain_number(reader.expander, index[:-1])
     )
-    assign(reader, name, (lambda: place) if sign else None, value, more)
+    assign(reader, name, place if sign else None, value, more)
 
 
 def _placed(
@@ -283,21 +287,31 @@ def _placed(
             given = (*(subject.words[0] if subject.elements else ()), *given)
         return stored(array, key, given)
     except Unread as error:
-        unknown = Unknown(f"${name}", NOWHERE, 0, str(error), loose=True)
-        return Value(((unknown,),), True, ("",) if array.table else None, array.table)
+        return _hidden(name, str(error), array.table)
+
+
+def _hidden(name: str, why: str, table: bool) -> Value:
+    """Return an array of which nothing is known."""
+    unknown = Unknown(f"${name}", NOWHERE, 0, why, loose=True)
+    return Value(((unknown,),), True, ("",) if table else None, table)
 
 
 def _marked(reader: Reader, word: Pieces, marks: frozenset[str]) -> Pieces:
-    text = known(word)
+    expander = reader.expander
+    text = known(expander.plain(word) if "i" in marks else word)
     if text is None:
         return tuple(piece for piece in word if isinstance(piece, Unknown))[:1]
     if "i" in marks:
         try:
-            text = str(reader.expander.evaluated(text))
+            text = str(expander.evaluated(text))
         except Unread as error:
             return (Unknown(text, NOWHERE, 0, str(error)),)
         except arithmetic.Wrong as error:
+            if expander.lacking:
+                return (Unknown(text, NOWHERE, 0, expander.lack(str(error))),)
             raise arithmetic.Discarded(f"{text!r}: {error}") from None
+        if expander.lacking:
+            return (Unknown(text, NOWHERE, 0, expander.lack(), alone=text),)
     else:
         try:
             text = parameters.TURNED["U" if "u" in marks else "L"](text)

@@ -1,0 +1,230 @@
+"""Reads what `accelerate launch` makes of its options and of its config file: DeepSpeed's config, and values for "auto".
+
+The module follows _validate_launch_command (accelerate/commands/launch.py), prepare_deepspeed_cmd_env
+(utils/launch.py), and DeepSpeedPlugin (utils/dataclasses.py: __post_init__, set_mixed_precision).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bridge.config import nest
+from bridge.errors import SourceError
+from bridge.files import Document, Launch, Script, scalar
+from bridge.files.shell import Pieces, cut, known, spelled, unknowns
+from bridge.files.shell.pieces import NOWHERE, Text
+from bridge.findings import Finding, Origin
+from bridge.rules import Effect
+
+PROGRAMS = frozenset(
+    {"accelerate", "accelerate.commands.accelerate_cli", "accelerate-launch", "accelerate.commands.launch"}
+)
+MODES = frozenset({"multi_gpu", "tpu", "tpu_use_cluster", "use_fsdp", "use_megatron_lm"})
+"""Options by which accelerate does not look for DeepSpeed in its config file."""
+SECTION, FILE, CONFIG, SWITCH = "deepspeed_config", "deepspeed_config_file", "config_file", "use_deepspeed"
+FACTS: Mapping[str, tuple[str, str]] = {
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", "accumulation"),
+    "gradient_clipping": ("gradient_clipping", "clip"),
+    "zero_stage": ("zero_optimization.stage", "zero_stage"),
+    "offload_optimizer_device": ("zero_optimization.offload_optimizer.device", "offload_optimizer"),
+    "offload_param_device": ("zero_optimization.offload_param.device", "offload_param"),
+    "zero3_save_16bit_model": ("zero_optimization.stage3_gather_16bit_weights_on_model_save", "save_16bit"),
+}
+"""The key of DeepSpeed that each setting of accelerate sets, and the fact that replaces "auto" there."""
+USUAL: Mapping[str, Any] = {
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "zero_stage": 2,
+    "offload_optimizer_device": "none",
+    "offload_param_device": "none",
+    "zero3_save_16bit_model": False,
+}
+PATHS = {"offload_optimizer_device": "offload_optimizer_nvme_path", "offload_param_device": "offload_param_nvme_path"}
+NO_PATH = "none"
+"""The path that DeepSpeed always gets: the launcher does not pass these settings on."""
+CLIP = 1.0
+"""The norm for a `gradient_clipping` of "auto" (accelerator.py: _prepare_deepspeed)."""
+PRECISION = "mixed_precision"
+Opens = Callable[[Pieces, int], Document]
+"""Reads a file that the launch names on a line."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """What accelerate passes to DeepSpeed: the config, facts that replace "auto", the number of ranks, and findings."""
+
+    document: Document
+    facts: Mapping[str, Any]
+    ranks: int | None
+    findings: tuple[Finding, ...]
+    file: bool
+
+
+def options(launch: Launch) -> dict[str, Pieces] | None:
+    """Return the options of `accelerate launch`, each with its value; None if accelerate does not start the run."""
+    names = [spelled(word).rpartition("/")[2] for word in launch.launcher]
+    first = next((index for index, name in enumerate(names) if name in PROGRAMS), None)
+    if first is None:
+        return None
+    found: dict[str, Pieces] = {}
+    for index, word in enumerate(launch.launcher[first:], first + 1):
+        option, tied, _ = spelled(word).partition("=")
+        after = launch.launcher[index] if index < len(launch.launcher) else ()
+        if option.startswith("--"):
+            value = cut(word, len(option) + 1) if tied else () if spelled(after).startswith("--") else after
+            # accelerate takes each option with hyphens and with underscores.
+            found[option.removeprefix("--").replace("-", "_")] = value
+    return found
+
+
+def _settings(said: Mapping[str, Pieces], opens: Opens, line: int) -> tuple[Mapping[str, Any], Document | None]:
+    """Return the data of accelerate's config file; empty without a file."""
+    document = opens(said[CONFIG], line) if CONFIG in said else None
+    data = document.data if document else {}
+    if not isinstance(data, Mapping):
+        raise SourceError(f"{document.name if document else ''}: expected a config of accelerate, a mapping of keys")
+    return data, document
+
+
+def _deepspeed(said: Mapping[str, Pieces], data: Mapping[str, Any]) -> bool:
+    if SWITCH in said or MODES & said.keys():
+        return SWITCH in said
+    kind = str(data.get("distributed_type", "")).rpartition(".")[2]
+    return kind == "DEEPSPEED" if CONFIG in said else FILE in said
+
+
+def starts(launch: Launch, opens: Opens) -> bool:
+    """Return whether accelerate runs the launch with DeepSpeed."""
+    said = options(launch)
+    return said is not None and _deepspeed(said, _settings(said, opens, launch.line)[0])
+
+
+def mistaken(launch: Launch, opens: Opens) -> str:
+    """Return what accelerate starts, and the nearest way, for a launch of accelerate without DeepSpeed."""
+    said = options(launch)
+    if said is None:
+        return ""
+    try:
+        data, _ = _settings(said, opens, launch.line)
+    except SourceError as error:
+        return f"a launch of accelerate: {error}"
+    if _deepspeed(said, data):
+        return ""
+    kind = data.get("distributed_type", next(iter(sorted(MODES & said.keys())), ""))
+    source = f"distributed_type {kind}" if CONFIG in said else f"--{kind}" if kind else "no --config_file"
+    return (
+        f"a launch of accelerate without DeepSpeed ({source}), whose settings are in the program"
+        f" {launch.program} and in no config; of accelerate, stagebridge reads DeepSpeed's side: launch with"
+        " --use_deepspeed, or with the --config_file whose distributed_type is DEEPSPEED; or describe the run"
+        " as a recipe of NeMo AutoModel"
+    )
+
+
+def read(launch: Launch, script: Script, opens: Opens) -> Started | None:
+    """Return what accelerate passes to DeepSpeed; None if it does not start the run with DeepSpeed."""
+    said = options(launch)
+    if said is None:
+        return None
+    data, config = _settings(said, opens, launch.line)
+    if not _deepspeed(said, data):
+        return None
+    wanted = {*FACTS, PRECISION, FILE}
+    for name in wanted & said.keys():
+        if part := next(unknowns(said[name]), None):
+            raise SourceError(
+                f"{script.name}: line {launch.line}: --{name}: {part.spelling} is not known: {part.why}"
+            )
+    section = data.get(SECTION) or {}
+    typed = {name: scalar(known(said[name]) or "") for name in wanted & said.keys()}
+    given = {**{name: value for name, value in section.items() if value is not None}, **typed}
+    # YAML reads the word no as false.
+    precision = str(typed.get(PRECISION, data.get(PRECISION)) or "no").lower()
+    settings = {name: _spelled(given.get(name, usual)) for name, usual in USUAL.items()}
+    facts = {FACTS[name][1]: value for name, value in settings.items() if value != "auto"}
+    facts = {PRECISION: precision, "clip": CLIP, "nvme_path": NO_PATH, **facts}
+    findings = [*_refusals(section, typed, data, config)] if FILE in given else []
+    findings += _unpassed(given, settings, launch.line)
+    if FILE in given:
+        named = said.get(FILE) or (Text(str(given[FILE]), NOWHERE),)
+        document = opens(named, launch.line)
+        whole = {"gradient_accumulation_steps": 1, **document.data} if isinstance(document.data, Mapping) else {}
+    else:
+        document, whole = config or Document({}, {}, "json", name=script.name), _built(settings)
+        lines = {
+            tuple(FACTS[key[1]][0].split(".")): line
+            for key, line in document.lines.items()
+            if len(key) == 2 and key[0] == SECTION and key[1] in FACTS
+        }
+        document = replace(document, lines=lines)
+    if FILE in said and SWITCH not in said and CONFIG not in said:
+        message = (
+            "accelerate reads this file only with --use_deepspeed, or if its config file says distributed_type:"
+            " DEEPSPEED; stagebridge assumes that your default config says so; add --use_deepspeed"
+        )
+        findings.append(Finding(f"--{FILE}", message, Effect.NUMBERS, origin=Origin(launch.line)))
+    findings += _clash(whole, precision)
+    ranks = data.get("num_processes")
+    ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
+    document = replace(document, data=_mixed(whole, precision), strings={})
+    return Started(document, facts, launch.ranks or (None if launch.unranked else ranks), tuple(findings), FILE in given)
+
+
+def _spelled(value: Any) -> Any:
+    """Return a setting as accelerate takes it from its environment variable."""
+    if isinstance(value, str):
+        lowered = value.lower()
+        return {"true": True, "false": False}.get(lowered, lowered if lowered in ("none", "auto", "cpu", "nvme") else value)
+    return value
+
+
+def _built(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that accelerate builds where no file of DeepSpeed is named."""
+    flat = {FACTS[name][0]: value for name, value in settings.items() if value or name != "gradient_clipping"}
+    for name in PATHS:
+        if settings[name] == "nvme":
+            flat[FACTS[name][0].replace("device", "nvme_path")] = NO_PATH
+    return {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", **nest(flat)}
+
+
+def _mixed(data: Mapping[str, Any], precision: str) -> dict[str, Any]:
+    """Return a config with the sections of both 16-bit formats, as accelerate completes it."""
+    on = {"fp16": {"enabled": True, "auto_cast": True}} if precision == "fp16" else {}
+    on |= {"bf16": {"enabled": True}} if precision in ("bf16", "fp8") else {}
+    off = {name: {"enabled": False} for name in ("fp16", "bf16")}
+    return {**off, **on, **data}
+
+
+def _clash(data: Mapping[str, Any], precision: str) -> Iterator[Finding]:
+    other = {"fp16": "bf16", "bf16": "fp16", "fp8": "fp16"}.get(precision, "")
+    section = data.get(other)
+    if isinstance(section, Mapping) and str(section.get("enabled")).lower() == "true":
+        message = f"accelerate refuses this section with the mixed_precision {precision} of the launch; keep one of them"
+        yield Finding(f"{other}.enabled", message, Effect.STOPS)
+
+
+def _unpassed(given: Mapping[str, Any], settings: Mapping[str, Any], line: int) -> Iterator[Finding]:
+    for device, path in PATHS.items():
+        if settings[device] == "nvme" and FILE not in given:
+            message = (
+                f"accelerate's launcher does not pass {path} on (utils/launch.py: prepare_deepspeed_cmd_env), so that"
+                f' DeepSpeed gets the path "{NO_PATH}"; name a DeepSpeed file with the path in {FILE}'
+            )
+            yield Finding(path, message, Effect.COST, origin=Origin(line))
+
+
+def _refusals(
+    section: Mapping[str, Any], typed: Mapping[str, Any], data: Mapping[str, Any], config: Document | None
+) -> Iterator[Finding]:
+    """Yield a finding for each setting that accelerate's config file may not have where it names a file of DeepSpeed."""
+    names = [name for name in section if name in FACTS]
+    if PRECISION not in typed and data.get(PRECISION) is not None:
+        names.append(PRECISION)
+    for name in names:
+        message = (
+            f"accelerate refuses to start: its config file may not have {name} where it names a DeepSpeed file"
+            " (DeepSpeedPlugin._deepspeed_config_checks); keep the setting in the DeepSpeed file alone"
+        )
+        line = config.line(*((SECTION, name) if name in FACTS else (name,))) if config else None
+        yield Finding(name, message, Effect.STOPS, origin=Origin(line, "", config.name if config else ""))
