@@ -460,7 +460,7 @@ class Run(Section):
     timers: bool | None = field(None, description="The log shows the time of each part of a step.")
     exit_interval: Size | None = field(
         None,
-        description="Number of steps after which the process exits, to be restarted; 0: never.",
+        description="The run ends after a step whose number is a multiple of this; 0: never.",
     )
     keep_checkpoints: Count | None = field(
         None, description="Number of checkpoints that are kept; open: all checkpoints."
