@@ -34,12 +34,18 @@ class Pair:
     kept: Meaning
     strayed: frozenset[str]
 
+    @property
+    def uneven(self) -> bool:
+        """Whether a setting of one of the configs leaves some tokens out of the loss."""
+        sides = (self.one, self.other)
+        return any(side.effective.get(path) for side in sides for path in side.dialect.masking)
+
     def by_ranks(self, fields: tuple[str, ...]) -> tuple[Effect, str] | None:
         """Return the effect of a difference in plan fields that the arrangement of ranks decides,
         with the reason, or None if it does not decide the effect of all of them.
         """
         sides = self.meant.plain, self.kept.plain
-        found = [effect_of_ranks(ours, *sides) for ours in fields]
+        found = [effect_of_ranks(ours, *sides, self.uneven) for ours in fields]
         known = [effect for effect in found if effect is not None]
         if not known or len(known) < len(found):
             return None
@@ -66,10 +72,13 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 def _unknown(pair: Pair) -> Iterator[Finding]:
     """Yield a finding for each setting that nobody knows and that only one of the configs has, or that
     has another value there. Two configs of one stack with the same such setting agree in it, whatever
-    it does.
+    it does. What belongs to the program of a launch counts between two launches alone.
     """
     one, other = _unread(pair.one), _unread(pair.other)
     alike = pair.one.dialect.name == pair.other.dialect.name
+    launched = all(
+        any(it.effect is Effect.NONE for it, *_ in side.values()) for side in (one, other)
+    )
     for path in {**one, **other}:
         sides = one.get(path, []), other.get(path, [])
         before, after = (
@@ -78,7 +87,8 @@ def _unknown(pair: Pair) -> Iterator[Finding]:
         if not alike or before != after:
             origin = sides[1][0].origin if sides[1] else None
             change, rule = f"{before} -> {after}", f"{RULE}/unknown"
-            yield replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
+            row = replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
+            yield replace(row, effect=Effect.NUMBERS) if alike and launched else row
 
 
 def _unread(config: Config) -> dict[str, list[Finding]]:

@@ -98,6 +98,26 @@ def test_a_run_of_another_stack_that_ends_earlier_is_another_run() -> None:
         assert effects("deepspeed", {**DEEPSPEED, "autotuning": {"enabled": on, "end_profile_step": 3}}, DEEPSPEED) == {worst}
 
 
+HUGGING = "deepspeed --num_gpus 1 train.py --deepspeed ds.json --per_device_train_batch_size 2 --learning_rate 1e-4"
+OTHERS = ("--num_train_epochs 3", "--max_steps 20", "--seed 7", "--label_smoothing_factor 0.1", "--auto_find_batch_size", "--patience 3")
+"""Arguments of a program with the Trainer, each of another run."""
+
+
+def test_launches_with_other_arguments_of_the_program_are_other_runs(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto"}')
+    dialect, sides = compat.load("deepspeed"), {}
+    for name, words in enumerate(("", "--output_dir out --logging_steps 1", *OTHERS)):
+        path = tmp_path / f"{name}.sh"
+        path.write_text(f"{HUGGING} --num_train_epochs 1 {words}\n")
+        sides[words] = dialect.read(path)
+    plain, quiet, *others = sides.values()
+    assert {one.effect for one in compare(plain, quiet)} <= {Effect.NONE}
+    for other in others:
+        for found in (compare(plain, other), compare(other, plain)):
+            assert Effect.NUMBERS in {one.effect for one in found}
+        assert [one for one in report.all_of(other) if one.effect is Effect.NUMBERS and one.unknown] == []
+
+
 SOURCES: dict[str, dict[str, Any]] = {
     "automodel": {
         "step_scheduler": {"global_batch_size": 8, "local_batch_size": 1, "max_steps": 10},
