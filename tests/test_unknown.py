@@ -99,7 +99,10 @@ def test_a_run_of_another_stack_that_ends_earlier_is_another_run() -> None:
 
 
 HUGGING = "deepspeed --num_gpus 1 train.py --deepspeed ds.json --per_device_train_batch_size 2 --learning_rate 1e-4"
-OTHERS = ("--num_train_epochs 3", "--max_steps 20", "--seed 7", "--label_smoothing_factor 0.1", "--auto_find_batch_size", "--patience 3")
+OTHERS = (
+    "--num_train_epochs 3", "--max_steps 20", "--seed 7", "--label_smoothing_factor 0.1", "--auto_find_batch_size",
+    "--patience 3",
+)  # fmt: skip
 """Arguments of a program with the Trainer, each of another run."""
 
 
