@@ -258,6 +258,10 @@ class Dialect(ABC):
     """Arguments of `--code` that state a fact which only the training script shows: biases and
     norms are in a parameter group without weight decay.
     """
+    masking: ClassVar[tuple[str, ...]] = ()
+    """Settings that leave some tokens out of the loss, so that microbatches have unequal numbers of
+    them.
+    """
     by_place: ClassVar[bool] = False
     """Whether checkpoints of the stack identify parameters by index in the optimizer's groups. Each
     stack forms different groups, so no other engine can load such a checkpoint.

@@ -5,18 +5,21 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import Values, shown
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
+from bridge.plan import in_words
 from bridge.ranks import effect_of_ranks
 from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
-from bridge.translation import remarks, translate, unheld
+from bridge.translation import remarks, translate, unheld, untranslated
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
@@ -34,12 +37,52 @@ class Pair:
     kept: Meaning
     strayed: frozenset[str]
 
+    @cached_property
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
+        """The settings from which a difference in a plan field follows: one of the configs loses the
+        difference, or gets another one, if it takes such a setting from the other.
+        """
+        one, other = self.one.given, self.other.given
+        found: dict[str, list[str]] = {}
+        for path in sorted(differing(one, other)):
+            for config, held, meant in ((self.one, other, self.meant), (self.other, one, self.kept)):
+                taken = {path: held[path]} if path in held else {}
+                kept = {other: value for other, value in config.given.items() if other != path}
+                changed = Values({**kept, **taken})
+                with suppress(BridgeError):
+                    for ours in unlike(meant, meaning_of(replace(config, given=changed))):
+                        found.setdefault(ours, []).append(path)
+        return {ours: tuple(dict.fromkeys(paths)) for ours, paths in found.items()}
+
+    def follows(self, ours: str) -> str:
+        """Return a sentence that names the settings from which a difference in a plan field follows."""
+        found = self.sources.get(ours) or tuple(sorted(differing(self.one.given, self.other.given)))
+        if not found:
+            return "this follows from the number of ranks" if self.one.world_size != self.other.world_size else ""
+        return f"this follows from {', '.join(found)}"
+
+    def meaning(self, config: Config) -> Meaning:
+        """Return the meaning of one of the two configs."""
+        return self.meant if config is self.one else self.kept
+
+    def alone(self, config: Config) -> str:
+        """Return words that tell one of the two configs from the other."""
+        if self.one.dialect.name != self.other.dialect.name:
+            return f"in {config.dialect.title} alone"
+        return f"in the {'first' if config is self.one else 'second'} file alone"
+
+    @property
+    def uneven(self) -> bool:
+        """Whether a setting of one of the configs leaves some tokens out of the loss."""
+        sides = (self.one, self.other)
+        return any(side.effective.get(path) for side in sides for path in side.dialect.masking)
+
     def by_ranks(self, fields: tuple[str, ...]) -> tuple[Effect, str] | None:
         """Return the effect of a difference in plan fields that the arrangement of ranks decides,
         with the reason, or None if it does not decide the effect of all of them.
         """
         sides = self.meant.plain, self.kept.plain
-        found = [effect_of_ranks(ours, *sides) for ours in fields]
+        found = [effect_of_ranks(ours, *sides, self.uneven) for ours in fields]
         known = [effect for effect in found if effect is not None]
         if not known or len(known) < len(found):
             return None
@@ -66,10 +109,13 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 def _unknown(pair: Pair) -> Iterator[Finding]:
     """Yield a finding for each setting that nobody knows and that only one of the configs has, or that
     has another value there. Two configs of one stack with the same such setting agree in it, whatever
-    it does.
+    it does. What belongs to the program of a launch counts between two launches alone.
     """
     one, other = _unread(pair.one), _unread(pair.other)
     alike = pair.one.dialect.name == pair.other.dialect.name
+    launched = all(
+        any(it.effect is Effect.NONE for it, *_ in side.values()) for side in (one, other)
+    )
     for path in {**one, **other}:
         sides = one.get(path, []), other.get(path, [])
         before, after = (
@@ -78,7 +124,8 @@ def _unknown(pair: Pair) -> Iterator[Finding]:
         if not alike or before != after:
             origin = sides[1][0].origin if sides[1] else None
             change, rule = f"{before} -> {after}", f"{RULE}/unknown"
-            yield replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
+            row = replace((*sides[1], *sides[0])[0], change=change, origin=origin, rule=rule)
+            yield replace(row, effect=Effect.NUMBERS) if alike and launched else row
 
 
 def _unread(config: Config) -> dict[str, list[Finding]]:
@@ -145,7 +192,7 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
     found = [held[ours] for ours in fields if ours in held]
     other = found[0] if len(found) == 1 else None
     before, after = (other, loss.before) if back else (loss.before, other)
-    alone = f"{_said(loss.before)}, in {source.dialect.title} alone"
+    alone = f"{_said(loss.before)}, {pair.alone(source)}"
     change = alone if other is None else f"{_said(before)} -> {_said(after)}"
     return replace(
         loss,
@@ -171,7 +218,7 @@ def _remarked(pair: Pair) -> Iterator[Finding]:
                 continue
             if (config.dialect.name, remark.id) not in others:
                 origin = remark.origin if config is pair.other else None
-                alone = f"{_said(config.given.get(remark.path))}, in {config.dialect.title} alone"
+                alone = f"{_said(config.given.get(remark.path))}, {pair.alone(config)}"
                 yield replace(
                     remark, how=None, origin=origin, rule=f"{RULE}/{remark.id}", change=alone
                 )
@@ -330,17 +377,29 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
         effects = (
             rule.effect_of_losing((ours,), config.effective) for config in (pair.one, pair.other)
         )
-        follows = "this difference follows from the other differences"
-        effect, why = pair.by_ranks((ours,)) or (min(effects, key=_rank), follows)
+        effect, why = pair.by_ranks((ours,)) or (min(effects, key=_rank), "")
+        why = why or pair.follows(ours) or rule.why(ours)
         found = _finding(
-            ours,
+            _spoken(pair, ours),
             effect,
             why,
             pair.meant.plain.get(ours),
             pair.kept.plain.get(ours),
             pair,
         )
-        yield replace(found, about=(ours,))
+        yield replace(found, rule=f"{RULE}/{ours}", about=(ours,))
+
+
+def _spoken(pair: Pair, ours: str) -> str:
+    """Return the setting that stands for a plan field, or what the field is, in plain English, if the
+    setting has another value than the field.
+    """
+    path = _named(pair, pair.one, ours)
+    for config in (pair.one, pair.other):
+        value = config.effective.get(path)
+        if path == ours or value not in (None, pair.meaning(config).plain.get(ours)):
+            return in_words(ours)
+    return path
 
 
 # Two stacks
@@ -354,7 +413,7 @@ def _apart(pair: Pair) -> Iterator[Finding]:
     # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
     for ours in sorted(pair.strayed):
-        rows.setdefault((_named(pair.one, ours), _named(pair.other, ours)), []).append(ours)
+        rows.setdefault((_named(pair, pair.one, ours), _named(pair, pair.other, ours)), []).append(ours)
     for (mine, theirs), fields in rows.items():
         row = _row(pair, mine, theirs, fields)
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
@@ -363,7 +422,7 @@ def _apart(pair: Pair) -> Iterator[Finding]:
         yield from _counts(pair, config)
         for finding in unheld(config):
             for part in _alone(config, finding):
-                change = f"{_said(part.before)}, in {config.dialect.title} alone"
+                change = f"{_said(part.before)}, {pair.alone(config)}"
                 origin = part.origin if config is pair.other else None
                 yield replace(
                     part, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
@@ -408,13 +467,15 @@ def _alone(config: Config, whole: Finding) -> Iterator[Finding]:
         yield whole
 
 
-def _named(config: Config, ours: str) -> str:
+def _named(pair: Pair, config: Config, ours: str) -> str:
     """Return the setting of `config` that stands for a plan field, preferably a given one. Return
     the plan field if there is no such setting.
     """
     rule = plan_claims(config.dialect).get(ours)
     if rule is None or not (paths := rule.carriers(ours)):
         return ours
+    if unheld := untranslated(config, pair.meaning(config), rule):
+        return unheld
     # Of settings that make several fields together, the one that says most about this field alone.
     return min(paths, key=lambda path: (len(rule.carried(path)), path not in config.given))
 
@@ -427,11 +488,11 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     before, after = _own(pair.one, mine, meant[0]), _own(pair.other, theirs, meant[1])
     if (before, after) != meant and (not why or pair.by_ranks((worst,))):
         # The files' own values may be equal, or in other units: what they amount to differs.
-        amount = f"in stagebridge's plan, {worst} differs: {_said(meant[0])} -> {_said(meant[1])}"
+        amount = f"{in_words(worst)}: {_said(meant[0])} -> {_said(meant[1])}"
         why = "; ".join(filter(None, (amount, why)))
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
-    path = theirs if other and not own else mine
+    path = theirs if other and not own else mine if own else in_words(worst)
     named = f"{theirs} " if other and theirs != path else ""
     change = f"{_said(before)} -> {named}{_said(after)}"
     origin, given = pair.other.origins.get(theirs), mine in pair.one.given
@@ -483,7 +544,8 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
             continue
         effects.append(rule.effect_of_losing((ours,), config.effective))
         if values.get(ours) is None:
-            open_, why = True, why or rule.why(ours)
+            unheld = _told(rule, config) if untranslated(config, pair.meaning(config), rule) else ""
+            open_, why = True, unheld or why or rule.why(ours)
     # A field that no table knows may change the numbers: unknown is not harmless.
     effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)
     # What a stack decides by itself costs neither more nor less than a value. A value that the

@@ -10,6 +10,7 @@ from typing import Any
 
 Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
+EXIT = "run.exit_interval"
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
 COMPUTE, AUTOCAST = "precision.compute", "precision.autocast"
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
@@ -25,7 +26,7 @@ def plain(values: Values) -> dict[str, Any]:
     """
     said = {path: value for path, value in values.items() if value is not None}
     for path in list(said):
-        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE)) and _idle(path, said[path], values):
+        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, EXIT)) and _idle(path, said[path], values):
             del said[path]
     # In the order of the table: a later meaning may build on an earlier one.
     for path, meaning in MEANINGS.items():
@@ -186,6 +187,12 @@ def _above(values: Values) -> bool:
     return bool(steps < halvings + (values.get(LOSS_SCALE + "hysteresis") or 1))
 
 
+def _whole(values: Values) -> bool:
+    """Return whether the run makes all of its steps before it would exit."""
+    steps, every = values.get("run.steps"), values.get(EXIT)
+    return not every or bool(steps and steps <= every)
+
+
 def _unbounded(values: Values) -> bool:
     """Return whether the number of positions bounds nothing that is computed: only learned positions
     have a table of that size, and only scaled rotary positions depend on it.
@@ -197,6 +204,7 @@ def _unbounded(values: Values) -> bool:
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     "model.embedding.max_positions": lambda values: _unbounded(values),
     **{SCHEDULE + name: _level for name in ("minimum", "total_steps")},
+    EXIT: _whole,
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,
     **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},
     LOSS_SCALE + "late": _late,

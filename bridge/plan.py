@@ -4,6 +4,7 @@ a plan, and the native engine runs what a plan says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -460,7 +461,7 @@ class Run(Section):
     timers: bool | None = field(None, description="The log shows the time of each part of a step.")
     exit_interval: Size | None = field(
         None,
-        description="Number of steps after which the process exits, to be restarted; 0: never.",
+        description="The run ends after a step whose number is a multiple of this; 0: never.",
     )
     keep_checkpoints: Count | None = field(
         None, description="Number of checkpoints that are kept; open: all checkpoints."
@@ -594,3 +595,11 @@ class Plan(Section):
 def paths() -> Mapping[str, Field]:
     """Every leaf of a Plan by dotted path."""
     return fields(Plan)
+
+
+def in_words(path: str) -> str:
+    """What a leaf of a Plan is, as the beginning of its description says it in lower case."""
+    said, *_ = re.split(r"[;.]", paths()[path].doc)
+    start, *_ = said.split(":")
+    said = start if " " in start else said
+    return said if said[:2].isupper() else said[:1].lower() + said[1:]

@@ -62,8 +62,8 @@ class Context:
 
 _LOSSES: Mapping[Effect, str] = {
     Effect.NUMBERS: (
-        "model adapters run.steps run.epochs run.seed run.weights_only run.load_optimizer run.load_random run.resumed_schedule "
-        "run.host_init optimizer.nesterov optimizer.update_scale "
+        "model adapters run.steps run.epochs run.exit_interval run.seed run.weights_only run.load_optimizer run.load_random "
+        "run.resumed_schedule run.host_init optimizer.nesterov optimizer.update_scale "
         "optimizer.amsgrad optimizer.bias_correction optimizer.decay_scope optimizer.decay_ramp "
         "optimizer.embedding_lr optimizer.output_lr precision.fp8_recipe precision.autocast"
     ),
@@ -78,7 +78,7 @@ _LOSSES: Mapping[Effect, str] = {
     ),
     Effect.NONE: (
         "model.family run.log_interval run.save_interval run.save_optimizer run.save_random run.eval_interval run.timeout "
-        "run.exit_interval run.keep_checkpoints run.eval_steps run.project run.entity"
+        "run.keep_checkpoints run.eval_steps run.project run.entity"
     ),
 }
 

@@ -672,18 +672,14 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         opened.setdefault((path, repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
-        unheld = next(filter(None, (_unheld(config, meant, mine[ours]) for ours in fields)), "")
-        why = (
-            f"stagebridge does not translate this value of {unheld}"
-            if unheld
-            else f"{config.dialect.name} leaves {', '.join(fields)} open"
-        )
+        rule = next((mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None)
+        why = f"{config.dialect.name} leaves {', '.join(fields)} open"
+        cause = f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
+        if rule is not None:
+            seen = rule.seen(rule.theirs, config.effective)
+            # The same words as in the finding on the setting itself: it is one cause.
+            why = cause = (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
         message = f"{why}; {target.dialect.name} uses {taken} by default"
-        cause = (
-            ""
-            if unheld
-            else f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
-        )
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
         yield Finding(
@@ -707,7 +703,7 @@ def _told_by(target: Config, ours: str, value: Any) -> tuple[str, Any]:
     return path, target.effective.get(path, value)
 
 
-def _unheld(config: Config, meant: Meaning, rule: Rule) -> str:
+def untranslated(config: Config, meant: Meaning, rule: Rule) -> str:
     """Return the given setting of a rule that a plan cannot hold at all, or an empty string if the
     plan holds some of it.
     """

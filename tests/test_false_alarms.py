@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 import compat
+from bridge.dialect import Config
+from bridge.difference import compare
 from bridge.plan import Plan
 from bridge.rules import Effect, How
 from bridge.secrets import Secrets
@@ -466,3 +468,36 @@ def test_deepspeeds_muon_makes_the_same_steps_in_megatron() -> None:
     assert (said["muon_nesterov"], said["muon_scale_mode"], said["muon_momentum"]) == (True, "shape_scaling", 0.95)
     named = {finding.path for finding in result.findings if finding.path.startswith("optimizer.")}
     assert named <= {"optimizer.schedule.name"}
+
+
+LAUNCH = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --global-batch-size 8"
+    " --train-iters 10 --lr 1e-3 --vocab-size 100 --attention-dropout 0 --hidden-dropout"
+)
+MOE = "0 --num-experts 4 --moe-aux-loss-coeff 0.01 --moe-router-load-balancing-type"
+CUT = [
+    ("0", ""),
+    ("0 --eod-mask-loss --calculate-per-token-loss", ""),
+    (f"{MOE} seq_aux_loss", ""),
+    (f"{MOE} none", ""),
+    ("0.1", "dropout"),
+    ("0 --eod-mask-loss", "tokens the loss leaves out"),
+    (f"{MOE} aux_loss", "experts"),
+    (f"{MOE} sinkhorn", "experts"),
+    (f"{MOE} none --moe-expert-capacity-factor 1.0", "experts"),
+    ("0 --bf16 --transformer-impl transformer_engine --fp8-format hybrid", "8 bits"),
+]
+"""Launches, each with the reason why the size of a microbatch changes its numbers."""
+
+
+def launched(words: str, ranks: int = 1) -> Config:
+    return compat.load("megatron").read(f"{LAUNCH} {words}", None, ranks)
+
+
+@pytest.mark.parametrize(("words", "reason"), CUT)
+def test_the_size_of_a_microbatch_changes_numbers_where_something_is_computed_over_one(words: str, reason: str) -> None:
+    one, other = (launched(f"{words} --micro-batch-size {size}") for size in (2, 1))
+    for found in (compare(one, other), compare(other, one)):
+        row = next(row for row in found if row.path == "micro_batch_size")
+        assert row.effect is (Effect.NUMBERS if reason else Effect.ROUNDING)
+        assert (reason or "in other microbatches") in row.message and "other ranks" not in row.message

@@ -68,6 +68,59 @@ def test_a_flag_of_a_launch(place: int) -> None:
     assert lines[0].startswith(("different numbers", "will not start")) and any(flag in line for line in lines[3:6])
 
 
+ENDS = [
+    ("--exit-interval 5", "--exit-interval 10"), ("--exit-duration-in-mins 1", ""), ("--phase-transition-iterations 5", ""),
+    ("--ckpt-convert-format torch --ckpt-convert-save out --load in", "--load in --exit-on-missing-checkpoint"),
+    ("--error-injection-rate 3", "--error-injection-type transient_error"), ("--skip-train", "--exit-signal-handler"),
+]  # fmt: skip
+"""Flags with which a run of 10 steps ends early, each with flags with which it does not."""
+
+
+@pytest.mark.parametrize(("early", "whole"), ENDS)
+def test_a_run_that_ends_earlier_is_another_run(early: str, whole: str) -> None:
+    short, long, plain = launch(early), launch(whole), launch("--load in" if "--load in" in whole else "")
+    for found in (compare(short, plain), compare(plain, short), translate(short, compat.load("deepspeed")).findings):
+        assert early.split()[0][2:].replace("-", "_") in {one.path for one in found if one.effect is Effect.NUMBERS}
+    assert {one.effect for one in compare(long, plain)} <= {Effect.NONE}
+
+
+def test_a_run_of_another_stack_that_ends_earlier_is_another_run() -> None:
+    def effects(stack: str, one: dict[str, Any], other: dict[str, Any]) -> set[Effect]:
+        sides = [compat.load(stack).read(data, world_size=1) for data in (one, other)]
+        return {found.effect for found in compare(*sides)}
+
+    model = {"base_model": {"vocab_size": 128}}
+    length = {"train_iters": 20, "checkpoint": {"interval": 5}}
+    fast = {"run": {"experiment_dir": "out"}, "training": length, "model": model}
+    for stop, worst in ((10, Effect.NUMBERS), (20, Effect.NONE)):
+        assert effects("fast_llm", fast, {**fast, "training": {**length, "shutdown": {"interval": stop}}}) == {worst}
+    for on, worst in ((True, Effect.NUMBERS), (False, Effect.NONE)):
+        assert effects("deepspeed", {**DEEPSPEED, "autotuning": {"enabled": on, "end_profile_step": 3}}, DEEPSPEED) == {worst}
+
+
+HUGGING = "deepspeed --num_gpus 1 train.py --deepspeed ds.json --per_device_train_batch_size 2 --learning_rate 1e-4"
+OTHERS = (
+    "--num_train_epochs 3", "--max_steps 20", "--seed 7", "--label_smoothing_factor 0.1", "--auto_find_batch_size",
+    "--patience 3",
+)  # fmt: skip
+"""Arguments of a program with the Trainer, each of another run."""
+
+
+def test_launches_with_other_arguments_of_the_program_are_other_runs(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": "auto"}')
+    dialect, sides = compat.load("deepspeed"), {}
+    for name, words in enumerate(("", "--output_dir out --logging_steps 1", *OTHERS)):
+        path = tmp_path / f"{name}.sh"
+        path.write_text(f"{HUGGING} --num_train_epochs 1 {words}\n")
+        sides[words] = dialect.read(path)
+    plain, quiet, *others = sides.values()
+    assert {one.effect for one in compare(plain, quiet)} <= {Effect.NONE}
+    for other in others:
+        for found in (compare(plain, other), compare(other, plain)):
+            assert Effect.NUMBERS in {one.effect for one in found}
+        assert [one for one in report.all_of(other) if one.effect is Effect.NUMBERS and one.unknown] == []
+
+
 SOURCES: dict[str, dict[str, Any]] = {
     "automodel": {
         "step_scheduler": {"global_batch_size": 8, "local_batch_size": 1, "max_steps": 10},

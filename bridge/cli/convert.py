@@ -55,7 +55,7 @@ from bridge.foreign import foreign
 from bridge.gate import FORMATS, Record, baseline, is_baseline, record, refusals
 from bridge.programs import scripted
 from bridge.releases import unknown_release
-from bridge.rules import How
+from bridge.rules import Effect, How
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
 from bridge.underway import counted
@@ -590,9 +590,11 @@ def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) 
     config = _sized(job, read(job), carry) if carry else read(job)
     near, said = release_of(job, target, version)
     result = translate(config, target, near, config.world_size if carry else job.world_size, carry)
-    return replace(
-        result, findings=(*said, *beside.remarks(target, Path(job.file)), *result.findings)
-    )
+    odd = beside.remarks(target, Path(job.file), config)
+    for finding in odd if beside.unfit(target) else ():
+        if finding.effect is Effect.NONE:  # the report shows it with --all alone
+            note(f"note: {finding.path}: {finding.message}")
+    return replace(result, findings=(*said, *odd, *result.findings))
 
 
 def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:

@@ -10,10 +10,11 @@ from pathlib import Path
 from bridge import carry as carry_over
 from bridge import limits
 from bridge.carry import Carry
-from bridge.dialect import Dialect
+from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, VersionError
 from bridge.files import Original, OutsideError, find, read_text
 from bridge.findings import Finding
+from bridge.lifting import meaning_of
 from bridge.rules import Effect
 from bridge.secrets import Secrets, keep_hidden
 
@@ -52,27 +53,28 @@ class Sidecar:
             return f"the sidecar cannot be read ({error})"
         return ""
 
-    def remarks(self, dialect: Dialect, file: Path) -> tuple[Finding, ...]:
-        """Return the findings on the sidecar of `file`.
+    def remarks(self, dialect: Dialect, file: Path, config: Config) -> tuple[Finding, ...]:
+        """Return the findings on the sidecar of `file`, which holds `config`.
 
         If the sidecar does not fit the stack, the only finding is that it was not used.
         """
         why = self.unfit(dialect)
         if not why or self.carry is None:
             return self.findings
-        # What a file of another stack left out was never a part of this run.
-        effect = Effect.NUMBERS if self.carry.dialect == dialect.name else Effect.NONE
+        # What a file of another stack or of another conversion left out was never a part of this run.
+        # A file that means what the sidecar's file meant is that file with another name.
+        own = not self.foreign or not carry_over.edits(self.carry, meaning_of(config))
+        lost = own and self.carry.dialect == dialect.name
+        effect = Effect.NUMBERS if lost else Effect.NONE
         return (
             Finding(carry_over.beside(file).name, f"the carry-over was not used: {why}", effect, given=True),
         )
 
     def note(self, file: str, dialect: Dialect, way: str = "") -> str:
-        """Return the note that a sidecar is read too, and that the option `way` turns this off; empty if there is no sidecar."""
-        if self.carry is None:
+        """Return the note that a sidecar is read too, and that the option `way` turns this off; empty if none is read."""
+        if not self.fitting(dialect):
             return ""
         place = carry_over.beside(Path(file))
-        if why := self.unfit(dialect):
-            return f"note: {place}: the carry-over was not used: {why}"
         edits = (
             f"; {file} was edited since, or written by another conversion; the settings in {file} win"
             if self.edited

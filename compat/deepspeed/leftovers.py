@@ -368,6 +368,12 @@ READ: tuple[Row, ...] = (
     ),
     (Use.RECORDS, "DeepSpeed's autotuner", "autotuning/autotuner.py, started by the launcher", "autotuning"),
     (
+        Use.ENDS,
+        "a run that DeepSpeed's autotuner measures ends after some steps",
+        "runtime/engine.py: _autotuning_exit; backward, autotuning_profile_model_info",
+        _inside("autotuning", "enabled end_profile_step model_info"),
+    ),
+    (
         Use.CHECKS,
         "DeepSpeed refuses or accepts the script's optimizer",
         "runtime/engine.py: _configure_optimizer, zero_force_ds_cpu_optimizer",
@@ -425,6 +431,7 @@ SWITCHES: Mapping[str, Switch] = {
         Switch(f"{ZERO}.stage", (3,)),
     ),
     "compile": Switch("compile.deepcompile"),
+    "autotuning": Switch("autotuning.enabled"),
     **dict.fromkeys(("data_efficiency.enabled", "data_efficiency.seed"), Switch(f"{CURRICULUM} {SKIPPING}")),
     **dict.fromkeys(("data_efficiency.data_sampling.enabled", "data_efficiency.data_sampling.num_epochs"), Switch(CURRICULUM)),
     "data_efficiency.data_routing": Switch(SKIPPING),

@@ -16,11 +16,14 @@ from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 from bridge.findings import Finding, Origin, assumed
 from bridge.rules import Effect
 from compat.deepspeed import accelerated, programs
-from compat.deepspeed.trainer import DEFAULTS
+from compat.deepspeed.trainer import DEFAULTS, QUIET
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
 YAML = (".yaml", ".yml")
+SCRIPTS = "no config of DeepSpeed has this: it belongs to the training script, and stagebridge does not read it"
+UNSURE = "auto_find_batch_size"
+"""The Trainer's argument with which the batch follows from the memory of the machine."""
 TRAINER = "--deepspeed"
 """The option that names a config file in scripts with Hugging Face's Trainer. In other scripts it
 is a switch without a value.
@@ -144,17 +147,28 @@ def _accelerated(launch: Launch, script: Script, started: accelerated.Started) -
 
 
 def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
-    """Yield a finding on the arguments of a launch that are the program's own business."""
+    """Yield a finding on the program of a launch and on each of its arguments that no config has.
+
+    They belong to the training script, so a translation of the config loses none of them. Nothing
+    tells what they do to the run, apart from arguments that the Trainer does not train by.
+    """
     read_here = {TRAINER, *OPTIONS, "--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
-    read_here |= {f"--{name}" for name in (*CODE, *(DEFAULTS if trained else ()))}
-    options = (text.partition("=")[0] for text in launch.texts if text.startswith("--"))
-    left = [name for name in dict.fromkeys(options) if name not in read_here and name != "--"]
-    if left:
-        message = (
-            f"no config of DeepSpeed has these arguments of the program, and stagebridge does not read"
-            f" them: {', '.join(map(brief, left))}"
-        )
-        yield Finding(launch.program, message, Effect.NONE, origin=Origin(launch.line))
+    read_here |= {f"--{name}" for name in (*CODE, *(DEFAULTS.keys() - {UNSURE} if trained else ()))}
+    own: dict[str, list[str]] = {Path(launch.program).name: []}
+    for text in launch.texts:
+        option, tied, value = text.partition("=")
+        if option.startswith("--"):
+            own[option] = [value] if tied else []
+        else:
+            own[[*own][-1]].append(text)
+    quiet = {f"--{name}" for name in QUIET} if trained else set()
+    for option, values in own.items():
+        if option not in read_here:
+            said = " ".join(values)
+            origin, known = Origin(launch.line), option in quiet
+            yield Finding(
+                brief(option), SCRIPTS, Effect.NONE, origin=origin, change=said, unknown=not known
+            )
 
 
 def _trained(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]:

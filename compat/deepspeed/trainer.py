@@ -34,6 +34,8 @@ DEFAULTS: Mapping[str, Any] = {
     "warmup_steps": 0.0,
     "warmup_ratio": 0.0,
     "max_steps": -1,
+    "num_train_epochs": 3.0,
+    "seed": 42,
     "lr_scheduler_type": "linear",
     "lr_scheduler_kwargs": None,
     "optim": "adamw_torch",
@@ -70,6 +72,26 @@ NAMES = frozenset(
     }
 )
 """The names of all TrainingArguments (training_args.py in transformers 4 and 5)."""
+
+QUIET = frozenset(
+    {
+        "batch_eval_metrics", "dataloader_num_workers", "dataloader_persistent_workers", "dataloader_pin_memory",
+        "dataloader_prefetch_factor", "ddp_timeout", "debug", "disable_tqdm", "do_eval", "do_predict",
+        "enable_jit_checkpoint", "eval_accumulation_steps", "eval_delay", "eval_do_concat_batches", "eval_on_start",
+        "eval_steps", "eval_strategy", "eval_use_gather_object", "evaluation_strategy", "greater_is_better",
+        "hub_always_push", "hub_model_id", "hub_private_repo", "hub_revision", "hub_strategy", "hub_token",
+        "include_for_metrics", "include_num_input_tokens_seen", "load_best_model_at_end", "local_rank", "log_level",
+        "log_level_replica", "log_on_each_node", "logging_dir", "logging_first_step", "logging_nan_inf_filter",
+        "logging_steps", "logging_strategy", "metric_for_best_model", "output_dir", "overwrite_output_dir",
+        "per_device_eval_batch_size", "prediction_loss_only", "project", "push_to_hub", "report_to", "run_name",
+        "save_only_model", "save_safetensors", "save_steps", "save_strategy", "save_total_limit",
+        "skip_memory_metrics", "torch_empty_cache_steps", "trackio_bucket_id", "trackio_space_id",
+        "trackio_static_space_id",
+    }
+)  # fmt: skip
+"""TrainingArguments that no training step depends on: evaluation, logs, checkpoints, and how data is
+loaded (trainer.py in transformers 4 and 5).
+"""
 
 SCHEDULES: Mapping[str, str] = {
     "linear": "linear",
@@ -284,6 +306,10 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     sets: dict[str, Any] = {NODE_LOCAL: True} if args["save_on_each_node"] else {}
     if args["max_steps"] > 0:
         sets["code.steps"] = args["max_steps"]
+    elif "num_train_epochs" in given:
+        sets["code.epochs"] = float(args["num_train_epochs"])
+    if "seed" in given:
+        sets["code.seed"] = args["seed"]
     known = {name: fact for name, fact in facts.items() if fact is not None}
     # Further arguments, such as a number of cycles or a final
     # rate, make a schedule that no plan knows.

@@ -70,6 +70,7 @@ class FastLLMDialect(PackagedDialect):
         ".args": "overrides",
     }
     config_type: ClassVar[type[Config]] = FastLLMConfig
+    masking: ClassVar[tuple[str, ...]] = ("batch.use_loss_masking_spans",)
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Read a YAML file, text, a mapping, or overrides."""

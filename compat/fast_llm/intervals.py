@@ -166,7 +166,10 @@ RULES = (
         ("run.save_interval", "run.keep_checkpoints", "run.exit_interval"),
         _read_saves,
         _write_saves,
-        effect=EFFECTS["run.save_interval"],
+        effect=lambda values: EFFECTS[
+            "run.exit_interval" if {*_section(values, SHUTDOWN)} - {"interval"} else "run.save_interval"
+        ],
+        mixed=True,
         blurs=_more,
         carries={
             CHECKPOINT: ("run.save_interval", "run.keep_checkpoints"),

@@ -156,6 +156,7 @@ class MegatronDialect(PackagedDialect):
     loads: ClassVar[Mapping[str, Mapping[str, Any]]] = {"megatron": LOADS}
     native_parameters = "neutral"
     scheduled = ("lr", "weight_decay")
+    masking = ("eod_mask_loss", "sft")
 
     @property
     def schema(self) -> type[Section]:

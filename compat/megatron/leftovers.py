@@ -88,9 +88,9 @@ SINGLE: Mapping[Why, str] = {
     Why("a setting of steps that Megatron's training loop skips", Use.ENDS): (
         "iterations_to_skip"
     ),
-    Why(
-        "a setting with which Megatron's training loop ends the run early", Use.RECORDS
-    ): "exit_interval exit_duration_in_mins",
+    Why("a setting with which Megatron ends the run early", Use.ENDS): (
+        "exit_duration_in_mins phase_transition_iterations ckpt_convert_format error_injection_rate error_injection_type"
+    ),
     Why("the learning-rate schedule that a resumed run uses", Use.STARTS): (
         "use_checkpoint_opt_param_scheduler override_opt_param_scheduler"
     ),
@@ -308,6 +308,7 @@ SWITCHES: tuple[tuple[Switch, str], ...] = (
     (Switch("fim_data"), "fim_"),
     (Switch("perform_rl_step"), "rl_ grpo_ langrl_ refit_method"),
     (Switch("logits_load_dir"), "logits_load_"),
+    (Switch("error_injection_rate"), "error_injection_type"),
 )
 """Arguments, or beginnings of their names, that take no effect unless an argument is set."""
 

@@ -53,17 +53,27 @@ def _rest(args: Seen) -> int:
 
 def _sizes(args: Seen) -> tuple[int, ...]:
     """Return the sizes that the global batch has during the run: one, or each step of a ramp."""
-    whole, ramp = args["global_batch_size"], args["rampup_batch_size"]
+    whole = args["global_batch_size"]
     if not whole or args["step_batch_size_schedule"]:
         return ()
-    if not _ramps(args):
+    ramp = _ramp(args)
+    if ramp is None or not _ramps(args):
         return (int(whole),)
-    start, step, _ = map(int, ramp)
+    start, step, _ = ramp
     return (*range(start, whole, step), int(whole)) if 0 < start < whole and step > 0 else ()
 
 
 def _ramps(args: Seen) -> bool:
-    return len(args["rampup_batch_size"] or ()) == 3 and not args.context.since(NO_RAMP)
+    return _ramp(args) is not None and not args.context.since(NO_RAMP)
+
+
+def _ramp(args: Seen) -> tuple[int, int, int] | None:
+    """Return start, step and samples of a batch ramp; None if it is not three whole numbers."""
+    try:
+        start, step, samples = map(int, args["rampup_batch_size"] or ())
+    except ValueError:
+        return None
+    return start, step, samples
 
 
 def _microbatches(args: Seen) -> tuple[int, ...]:
@@ -81,15 +91,15 @@ def _uneven_ramp(args: Seen) -> bool:
 
 
 def _broken_ramp(args: Seen) -> bool:
-    """Return whether a batch ramp has not three values, or no steps from its start to the global
-    batch size.
+    """Return whether a batch ramp is not three whole numbers, or has no steps from its start to the
+    global batch size.
     """
-    ramp = args["rampup_batch_size"]
-    if not ramp or not args["global_batch_size"]:
+    if not args["rampup_batch_size"] or not args["global_batch_size"]:
         return False
-    if len(ramp) != 3:
+    ramp = _ramp(args)
+    if ramp is None:
         return True
-    start, step, samples = map(int, ramp)
+    start, step, samples = ramp
     way = args["global_batch_size"] - start
     return start <= 0 or step <= 0 or samples < 0 or way <= 0 or way % step != 0
 

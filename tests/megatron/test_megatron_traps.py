@@ -78,6 +78,7 @@ STOPPING = (
     ("moe_router_topk", f"{EXPERTS} --moe-router-topk 5", f"{EXPERTS} --moe-router-topk 4", ""),
     ("global_batch_size", f"{PIPES} --global-batch-size 6", f"{PIPES} --global-batch-size 8", ""),
     ("rampup_batch_size", f"{RAMP} 4 8 100 --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.17.1"),
+    ("rampup_batch_size", f"{RAMP} a b c --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.15.3"),
     ("rampup_batch_size", f"{RAMP} 2 2 100 --global-batch-size 16", f"{RAMP} 4 4 100 --global-batch-size 16", "0.17.1"),
     (
         "override_opt_param_scheduler",
