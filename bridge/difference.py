@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from bridge.config import Values, shown
+from bridge.config import Values
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.findings import Finding
@@ -19,7 +19,7 @@ from bridge.plan import in_words
 from bridge.ranks import effect_of_ranks
 from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
-from bridge.translation import remarks, translate, unheld, untranslated
+from bridge.translation import full_text, plainly, remarks, translate, unheld, untranslated
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
@@ -192,8 +192,8 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
     found = [held[ours] for ours in fields if ours in held]
     other = found[0] if len(found) == 1 else None
     before, after = (other, loss.before) if back else (loss.before, other)
-    alone = f"{_said(loss.before)}, {pair.alone(source)}"
-    change = alone if other is None else f"{_said(before)} -> {_said(after)}"
+    alone = f"{full_text(loss.before)}, {pair.alone(source)}"
+    change = alone if other is None else f"{full_text(before)} -> {full_text(after)}"
     return replace(
         loss,
         how=How.APPROXIMATE,
@@ -218,7 +218,7 @@ def _remarked(pair: Pair) -> Iterator[Finding]:
                 continue
             if (config.dialect.name, remark.id) not in others:
                 origin = remark.origin if config is pair.other else None
-                alone = f"{_said(config.given.get(remark.path))}, {pair.alone(config)}"
+                alone = f"{full_text(config.given.get(remark.path))}, {pair.alone(config)}"
                 yield replace(
                     remark, how=None, origin=origin, rule=f"{RULE}/{remark.id}", change=alone
                 )
@@ -358,14 +358,9 @@ def _rounded(config: Config, path: str) -> tuple[str, ...]:
 
 def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair: Pair) -> Finding:
     given = path in pair.one.given or path in pair.other.given
-    change = f"{_said(before)} -> {_said(after)}"
+    change = f"{full_text(before)} -> {full_text(after)}"
     origin, rule = pair.other.origins.get(path), f"{RULE}/{path}"
     return Finding(path, why, effect, given, How.APPROXIMATE, before, after, origin, rule, change)
-
-
-def _said(value: Any) -> str:
-    # Never cut: two long values may differ at their ends only.
-    return "not set" if value is None else shown(value, None)
 
 
 def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
@@ -422,7 +417,7 @@ def _apart(pair: Pair) -> Iterator[Finding]:
         yield from _counts(pair, config)
         for finding in unheld(config):
             for part in _alone(config, finding):
-                change = f"{_said(part.before)}, {pair.alone(config)}"
+                change = f"{full_text(part.before)}, {pair.alone(config)}"
                 origin = part.origin if config is pair.other else None
                 yield replace(
                     part, how=None, origin=origin, rule=f"{RULE}/{finding.path}", change=change
@@ -486,17 +481,17 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
     effect, why = weights[worst]
     meant = pair.meant.plain.get(worst), pair.kept.plain.get(worst)
     before, after = _own(pair.one, mine, meant[0]), _own(pair.other, theirs, meant[1])
-    if (before, after) != meant and (not why or pair.by_ranks((worst,))):
+    if before != after and (before, after) != meant and (not why or pair.by_ranks((worst,))):
         # The files' own values may be equal, or in other units: what they amount to differs.
-        amount = f"{in_words(worst)}: {_said(meant[0])} -> {_said(meant[1])}"
+        amount = f"{in_words(worst)}: {full_text(meant[0])} -> {full_text(meant[1])}"
         why = "; ".join(filter(None, (amount, why)))
     # A plan field stands for itself where a stack has no setting: no reader of the files knows it.
     own, other = (name not in fields for name in (mine, theirs))
     path = theirs if other and not own else mine if own else in_words(worst)
     named = f"{theirs} " if other and theirs != path else ""
-    change = f"{_said(before)} -> {named}{_said(after)}"
+    change = "" if before == after else f"{full_text(before)} -> {named}{full_text(after)}"
     origin, given = pair.other.origins.get(theirs), mine in pair.one.given
-    return Finding(
+    row = Finding(
         path,
         why,
         effect,
@@ -507,8 +502,9 @@ def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
         origin,
         f"{RULE}/{worst}",
         change,
-        about=(mine, theirs, *fields),
+        about=(worst, *fields),
     )
+    return replace(plainly(row, pair.meant.plain, pair.kept.plain), about=(mine, theirs, *fields))
 
 
 def _own(config: Config, path: str, meant: Any) -> Any:

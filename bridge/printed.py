@@ -418,6 +418,7 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
         finding.how is not How.DROPPED
         and 0 < len(near) <= NEAR
         and finding.effect is not Effect.NONE
+        and all(field.value != finding.before for field in near)
     ):
         return (
             f"{before}-> {', '.join(f'{field.path} {shown(field.value, LONG)}' for field in near)}"

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from bridge.carry import Carry
-from bridge.config import Values
+from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError
 from bridge.findings import Finding
@@ -197,8 +197,30 @@ def translate(
     losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
     losses += tuple(_nameless(trip, losses))
     left = way.unused(told.given, config, target) if way and told else ()
-    findings = (*losses, *openings, *left, *_left_behind(config, target), *remarks(target))
+    without = f"no setting of {dialect.title} stands for this"
+    rows = [replace(row, message=row.message or without) for row in (*losses, *openings)]
+    told_rows = (plainly(row, meant.plain, kept.plain) for row in rows)
+    findings = (*told_rows, *left, *_left_behind(config, target), *remarks(target))
     return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
+
+
+def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) -> Finding:
+    """Return a finding whose setting has the same value before and after, or none, with what differs in
+    its place: a plan field with its two values. Without one the value stands alone, which the target
+    applies differently.
+    """
+    if loss.how in (None, How.DEFAULTED) or loss.change or loss.before not in (None, loss.after):
+        return loss
+    fields = (ours for ours in loss.about if ours != loss.path and meant.get(ours) != kept.get(ours))
+    ours, value = next(fields, ""), "" if loss.before is None else shown(loss.before)
+    before, after = meant.get(ours), kept.get(ours)
+    turned = f"{ours} {full_text(before)} -> {full_text(after)}" if ours else ""
+    return replace(loss, before=before, after=after, change="; ".join(filter(None, (value, turned))))
+
+
+def full_text(value: Any) -> str:
+    """Return a value as text that is never cut: two long values may differ at their ends only."""
+    return "not set" if value is None else shown(value, None)
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
@@ -240,7 +262,9 @@ class _Trip:
         if rule.blurs and rule.blurs(rule.seen(rule.theirs, self.config.effective)):
             return False
         meant, kept = self.meant.plain, self.kept.plain
-        said = [ours for ours in rule.carried(path) if ours in meant]
+        # A setting without fields of its own may tell those of another rule.
+        rules = [rule] if rule.ours else [one for one in self.config.dialect.rules if path in one.carries]
+        said = [ours for one in rules for ours in one.carried(path) if ours in meant]
         return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
 
     def moved(self, ours: str) -> bool:
@@ -283,6 +307,8 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
         elif not rule.ours:
             gone = elsewhere - trip.target.given.keys()
         changed = [path for path in paths if path in theirs or path in gone]
+        if not rule.ours:
+            changed = [path for path in changed if not trip.arrived(rule, path)]
         if changed:
             yield from _lost(trip, rule, changed, lost)
 
@@ -321,7 +347,7 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         whole = rule.becomes is not None and not mine and not rule.becomes(path, rule.seen(rule.theirs, config.effective))
         if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _told_elsewhere(trip, path, mine, told)):
             continue
-        how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.gone(mine)))
+        how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.gone(rule.carried(path))))
         if how is How.DERIVED and trip.arrived(rule, path):
             continue
         # The way back may use another setting; then the plan field has the value to show.
@@ -476,6 +502,8 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
     for ours in sorted(path for path in lost if path.startswith("model.")):
         rule = table[ours]
         effect = rule.effect_of_losing((ours,), config.effective)
+        if not trip.moved(ours):
+            continue  # another field changes what this one means, and has the finding
         if effect.reaches(Effect.NUMBERS) and named.isdisjoint(tellers(config, rule, ours)):
             reason = _reason(rule, How.DROPPED, (ours,), target)
             if kept.get(ours) is None:

@@ -124,7 +124,8 @@ def test_the_shape_and_steps_of_a_schedule_that_is_kept_are_shown(kind: str, sha
     found = {finding.path: finding for finding in translated("deepspeed", data, target).findings}
     for name, kept in (("type", shape), ("params.total_num_steps", 10000), ("params.warmup_num_steps", 100)):
         row = found[f"scheduler.{name}"]
-        assert (row.how, row.after) == (How.APPROXIMATE, kept)
+        # The type becomes another word; the counts are the same, and are applied differently.
+        assert (row.how, row.after or int(row.change)) == (How.APPROXIMATE, kept)
 
 
 @pytest.mark.parametrize("target", ["automodel", "fast_llm", "megatron", "merak"])

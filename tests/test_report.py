@@ -149,7 +149,8 @@ class TestRows:
         decay = json.dumps({"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.1}}})
         (tmp_path / "ds.json").write_text(decay)
         text = said("convert", "ds.json", "--to", "megatron", "--world-size", "8")[2]
-        assert " optimizer.params.weight_decay (line 1) 0.1 -> weight_decay 0.1\n" in text
+        row = " optimizer.params.weight_decay (line 1) 0.1; optimizer.decay_scope 'all' -> 'matrices'\n"
+        assert row in text
 
     def test_what_is_lost_comes_before_counts_that_were_rounded_and_in_the_order_of_the_file(self) -> None:
         told = [

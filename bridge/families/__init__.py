@@ -18,9 +18,11 @@ from bridge.families.rope import apart as apart
 from bridge.families.source import NULL as NULL
 from bridge.families.table import FAMILIES as FAMILIES
 from bridge.families.table import GENERIC as GENERIC
+from bridge.families.table import ROTARY as ROTARY
 from bridge.families.table import Family as Family
 from bridge.families.table import alike as alike
 from bridge.families.table import family_of as family_of
 from bridge.families.table import groups as groups
 from bridge.families.table import of_class as of_class
+from bridge.families.table import read_by as read_by
 from bridge.families.table import stands_for as stands_for

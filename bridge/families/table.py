@@ -205,3 +205,35 @@ def _bundles() -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         for part, options in family.parts:
             yield part.keys(options), part.paths(options)
         yield from (((), (path,)) for path in family.facts)
+
+
+EVERYWHERE = (
+    "torch_dtype auto_map quantization_config attn_implementation experts_implementation use_bfloat16 torchscript pruned_heads "
+    "tokenizer_class task_specific_params finetuning_task prefix gradient_checkpointing is_decoder add_cross_attention "
+    "output_attentions cross_attention_hidden_size tf_legacy_loss bos_token_id eos_token_id pad_token_id sep_token_id "
+    "decoder_start_token_id tie_word_embeddings tie_encoder_decoder use_cache rope_theta rope_scaling rope_parameters "
+    "partial_rotary_factor head_dim hidden_act initializer_range"
+)
+"""Keys that may be used for every family, either by some release of transformers or by the code
+that comes with a model.
+"""
+
+
+@cache
+def read_by(family: str) -> frozenset[str]:
+    """Return the keys that the config class of a family reads (`read.json`, harvested from
+    transformers), and the keys in our own table.
+    """
+    rows = _data("read.json")
+    return frozenset(
+        (*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known)
+    )
+
+
+_ROTARY = (
+    "rope_type type factor rope_theta original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow "
+    "mscale mscale_all_dim attention_factor short_factor long_factor short_mscale long_mscale partial_rotary_factor truncate "
+    "finetuned full_attention sliding_attention"
+)
+ROTARY = frozenset(_ROTARY.split())
+"""Keys of rotary positions and of their scaling (transformers/modeling_rope_utils.py)."""

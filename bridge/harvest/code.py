@@ -127,6 +127,20 @@ def declared(path: Path, name: str) -> Iterator[Row]:
             yield _declared(node.target.id, node.annotation, node.value)
 
 
+def signatures_in(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each public function and class of a file with the names of the arguments that it takes. A
+    class without a constructor of its own takes the fields that it declares.
+    """
+    for node in _parsed(path).body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        made = [one for one in inner if isinstance(one, ast.FunctionDef) and one.name in ("__init__", node.name)]
+        found = [one for one in ast.walk(made[0].args) if isinstance(one, ast.arg)] if made else []
+        names = [one.arg for one in found] or [str(row["name"]) for row in declared(path, node.name)]
+        yield node.name, [name for name in names if name not in SKIPPED]
+
+
 def _declared(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Row:
     kind = ast.unparse(annotation) if annotation else ""
     return {"name": name, "type": kind, "default": _literal(default)}

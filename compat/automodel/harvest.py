@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from bridge.harvest.code import arguments, first
+from bridge.harvest.code import arguments, first, signatures_in
 from bridge.harvest.rows import Facts, Row
 from bridge.harvest.source import Package, Tree
 from compat.automodel.signatures import taken
@@ -84,9 +84,9 @@ def facts(tree: Tree) -> Facts:
     """
     found: list[Row] = []
     for section, places in SECTIONS.items():
-        found += _taken_by(places, {"section": section})
+        found += _namesby(places, {"section": section})
     for name, places in STRATEGIES.items():
-        found += _taken_by(places, {"section": "distributed", "strategy": name})
+        found += _namesby(places, {"section": "distributed", "strategy": name})
     # Before 0.3.0 the managers take the sizes as arguments, so they are among the rows above.
     for name, value in (first([f"{place}:_PARALLELISM_DEFAULTS" for place in SIZES]) or {}).items():
         found.append(
@@ -96,11 +96,11 @@ def facts(tree: Tree) -> Facts:
     known: dict[str, list[str]] = {}
     for section, places in FREE.items():
         known |= _named(section, [PARTS + place for place in places], unread)
-    gathered = {"takes": dict(_takes(unread)), "known": known}
+    gathered = {"takes": dict(_takes(unread)), "known": known, "reads": dict(_reads(tree))}
     return Facts({"classes.json": found}, {"signatures.json": gathered}, unread)
 
 
-def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
+def _namesby(places: Sequence[str], of: Row) -> Iterator[Row]:
     """Yield a row for each argument of a section's class. A config class is instantiated to get the
     defaults. A manager class is not, because that would start the run.
     """
@@ -121,6 +121,16 @@ def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
         module, _, name = target.rpartition(".")
         if module.startswith(PACKAGE.folder):
             yield from _named(target, [f"{module}:{name}"], unread).items()
+
+
+def _reads(tree: Tree) -> Iterator[tuple[str, list[str]]]:
+    """Yield each function and class with which recipes read data, with the names of its arguments. They
+    are read from the text, since many of them need packages of their own.
+    """
+    for path in sorted((tree.folder / "components" / "datasets").rglob("*.py")):
+        module = ".".join(path.relative_to(tree.root).with_suffix("").parts)
+        for name, names in signatures_in(path):
+            yield f"{module}.{name}", sorted(names)
 
 
 def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:

@@ -9,6 +9,8 @@ from functools import cache
 from typing import Any
 
 from bridge.errors import nearest
+from bridge.families import FAMILIES, ROTARY, of_class, read_by
+from bridge.families.rope import GROUPED, SCALING
 from bridge.releases import table
 
 TARGET = "_target_"
@@ -49,6 +51,20 @@ def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             )
 
 
+def read_in(path: str, section: Mapping[str, Any]) -> Collection[str]:
+    """Return the keys that the code of a section reads: the parameters of the function that it names,
+    or the keys of the model's class in transformers.
+    """
+    target, (above, _, last) = section.get(TARGET), path.rpartition(".")
+    if last in (SCALING, GROUPED):
+        return ROTARY
+    if last == "config" and above.endswith("model"):
+        named = of_class(target) if isinstance(target, str) else section.get("model_type")
+        return read_by(named) if named in FAMILIES else ()
+    reads: Collection[str] = _facts()["reads"].get(target, ()) if isinstance(target, str) else ()
+    return reads
+
+
 def strange(
     path: str, name: str, section: Mapping[str, Any], typed: Collection[str], before: int
 ) -> str:
@@ -58,7 +74,7 @@ def strange(
     `before` is the number of messages about earlier keys.
     """
     known, target = _facts()["known"].get(path), section.get(TARGET)
-    if known is None or name in known or name in typed:
+    if known is None or name in known or name in typed or name in read_in(path, section):
         return ""
     # At the top level a name such as _shared is the author's own, unlike _target_.
     if not path and name.startswith("_") and not name.endswith("_"):
@@ -71,10 +87,7 @@ def strange(
     ):
         return ""
     similar = nearest(name, {*known, *typed}, before)
-    return (
-        "no recipe of AutoModel has this key here, and no known code reads it; the output keeps the"
-        f" key unchanged{similar}"
-    )
+    return f"no recipe of AutoModel has this key here, and no known code reads it{similar}"
 
 
 def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:

@@ -14,11 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from bridge.config import Values, fields, shown
 from bridge.dialect import Reading, Written
 from bridge.errors import SourceError, nearest
-from bridge.families import FAMILIES, NULL
+from bridge.families import FAMILIES, NULL, ROTARY, read_by
 from bridge.families.schema import spelled
 from bridge.files import Document, check_nested, load
 from bridge.findings import Finding, Origin, unknown
-from bridge.releases import table
 from bridge.rules import Effect
 from compat.huggingface.schema import REST, HuggingFace
 
@@ -63,29 +62,6 @@ def read(source: Any, lenient: bool = False) -> Reading:
     ).unless(problems)
 
 
-EVERYWHERE = (
-    "torch_dtype auto_map quantization_config attn_implementation experts_implementation use_bfloat16 torchscript pruned_heads "
-    "tokenizer_class task_specific_params finetuning_task prefix gradient_checkpointing is_decoder add_cross_attention "
-    "output_attentions cross_attention_hidden_size tf_legacy_loss bos_token_id eos_token_id pad_token_id sep_token_id "
-    "decoder_start_token_id tie_word_embeddings tie_encoder_decoder use_cache rope_theta rope_scaling rope_parameters "
-    "partial_rotary_factor head_dim hidden_act initializer_range"
-)
-"""Keys that may be used for every family, either by some release of transformers or by the code
-that comes with a model.
-"""
-
-
-@cache
-def read_by(family: str) -> frozenset[str]:
-    """Return the keys that the config class of a family reads (`releases/keys.json`, harvested from
-    transformers), and the keys in our own table.
-    """
-    rows = table("compat.huggingface.releases", "keys.json")
-    return frozenset(
-        (*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known)
-    )
-
-
 def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> Iterator[Finding]:
     """Yield findings on keys that the family's class does not read. transformers stores such keys,
     but no model uses them.
@@ -107,22 +83,13 @@ def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> 
         )
 
 
-_ROPE = (
-    "rope_type type factor rope_theta original_max_position_embeddings low_freq_factor high_freq_factor beta_fast beta_slow "
-    "mscale mscale_all_dim attention_factor short_factor long_factor short_mscale long_mscale partial_rotary_factor truncate "
-    "finetuned full_attention sliding_attention"
-)
-ROPE = frozenset(_ROPE.split())
-"""Keys of rotary positions and of their scaling (transformers/modeling_rope_utils.py)."""
-
-
 def _unread_rope(data: Mapping[str, Any], document: Document | None) -> Iterator[Finding]:
     """Yield findings on unknown keys of rotary positions."""
     for name in ("rope_scaling", "rope_parameters"):
         inner = data.get(name)
         for key in map(str, inner) if isinstance(inner, Mapping) else ():
-            if key not in ROPE:
-                message = f"has no effect: transformers reads no such key of rotary positions{nearest(key, ROPE)}"
+            if key not in ROTARY:
+                message = f"has no effect: transformers reads no such key of rotary positions{nearest(key, ROTARY)}"
                 yield Finding(
                     f"{name}.{key}", message, Effect.NUMBERS, True, origin=_origin(document, name)
                 )

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from bridge.config import fields
-from bridge.families import FAMILIES, GENERIC, apart, choose, family_of, groups, meaning, spelling, stands_for
+from bridge.families import FAMILIES, GENERIC, apart, choose, family_of, groups, meaning, read_by, spelling, stands_for
 from bridge.families.keys import USES
 from bridge.families.table import Family
 from bridge.plan import paths
@@ -25,7 +25,6 @@ from bridge.rules import (
     each_only_ours,
     only_ours,
 )
-from compat.huggingface.formats import read_by
 from compat.huggingface.releases import GROUPED
 from compat.huggingface.schema import HuggingFace
 

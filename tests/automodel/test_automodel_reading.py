@@ -433,6 +433,19 @@ def test_what_nothing_reads_is_named(path: str) -> None:
     assert [finding.effect for finding in found] == [Effect.NUMBERS] and "no known code reads it" in found[0].message
 
 
+DATA = "nemo_automodel.components.datasets.llm.mock.build_unpacked_dataset"
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def test_what_the_called_code_takes_is_read() -> None:
+    """The parameters of AutoModel's functions, and the keys of transformers' classes and of its rotary positions."""
+    config = {"_target_": "transformers.LlamaConfig", "pretraining_tp": 1, "rope_scaling": LLAMA3}
+    data = {"_target_": DATA, "num_sentences": 64, "num_sentence": 64}
+    found = [one.path for one in READ(recipe(model__config=config, dataset=data)).findings if "no known code" in one.message]
+    assert found == ["dataset.num_sentence"]
+
+
 def test_a_class_of_somebody_else_takes_what_it_takes() -> None:
     found = READ(recipe(dataset={"_target_": "my_code.Data", "anything": 1})).findings
     assert not [finding for finding in found if finding.path.startswith("dataset")]
