@@ -505,7 +505,8 @@ def test_adapters_go_to_the_other_stack_that_has_them() -> None:
     assert not {finding.path for finding in there.findings if finding.path.startswith("peft") and finding.matters}
     # Fast-LLM adapts values without keys, keys only with values, and never the output layer.
     for targets, arrives in (("*.q_proj", True), ("*.v_proj", True), ("*.k_proj", False), ("lm_head", False)):
-        some = bridge.translate(READ({"model": model, "peft": {"target_modules": ["*.o_proj", targets]}}), compat.load("fast_llm"))
+        recipe = READ({"model": model, "peft": {"target_modules": ["*.o_proj", targets]}})
+        some = bridge.translate(recipe, compat.load("fast_llm"))
         assert ("peft.target_modules" not in {finding.path for finding in some.findings if finding.matters}) is arrives
 
 
