@@ -17,7 +17,7 @@ from bridge.findings import Finding
 from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, unlike
 from bridge.plan import in_words
 from bridge.ranks import effect_of_ranks
-from bridge.rules import Effect, How, Rule
+from bridge.rules import HABITS, Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
 from bridge.translation import full_text, plainly, remarks, translate, unheld, untranslated
 
@@ -471,6 +471,10 @@ def _named(pair: Pair, config: Config, ours: str) -> str:
         return ours
     if unheld := untranslated(config, pair.meaning(config), rule):
         return unheld
+    if ours.startswith(HABITS):
+        paths = tuple(path for path in paths if config.effective.get(path) is not None)
+        if not paths:
+            return ours  # a habit that only another release could change
     # Of settings that make several fields together, the one that says most about this field alone.
     return min(paths, key=lambda path: (len(rule.carried(path)), path not in config.given))
 
@@ -527,7 +531,7 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
     for config, values in sides:
         dialect = config.dialect
         elsewhere = not ours.startswith(dialect.about)
-        scripted = not dialect.model and ours.startswith(SCRIPTED)
+        scripted = ours.startswith(HABITS) or (not dialect.model and ours.startswith(SCRIPTED))
         if values.get(ours) is None and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
     by_ranks = pair.by_ranks((ours,))

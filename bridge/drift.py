@@ -15,7 +15,7 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.findings import Finding, Origin
 from bridge.migration import Aim, differing, has, migrate, moves, readable, reworded, settable
-from bridge.rules import Effect
+from bridge.rules import HABITS, Effect
 from bridge.translation import claims, lift, plan_claims
 
 
@@ -269,6 +269,8 @@ def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Ch
         )
         if same or silent:
             message = f"the setting means {ours} {shown(was)} in {before.version}, but {shown(now)} in {after.version}"
+            if not same and ours.startswith(HABITS):
+                message = rule.note
             path = same[0] if same else ours
             yield replace(_change(before, path, Kind.MEANING, message), before=was, after=now)
 

@@ -12,6 +12,8 @@ Values = Mapping[str, Any]
 MODEL, MOE, ROTARY = "model.", "model.moe.", "model.rotary."
 EXIT = "run.exit_interval"
 SCHEDULE, LOSS_SCALE = "optimizer.schedule.", "precision.loss_scale."
+HABITS, RANK = "habits.", "adapters.rank"
+DROPOUTS = ("model.dropout", "model.attention.dropout", "model.embedding.dropout")
 COMPUTE, AUTOCAST = "precision.compute", "precision.autocast"
 BALANCE, BY_LOSS = "model.moe.balance", ("batch", "pooled", "sequence", "global")
 AUX_LOSS, AUX_TRAINED = "model.moe.aux_loss", "model.moe.aux_trained"
@@ -26,7 +28,7 @@ def plain(values: Values) -> dict[str, Any]:
     """
     said = {path: value for path, value in values.items() if value is not None}
     for path in list(said):
-        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, EXIT)) and _idle(path, said[path], values):
+        if path.startswith((MODEL, SCHEDULE, LOSS_SCALE, HABITS, EXIT)) and _idle(path, said[path], values):
             del said[path]
     # In the order of the table: a later meaning may build on an earlier one.
     for path, meaning in MEANINGS.items():
@@ -201,6 +203,15 @@ def _unbounded(values: Values) -> bool:
     return not learned and values.get("model.rotary.scaling.kind", "none") == "none"
 
 
+def _factored(values: Values, which: str) -> bool:
+    """Return whether the embedding or the output layer has a learning rate of its own."""
+    return values.get(f"optimizer.{which}_lr") not in (None, 1)
+
+
+def _learned(values: Values) -> bool:
+    return bool(values.get("model.embedding.positions", "learned") == "learned")
+
+
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     "model.embedding.max_positions": lambda values: _unbounded(values),
     **{SCHEDULE + name: _level for name in ("minimum", "total_steps")},
@@ -209,5 +220,31 @@ UNREACHED: Mapping[str, Callable[[Values], bool]] = {
     **{LOSS_SCALE + name: _constant for name in ("initial", "hysteresis", "window", "minimum")},
     LOSS_SCALE + "late": _late,
     LOSS_SCALE + "final": lambda values: _constant(values) or _above(values),
+    # Within a document, the distance of rotary positions is the same wherever they count from.
+    HABITS + "positions": lambda values: (
+        values.get(HABITS + "attention") == "document" and not _learned(values)
+    ),
+    HABITS + "inverse_sqrt": lambda values: (
+        values.get(SCHEDULE + "name") != "inverse_sqrt"
+        or values.get(SCHEDULE + "warmup_steps") not in (None, 0)
+    ),
+    HABITS + "embedding_lr": lambda values: (
+        not (_factored(values, "embedding") and _learned(values))
+    ),
+    HABITS + "output_lr": lambda values: not _factored(values, "output"),
+    HABITS + "adapter_init": lambda values: not values.get(RANK),
+    HABITS + "adapter_dropout": lambda values: (
+        not (values.get(RANK) and values.get("adapters.dropout"))
+    ),
+    HABITS + "dropout_ranks": lambda values: (
+        (values.get("parallel.data") or 1) == 1 or not any(map(values.get, DROPOUTS))
+    ),
+    HABITS + "clip_scope": lambda values: (
+        not values.get("optimizer.clip")
+        or all((values.get(f"parallel.{axis}") or 1) == 1 for axis in ("tensor", "pipeline"))
+    ),
+    HABITS + "overflow_steps": lambda values: values.get(COMPUTE) != "fp16",
+    HABITS + "mtp_loss": lambda values: not values.get(MODEL + "predicted"),
+    HABITS + "muon_qkv": lambda values: "muon" not in (values.get("optimizer.name") or ""),
 }
 """Fields that have no effect in some runs, each with the condition under which this holds."""

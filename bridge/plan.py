@@ -407,7 +407,14 @@ class Adapters(Section):
     alpha: Annotated[Real, Gt(0)] | None = field(
         None, description="An adapter's output is scaled by alpha / rank."
     )
-    dropout: Fraction | None = field(None, description="Dropout of an adapter's input.")
+    dropout: Fraction | None = field(None, description="Dropout of an adapter.")
+    targets: tuple[Literal["query", "key", "value", "dense", "mlp_in", "mlp_out", "output"], ...] | None = field(
+        None,
+        description=(
+            "Layers with an adapter: the projections of attention (`dense` is its output), the "
+            "projections into and out of the MLP, and the output layer of the model."
+        ),
+    )
 
 
 class Run(Section):
@@ -525,6 +532,73 @@ class Recompute(Section):
     )
 
 
+class Habits(Section):
+    """What a stack does alike in all runs, or unless a setting changes it. A field that is open is
+    decided by the training script.
+    """
+
+    attention: Literal["document", "sequence"] | None = field(
+        None,
+        description=(
+            "In sequences of several documents, a token attends to its own document, or to the "
+            "whole sequence before it."
+        ),
+    )
+    positions: Literal["document", "sequence"] | None = field(
+        None, description="Positions count from the start of the document, or of the sequence."
+    )
+    boundaries: Literal["masked", "trained"] | None = field(
+        None,
+        description="The first token of a document is predicted from the document before it, or masked in the loss.",
+    )
+    inverse_sqrt: Literal["samples", "steps", "ten_thousand_steps"] | None = field(
+        None,
+        description=(
+            "Unit of time of the schedule inverse_sqrt if the run has no warmup: the rate falls with "
+            "the root of the samples, of the steps, or of the steps counted in ten thousands."
+        ),
+    )
+    embedding_lr: Literal["words", "words_and_positions"] | None = field(
+        None,
+        description="Weights with the learning rate of the embedding: those of words, or learned positions too.",
+    )
+    output_lr: Literal["weight", "weight_and_norm"] | None = field(
+        None,
+        description="Weights with the learning rate of the output layer: its own, or the final norm's too.",
+    )
+    adapter_init: Literal["zero", "weights"] | None = field(
+        None,
+        description=(
+            "First weights of an adapter: one of its two matrices is zero, so that it adds nothing, or "
+            "both are drawn like the weights of its layer."
+        ),
+    )
+    adapter_dropout: Literal["input", "output"] | None = field(
+        None, description="Side of an adapter on which its dropout is."
+    )
+    dropout_ranks: Literal["alike", "apart"] | None = field(
+        None, description="Data ranks drop the same activations, or each draws its own."
+    )
+    clip_scope: Literal["model", "rank"] | None = field(
+        None,
+        description="Gradients whose norm is bounded: those of the whole model, or of the rank's part alone.",
+    )
+    overflow_steps: Literal["skipped", "counted"] | None = field(
+        None,
+        description="Steps that an overflow leaves out count in the learning-rate schedule, or do not.",
+    )
+    muon_qkv: Literal["parts", "whole"] | None = field(
+        None,
+        description="Muon orthogonalises queries, keys and values of a fused matrix one by one, or the whole.",
+    )
+    nonfinite: Literal["stop", "continue"] | None = field(
+        None, description="A loss or gradient that is not a finite number ends the run, or does not."
+    )
+    mtp_loss: Annotated[Real, Ge(0)] | None = field(
+        None, description="Factor of the loss of further predicted tokens."
+    )
+
+
 class Debug(Section):
     """Log levels of the tensors of each layer; 0: no log."""
 
@@ -568,6 +642,7 @@ class Plan(Section):
     loss: Literal["mean_of_microbatches", "per_token"] | None = field(
         None, description="How microbatch losses are averaged."
     )
+    habits: Habits = field(Habits(), description="What a stack does alike in all runs.")
     debug: Debug = field(Debug(), description="Per-layer logging.")
 
     @classmethod

@@ -62,7 +62,7 @@ class Context:
 
 _LOSSES: Mapping[Effect, str] = {
     Effect.NUMBERS: (
-        "model adapters run.steps run.epochs run.exit_interval run.seed run.weights_only run.load_optimizer run.load_random "
+        "model adapters habits run.steps run.epochs run.exit_interval run.seed run.weights_only run.load_optimizer run.load_random "
         "run.resumed_schedule run.host_init optimizer.nesterov optimizer.update_scale "
         "optimizer.amsgrad optimizer.bias_correction optimizer.decay_scope optimizer.decay_ramp "
         "optimizer.embedding_lr optimizer.output_lr precision.fp8_recipe precision.autocast"
@@ -77,6 +77,7 @@ _LOSSES: Mapping[Effect, str] = {
         "run.collect_interval run.loaders run.backend run.timers run.async_save"
     ),
     Effect.NONE: (
+        "habits.nonfinite "
         "model.family run.log_interval run.save_interval run.save_optimizer run.save_random run.eval_interval run.timeout "
         "run.keep_checkpoints run.eval_steps run.project run.entity"
     ),
@@ -376,11 +377,65 @@ def convert(
     )
 
 
+class Since(NamedTuple):
+    """A value that a stack has in the releases from `release` on; before, the value is `before`."""
+
+    release: str
+    value: Any
+    before: Any = None
+
+    def at(self, context: Context) -> Any:
+        """Return the value in the release of `context`."""
+        return self.value if context.since(self.release) else self.before
+
+
 def always(ours: str, value: Any, note: str, effect: Effect = Effect.NUMBERS) -> Rule:
     """Return a rule for a plan field that the stack cannot set, because the stack always uses
     `value`.
     """
     return Rule((), (ours,), lambda values, context: {ours: value}, _nothing, effect, note=note)
+
+
+HABITS = "habits."
+"""Prefix of the plan fields for what a stack does alike in all runs."""
+
+
+class Habit(NamedTuple):
+    """What a stack does alike in all runs: the value of a field of the plan's habits, or a function of
+    the settings `beside`, which are separated by spaces; what the stack does in words; and the place in its
+    source.
+    """
+
+    value: Any
+    note: str
+    source: str
+    beside: str = ""
+
+    def rule(self, name: str) -> Rule:
+        """Return the rule for this habit, which is called `name` in the plan."""
+        ours, settings = HABITS + name, tuple(self.beside.split())
+
+        def read(values: Group, context: Context) -> Group:
+            if isinstance(self.value, Since):
+                return {ours: self.value.at(context)}
+            return {ours: self.value(values) if callable(self.value) else self.value}
+
+        return convert(
+            (),
+            ours,
+            read,
+            _nothing,
+            effect=EFFECTS[ours],
+            note=self.note,
+            source=self.source,
+            sees=settings,
+            carries=dict.fromkeys(settings, ours),
+        )
+
+
+def habits(rows: Mapping[str, Habit]) -> tuple[Rule, ...]:
+    """Return the rules for a stack's table of habits."""
+    return tuple(habit.rule(name) for name, habit in rows.items())
 
 
 ADAM = {"optimizer.nesterov": False, "optimizer.amsgrad": False, "optimizer.bias_correction": True}
@@ -467,6 +522,7 @@ def completed(
     """
     mapped = tuple(mapped)
     said = {path for rule in mapped for path in rule.ours}
+    lacks = {"habits": "the training script decides", **lacks}
     left = {path: longest(path, lacks, "") for path in paths() if path not in said}
     claimed = {path for rule in mapped for path in rule.theirs}
     rows: dict[Why, list[str]] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from bridge import rules
 from bridge.carry import Carry
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
@@ -20,7 +21,7 @@ from bridge.lifting import lower as lower
 from bridge.lifting import plan_claims as plan_claims
 from bridge.lifting import seen_by as seen_by
 from bridge.lifting import written_by as written_by
-from bridge.plan import Plan
+from bridge.plan import Plan, paths
 from bridge.restoring import Way, sound
 from bridge.rules import Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, tellers, worth
@@ -30,7 +31,7 @@ HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
 same value and apply it in another way, so that a comparison of the values does not show the loss.
 """
 DECAYED = "optimizer.decay_scope"
-ALWAYS = (*HABITS, DECAYED, "loss")
+ALWAYS = (*HABITS, DECAYED, "loss", *(path for path in paths() if path.startswith(rules.HABITS)))
 """`HABITS`, and further plan fields that some stacks always set to one value."""
 SEQUENCE = "model.sequence"
 CARRIED = "carry-over"
@@ -295,7 +296,7 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
         if value is not None and before.get(path) is None
     }
     theirs = differing(before, after) - elsewhere
-    for rule, paths in _at_stake(config, theirs | elsewhere):
+    for rule, claimed in _at_stake(config, theirs | elsewhere):
         # A field of one value on both sides means something else there because of another field,
         # and the finding is about that one.
         lost = tuple(ours for ours in rule.ours if ours in trip.lost and trip.moved(ours))
@@ -306,7 +307,7 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
             gone = elsewhere
         elif not rule.ours:
             gone = elsewhere - trip.target.given.keys()
-        changed = [path for path in paths if path in theirs or path in gone]
+        changed = [path for path in claimed if path in theirs or path in gone]
         if not rule.ours:
             changed = [path for path in changed if not trip.arrived(rule, path)]
         if changed:
@@ -512,17 +513,17 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
                 yield Finding(
                     ours, reason, effect, False, How.APPROXIMATE, meant[ours], kept[ours], about=(ours,)
                 )
-    for reason, paths in open_.items():
-        before = {path.removeprefix("model."): meant[path] for path in paths}
-        path = paths[0] if len(paths) == 1 else "model"
+    for reason, fields in open_.items():
+        before = {path.removeprefix("model."): meant[path] for path in fields}
+        path = fields[0] if len(fields) == 1 else "model"
         yield Finding(
             path,
             reason,
             Effect.NUMBERS,
             False,
             How.DROPPED,
-            before if len(paths) > 1 else meant[path],
-            about=tuple(paths),
+            before if len(fields) > 1 else meant[path],
+            about=tuple(fields),
         )
 
 
@@ -533,7 +534,7 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
     config, meant, kept, target = trip.config, trip.meant, trip.kept, trip.target
     for ours in ALWAYS:
         said = meant.plain.get(ours) is not None and ours in trip.lost
-        if not said or kept.get(ours) in (None, meant[ours]):
+        if not said or kept.plain.get(ours) in (None, meant[ours]):
             continue
         # "matrices" and "not_layernorm" spare the same parameters in a model all of whose norms are
         # LayerNorm.
@@ -544,13 +545,16 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         ):
             continue
         rule = plan_claims(config.dialect)[ours]
-        path = next(iter((*rule.theirs, *rule.carriers(ours))), ours)
-        before = config.effective.get(path) if rule.theirs else meant[ours]
-        if named.isdisjoint({path, *rule.carriers(ours)}):
-            reason, effect = (
-                _reason(rule, How.APPROXIMATE, (ours,), target),
-                rule.effect_of(config.effective),
-            )
+        effect, carriers = rule.effect_of_losing((ours,), config.effective), rule.carriers(ours)
+        if ours.startswith(rules.HABITS) and (rule.ours != (ours,) or not rule.theirs):
+            # No setting says it, or a section that says much else.
+            if effect is Effect.NONE or _remarked(target, ours, effect):
+                continue
+            carriers = ()
+        path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
+        before = config.effective.get(path) if carriers and rule.theirs else meant[ours]
+        if named.isdisjoint({path, *carriers}):
+            reason = _reason(rule, How.APPROXIMATE, (ours,), target)
             yield Finding(
                 path,
                 reason,
@@ -558,29 +562,28 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 False,
                 How.APPROXIMATE,
                 before,
-                kept.get(rule.ours[0]),
+                kept.get(ours),
                 config.origins.get(path),
                 about=(ours,),
             )
 
 
 def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
-    """Yield a finding for each setting that has another meaning in the target, although a
-    translation back restores the setting's value.
+    """Yield a finding for each setting that has another meaning in the target, or none, although a
+    translation back restores the setting's value, because it is the default of the source's stack.
     """
     config, meant, kept = trip.config, trip.meant.plain, trip.kept.plain
-    moved = [
-        ours
-        for ours in sorted(trip.lost.difference(ALWAYS))
-        if None not in (meant.get(ours), kept.get(ours))
-    ]
-    for ours in moved:
+    for ours in sorted(trip.lost.difference(ALWAYS)):
+        if meant.get(ours) is None:
+            continue
         rule = plan_claims(config.dialect).get(ours)
         if rule is None or rule.about_model or not named.isdisjoint(tellers(config, rule, ours)):
             continue
         path = next((path for path in rule.carriers(ours) if path in config.given), "")
         effect = rule.effect_of_losing((ours,), config.effective)
-        if path and effect.reaches(Effect.COST) and not _remarked(trip.target, ours, effect):
+        gone = kept.get(ours) is None
+        least = Effect.NUMBERS if gone else Effect.COST
+        if path and effect.reaches(least) and not _remarked(trip.target, ours, effect):
             named.add(path)
             reason = _reason(rule, How.APPROXIMATE, (ours,), trip.target)
             yield Finding(
@@ -588,9 +591,9 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
                 reason,
                 effect,
                 False,
-                How.APPROXIMATE,
+                How.DROPPED if gone else How.APPROXIMATE,
                 config.effective.get(path, meant[ours]),
-                kept[ours],
+                kept.get(ours),
                 config.origins.get(path),
                 about=(ours,),
             )
@@ -748,12 +751,14 @@ def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
     """Return whether a config of `dialect` sets the plan field `ours`. If not, the training script
     sets the field, and a translation cannot lose it.
 
-    Training scripts set the fields below `run.`, and the model fields if the dialect's configs
-    define no model. Some dialects are about one section of the plan only.
+    Training scripts set the fields below `run.`, the habits that a stack does not have, and the
+    model fields if the dialect's configs define no model. Some dialects are about one section of the plan only.
     """
     # The length of a sequence is part of the batch if the target's config is the whole run.
     if ours == SEQUENCE and target.model:
         return True
+    if ours.startswith(rules.HABITS):
+        return False
     scripted = ("run.",) if dialect.model else ("run.", "model.")
     return ours.startswith(dialect.about) and not ours.startswith(scripted)
 

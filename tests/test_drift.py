@@ -441,8 +441,18 @@ def test_fast_llm_renamed_its_dtype_and_moved_its_batch() -> None:
     }
     source = {"batch": {"micro_batch_size": 2, "sequence_length": 128, "batch_size": 16}, "model": {"distributed": {}}}
     batch = drifted("fast_llm", source, "0.3.0", "0.4.0")
-    assert batch.migrated is not None and not batch.left
+    assert batch.migrated is not None and {change.path.partition(".")[0] for change in batch.left} == {"habits"}
     assert bridge.lift(batch.migrated).batch == bridge.lift(batch.before).batch
+
+
+def test_what_a_release_always_does_is_a_change_though_no_setting_says_it() -> None:
+    found = drifted("fast_llm", {"batch": {"sequence_length": 128}, "model": {"distributed": {}}}, "0.3.0", "0.4.0")
+    silent = {change.path: (change.before, change.after) for change in found.changes if change.kind is Kind.MEANING}
+    assert silent["habits.attention"] == ("sequence", "document")
+    assert silent["habits.boundaries"] == ("trained", "masked")
+    source = {"batch": {"sequence_length": 128, "cross_document_attention": False}, "model": {"distributed": {}}}
+    apart = drifted("fast_llm", source, "0.3.0", "0.4.0")
+    assert "habits.attention" not in {change.path for change in apart.left}
 
 
 def test_automodel_reduces_in_another_format() -> None:

@@ -57,6 +57,7 @@ LIMITS: Mapping[str, Limit] = {
     "adapters.rank": Limit((), "the engine has no adapters; leave this field unset", Effect.NUMBERS),
     "adapters.alpha": Limit((), "the engine has no adapters"),
     "adapters.dropout": Limit((0,), "the engine has no adapters"),
+    "adapters.targets": Limit((), "the engine has no adapters"),
     "precision.fp8_recipe": Limit((), "the engine has no matrix products in 8 bits"),
     "precision.fp8_weights": Limit((False,), "the engine has no matrix products in 8 bits"),
     "precision.autocast": Limit((), "the engine does not use torch.autocast; leave this field unset", Effect.NUMBERS),
@@ -79,9 +80,9 @@ ignoring it would change the numbers, and reported otherwise.
 """
 
 
-COURSE = tuple(path for path in paths() if path.startswith("run."))
-"""Plan fields that the engine leaves to the loop that calls it: the length of a run, and settings
-for saving, loading, evaluation and logs.
+COURSE = tuple(path for path in paths() if path.startswith(("run.", "habits.")))
+"""Plan fields that the engine leaves to the loop that calls it and to its model: the length of a
+run, settings for saving, loading, evaluation and logs, and the habits of other stacks.
 """
 DEFINED = tuple(
     path

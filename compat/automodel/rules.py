@@ -27,7 +27,7 @@ from bridge.rules import (
     only_ours,
     rename,
 )
-from compat.automodel import course, model, switches, weight_decay
+from compat.automodel import course, habits, model, switches, weight_decay
 from compat.automodel.formats import NAMED
 from compat.automodel.learning_rate import RULE as LEARNING_RATE
 from compat.automodel.optimizers import RULE as OPTIMIZER
@@ -850,5 +850,6 @@ def table() -> tuple[Rule, ...]:
         *model.RULES,
         SEQUENCE,
         *missing_rules(),
+        *habits.RULES,
     )
     return completed(mapped, LACKS, fields(AutoModel), _why)

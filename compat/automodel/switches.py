@@ -4,6 +4,10 @@ resumed runs, Megatron-FSDP's buffers.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
 from bridge.rules import EFFECTS, Context, Effect, Group, Rule, convert
 from compat.automodel.learning_rate import SEES as SCHEDULE_SEES
 from compat.automodel.learning_rate import writes_section
@@ -126,6 +130,22 @@ ADAPTERS = {"dim": "rank", "alpha": "alpha", "dropout": "dropout"}
 USUAL = {"dim": 8, "alpha": 32.0, "dropout": 0.0}
 """Defaults of PeftConfig (components/_peft/lora.py)."""
 ALL = {"match_all_linear": True}
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    "query": ("self_attn.q_proj",),
+    "key": ("self_attn.k_proj",),
+    "value": ("self_attn.v_proj",),
+    "dense": ("self_attn.o_proj",),
+    "mlp_in": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp_out": ("mlp.down_proj",),
+    "output": (),
+}
+"""The modules of a block that a plan's name for adapted layers stands for; the output layer is outside of
+the blocks.
+"""
+SIDE = "habits.adapter_dropout"
+CHOICES = ("match_all_linear", "target_modules", "exclude_modules")
+USUALLY = "*_proj"
+"""Pattern of the adapted modules if a recipe names none (components/_peft/module_matcher.py)."""
 BEFORE = {"dropout_position": "pre"}
 """Setting for the adapters of a plan. A plan has dropout on an adapter's input, but AutoModel's
 default is dropout on the output.
@@ -146,32 +166,83 @@ def _write_adapters(values: Group, context: Context) -> Group:
     # AutoModel declares alpha as a whole number.
     if found[PEFT + "alpha"] == int(found[PEFT + "alpha"]):
         found[PEFT + "alpha"] = int(found[PEFT + "alpha"])
-    rest = {**ALL, **BEFORE} if found[PEFT + "dropout"] else ALL
-    return {PEFT + "_target_": CLASS, **found, REST: dict(rest)}
+    rest = _write_targets(values.get("adapters.targets"))
+    if found[PEFT + "dropout"] and values.get(SIDE) != "output":
+        rest |= BEFORE
+    return {PEFT + "_target_": CLASS, **found, REST: rest}
+
+
+def _write_targets(targets: Collection[str] | None) -> dict[str, Any]:
+    if targets is None or set(targets) == set(TARGETS):
+        return dict(ALL)
+    if set(targets) == set(TARGETS) - {"output"}:
+        return {"target_modules": [USUALLY]}
+    named = [f"*.{module.split('.')[1]}" for name in targets for module in TARGETS[name]]
+    return {"target_modules": named + ["lm_head"] * ("output" in targets)}
+
+
+def _adapted(rest: Mapping[str, Any], block: int) -> tuple[set[str], set[str]]:
+    """Return the plan's names for the layers with an adapter, and for those of which some modules have
+    one and others do not, in one block.
+    """
+    wanted, excluded = (
+        [names] if isinstance(names, str) else list(names or ())
+        for names in (rest.get("target_modules"), rest.get("exclude_modules"))
+    )
+
+    def fits(patterns: Iterable[Any], module: str) -> bool:
+        last = module.rpartition(".")[2]
+        return any(last == name or fnmatchcase(module, str(name)) for name in patterns)
+
+    def adapts(module: str) -> bool:
+        if rest.get("match_all_linear"):
+            return True
+        if excluded and not wanted:
+            return not fits(excluded, module)
+        return fits(wanted or (USUALLY,), module)
+
+    whole, parts = set[str](), set[str]()
+    for name, modules in TARGETS.items():
+        full = [f"model.layers.{block}.{module}" for module in modules] or ["lm_head"]
+        on = [adapts(module) for module in full]
+        if any(on):
+            (whole if all(on) else parts).add(name)
+    return whole, parts
+
+
+def _side(values: Group) -> str | None:
+    """Return the side of an adapter on which its dropout is; None without dropout."""
+    if not values.get(PEFT + "dropout"):
+        return None
+    return "input" if (values.get(REST) or {}).get("dropout_position") == "pre" else "output"
+
+
+def _read_targets(values: Group) -> tuple[str, ...] | None:
+    whole, _ = _adapted(values.get(REST) or {}, 0)
+    return tuple(name for name in TARGETS if name in whole) or None
 
 
 def _chooses(values: Group) -> bool:
-    """Whether a recipe has adapter settings that no plan can express: a choice of layers, other
-    kinds of adapters, or dropout on the output.
+    """Whether a recipe has adapter settings that no plan can express: layers that differ between
+    blocks, or other kinds of adapters.
     """
     rest = dict(values.get(REST) or {})
-    # Without dropout its position has no effect.
-    late = bool(values.get(PEFT + "dropout")) and rest.get("dropout_position", "post") != "pre"
-    told = {
-        name: value
-        for name, value in rest.items()
-        if (name, value) not in (*ALL.items(), *BEFORE.items())
-    }
-    return _adapts(values) and (late or bool(told) or not rest.get("match_all_linear"))
+    first, other = _adapted(rest, 0), _adapted(rest, 1)
+    whole = bool(first[0]) and not first[1] and first == other
+    return _adapts(values) and not (whole and rest.keys() <= {*CHOICES, *BEFORE})
 
 
 LORA = convert(
     (PEFT + "_target_", *(PEFT + name for name in ADAPTERS), REST),
-    tuple(f"adapters.{name}" for name in ADAPTERS.values()),
+    (*(f"adapters.{name}" for name in ADAPTERS.values()), "adapters.targets", SIDE),
     lambda values, context: (
         {
-            f"adapters.{ours}": values.get(PEFT + theirs, USUAL[theirs])
-            for theirs, ours in ADAPTERS.items()
+            **{
+                f"adapters.{ours}": values.get(PEFT + theirs, USUAL[theirs])
+                for theirs, ours in ADAPTERS.items()
+            },
+            "adapters.targets": _read_targets(values),
+            SIDE: _side(values),
         }
         if _adapts(values)
         else {}
@@ -180,11 +251,11 @@ LORA = convert(
     carries={
         **{PEFT + theirs: f"adapters.{ours}" for theirs, ours in ADAPTERS.items()},
         PEFT + "_target_": "adapters.rank",
-        REST: (),
+        REST: ("adapters.targets", SIDE),
     },
     blurs=_chooses,
     note="the layers with an adapter, and the form of the adapters",
-    lossy="stagebridge translates adapters that are on all linear layers, with dropout on their input",
+    lossy="stagebridge translates adapters that are alike in all blocks",
     source="components/_peft/lora.py: PeftConfig, apply_lora_to_linear_modules",
 )
 

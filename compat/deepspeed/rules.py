@@ -20,7 +20,7 @@ from bridge.rules import (
     only_ours,
     rename,
 )
-from compat.deepspeed import course, leftovers, switches
+from compat.deepspeed import course, habits, leftovers, switches
 from compat.deepspeed.optimizers import ADAM_LIKE
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
@@ -956,5 +956,6 @@ def table() -> tuple[Rule, ...]:
         *course.RULES,
         *switches.RULES,
         *missing_rules(),
+        *habits.RULES,
     )
     return completed(mapped, LACKS, fields(DeepSpeed), leftovers.why)

@@ -24,7 +24,7 @@ from bridge.rules import (
     rename,
     spared,
 )
-from compat.fast_llm import batch, course, learning_rate, model
+from compat.fast_llm import batch, course, habits, learning_rate, model
 from compat.fast_llm.effective import (
     GRADS,
     LEVEL,
@@ -659,6 +659,7 @@ def table() -> tuple[Rule, ...]:
         *course.RULES,
         *debug_rules(),
         *missing_rules(),
+        *habits.RULES,
     )
     return completed(
         mapped, LACKS, fields(FastLLM), lambda path: Why(*longest(path, SECTIONS, OTHER))

@@ -20,6 +20,7 @@ from bridge.rules import (
 )
 from compat.megatron import (
     course,
+    habits,
     leftovers,
     model_rules,
     options,
@@ -892,6 +893,7 @@ def table() -> tuple[Rule, ...]:
         *course.RULES,
         *switches.RULES,
         *weight_decay.RULES,
+        *habits.RULES,
         *other_rules(),
         *missing_rules(),
     )

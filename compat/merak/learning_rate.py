@@ -57,9 +57,8 @@ def _blurred(values: Group) -> bool:
     """
     name, said = values[TYPE], _said(values)
     unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
-    # The plan's inverse root falls from the end of the warmup; theirs has a scale of its own
-    # without one.
-    slow = name == "inverse_sqrt" and (not _warmup(values) or "timescale" in said)
+    # Without a warmup, their inverse root has a scale of its own, which the plan's habits say.
+    slow = name == "inverse_sqrt" and said.get("timescale", _scale(values)) != _scale(values)
     # A share of a run whose number of steps is not known.
     open_ = values[RATIO] > 0 and values[WARMUP] == 0 and values[TOTAL] <= 0
     # No plateau and no decay: the schedule ends with the warmup, which a plan's WSD cannot.
@@ -69,6 +68,13 @@ def _blurred(values: Group) -> bool:
         and not said["num_decay_steps"]
     )
     return unusual or slow or open_ or sudden or name == "reduce_lr_on_plateau"
+
+
+def _scale(values: Group) -> int:
+    """Return the number of steps that the inverse square root counts in, unless the config sets it
+    (transformers, optimization.py: get_inverse_sqrt_schedule).
+    """
+    return _warmup(values) or 10_000
 
 
 def _warmup(values: Group) -> int:

@@ -24,7 +24,7 @@ from bridge.rules import (
     rename,
     spared,
 )
-from compat.merak import course
+from compat.merak import course, habits
 from compat.merak.learning_rate import RULE as LEARNING_RATE
 from compat.merak.releases import REWRITTEN, ULYSSES
 from compat.merak.schema import Merak
@@ -888,6 +888,7 @@ def table() -> tuple[Rule, ...]:
         *course.RULES,
         RECOMPUTE,
         *other_rules(),
+        *habits.RULES,
     )
     return completed(
         mapped, LACKS, fields(Merak), lambda path: longest(path, REASONS, INHERITED)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import always_page
 import dialect_pages
 import fidelity_pages
 import guide_tables
@@ -56,7 +57,7 @@ def main() -> int:
 
 def pages() -> dict[str, str]:
     """Every generated page by its path, and every hand-written one with its tables filled in."""
-    return {**dialect_pages.pages(), **fidelity_pages.pages(), **guide_tables.pages(), **_filled()}
+    return {**always_page.pages(), **dialect_pages.pages(), **fidelity_pages.pages(), **guide_tables.pages(), **_filled()}
 
 
 def _generated() -> list[str]:

@@ -512,12 +512,15 @@ def test_autocast_of_ddp_and_mixed_precision_are_one() -> None:
 
 def test_adapters_go_to_the_other_stack_that_has_them() -> None:
     model = {"config": {"_target_": "transformers.LlamaConfig", "num_hidden_layers": 2}}
-    adapters = {"match_all_linear": True, "dim": 16, "alpha": 32, "dropout": 0.1, "dropout_position": "pre"}
+    adapters = {"target_modules": "*_proj", "dim": 16, "alpha": 32, "dropout": 0.1, "dropout_position": "pre"}
     there = bridge.translate(READ({"model": model, "peft": adapters}), compat.load("fast_llm"))
     assert all(line in there.written.text for line in ("type: lora", "rank: 16", "alpha: 32", "dropout: 0.1"))
     assert not {finding.path for finding in there.findings if finding.path.startswith("peft") and finding.matters}
-    some = bridge.translate(READ({"model": model, "peft": {"target_modules": ["*.q_proj"]}}), compat.load("fast_llm"))
-    assert {finding.path for finding in some.findings if finding.matters} >= {"peft.target_modules"}
+    # Fast-LLM adapts values without keys, keys only with values, and never the output layer.
+    for targets, arrives in (("*.q_proj", True), ("*.v_proj", True), ("*.k_proj", False), ("lm_head", False)):
+        recipe = READ({"model": model, "peft": {"target_modules": ["*.o_proj", targets]}})
+        some = bridge.translate(recipe, compat.load("fast_llm"))
+        assert ("peft.target_modules" not in {finding.path for finding in some.findings if finding.matters}) is arrives
 
 
 def test_a_key_of_the_models_config_beside_it_is_named() -> None:

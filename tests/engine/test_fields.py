@@ -372,6 +372,7 @@ BEYOND = {
     "adapters.rank": 8,
     "adapters.alpha": 16.0,
     "adapters.dropout": 0.1,
+    "adapters.targets": ("query",),
     "precision.fp8_recipe": "delayed",
     "precision.fp8_weights": True,
     "precision.autocast": "bf16",

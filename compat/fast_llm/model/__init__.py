@@ -24,6 +24,9 @@ BESIDE = (
     "adapters.rank",
     "adapters.alpha",
     "adapters.dropout",
+    "adapters.targets",
+    "habits.embedding_lr",
+    "habits.output_lr",
 )
 """Plan fields outside `model` for which Fast-LLM has a setting in its model section."""
 
@@ -75,6 +78,8 @@ REASONS = {
         "moe.balance_bias": "Fast-LLM's router has no bias",
         "init": "Fast-LLM sets the standard deviation of initial weights for each layer",
     }.items()
+} | {
+    "adapters.targets": "Fast-LLM adapts queries and values alone by default, keys only with values, and never the output layer",
 }
 """The reason why a field of the plan's model may be lost, by field."""
 

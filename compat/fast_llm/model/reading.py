@@ -99,6 +99,8 @@ def _read(parts: Sections, values: Group) -> tuple[Facts, list[str]]:
     for name, at in parts.blocks.items():
         at.name("type", "decoder", ("decoder",))
         block = {"model.dropout": at.share("dropout"), **_norm(at, odd)}
+        if "adapters.rank" in facts:
+            block["adapters.targets"] = _adapted(at)
         blocks[name] = block | _attention(at, defaults, block, odd) | _mlp(at, defaults, odd)
     facts |= _together(blocks, parts, facts, odd)
     _positions(parts, facts)
@@ -160,14 +162,29 @@ def _factors(at: Leaves, values: Group) -> Facts:
     usual = values.get(SCALE)
     usual = 1.0 if usual is None else usual
     # A plan's factors are relative to its peak rate, which has the default factor in it already.
-    places = {
-        "optimizer.embedding_lr": "embeddings.lr_scale",
-        "optimizer.output_lr": "head.lr_scale",
-    }
-    factors = {ours: at.real(place) for ours, place in places.items()}
-    return {
-        ours: factor / usual for ours, factor in factors.items() if factor is not None and usual
-    }
+    found: Facts = {}
+    for which, (wide, narrow, names) in SCOPES.items():
+        # Of both factors on a path, a weight has the product and what goes along only the wide one.
+        place = narrow if at.within(narrow) and not at.within(wide) else wide
+        factor = at.real(place)
+        if factor is not None and usual:
+            found[f"optimizer.{which}_lr"] = factor / usual
+            found[f"habits.{which}_lr"] = names[place == wide]
+    return found
+
+
+SCOPES = {
+    "embedding": (
+        "embeddings.lr_scale",
+        "embeddings.word_embeddings.lr_scale",
+        ("words", "words_and_positions"),
+    ),
+    "output": ("head.lr_scale", "head.output_weight.lr_scale", ("weight", "weight_and_norm")),
+}
+"""For embedding and output layer: the factor on the learning rate of the whole part, the factor of its
+weight alone, and the plan's names for what has the weight's rate (layers/language_model/embedding.py,
+head.py: the learned positions and the final norm are parts).
+"""
 
 
 def _adapters(at: Leaves, odd: list[str]) -> Facts:
@@ -181,6 +198,22 @@ def _adapters(at: Leaves, odd: list[str]) -> Facts:
         "adapters.alpha": alpha,
         "adapters.dropout": at.share("peft.dropout"),
     }
+
+
+def _adapted(at: Leaves) -> tuple[str, ...]:
+    """Return the layers of a block that have an adapter if the model has adapters. By default, these
+    are queries and values (layers/attention/attention.py: default_apply_peft, key_layer.apply_peft).
+    """
+    both = at.flag("mixer.key_layer.apply_peft", None)
+    wanted = {
+        "query": at.flag("mixer.query_layer.apply_peft", True),
+        "key": both,
+        "value": both is not False,
+        "dense": at.flag("mixer.dense_layer.apply_peft", False),
+        "mlp_in": at.flag("mlp.layer_1.apply_peft", False),
+        "mlp_out": at.flag("mlp.layer_2.apply_peft", False),
+    }
+    return tuple(name for name, on in wanted.items() if on)
 
 
 # A block

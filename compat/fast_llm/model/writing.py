@@ -14,7 +14,16 @@ from bridge.meaning import head_size
 from bridge.plan import paths
 from bridge.rules import Context, Group
 from compat.fast_llm.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, placed
-from compat.fast_llm.model.reading import ACTIVATIONS, LACKED, MOST, NORMS, OUT, PLAIN, SCALE
+from compat.fast_llm.model.reading import (
+    ACTIVATIONS,
+    LACKED,
+    MOST,
+    NORMS,
+    OUT,
+    PLAIN,
+    SCALE,
+    SCOPES,
+)
 from compat.fast_llm.signatures import problems
 
 Leaves = dict[str, Any]
@@ -135,15 +144,11 @@ def _outside(values: Group) -> Leaves:
         values.get(path) for path in ("precision.residual", "precision.compute", SCALE)
     )
     scale = 1.0 if usual is None else usual
-    factors = {
-        "embeddings.lr_scale": "optimizer.embedding_lr",
-        "head.lr_scale": "optimizer.output_lr",
-    }
-    told = {
-        place: values[ours] * scale
-        for place, ours in factors.items()
-        if values.get(ours) is not None
-    }
+    told = {}
+    for which, (wide, narrow, names) in SCOPES.items():
+        factor, scope = values.get(f"optimizer.{which}_lr"), values.get(f"habits.{which}_lr")
+        if factor is not None:
+            told[narrow if scope == names[0] else wide] = factor * scale
     return {
         "embeddings.full_precision_residual": residual != (compute or "fp32")
         if residual is not None
@@ -159,6 +164,22 @@ def _adapters(values: Group) -> Leaves:
         return {}
     rest = {f"peft.{name}": values.get(f"adapters.{name}") for name in ("alpha", "dropout")}
     return {"peft.type": "lora", "peft.rank": rank, **rest}
+
+
+def _adapted(values: Group, layout: Layout) -> Leaves:
+    """Return the switches of adapters in a block. Fast-LLM has none for values alone: they are adapted
+    without keys if keys have no switch.
+    """
+    targets = values.get("adapters.targets")
+    if targets is None or values.get("adapters.rank") is None or layout == "oldest":
+        return {}
+    both = ("key" in targets) if ("key" in targets) == ("value" in targets) else None
+    usual = {"dense": "mixer.dense_layer", "mlp_in": "mlp.layer_1", "mlp_out": "mlp.layer_2"}
+    return {
+        "mixer.query_layer.apply_peft": None if "query" in targets else False,
+        "mixer.key_layer.apply_peft": both,
+        **{f"{place}.apply_peft": True for name, place in usual.items() if name in targets},
+    }
 
 
 # Blocks
@@ -245,7 +266,7 @@ def _block(values: Group, context: Context, kind: Kind, layout: Layout) -> Leave
     leaves |= {f"mixer.{name}": value for name, value in _mixer(values, context, kind).items()}
     leaves |= {f"mlp.{name}": value for name, value in (_mlp(values, kind) | mlp).items()}
     leaves |= {f"normalization.{name}": value for name, value in _norm(values).items()}
-    return leaves | _places(values)
+    return leaves | _places(values) | _adapted(values, layout)
 
 
 def _mixer(values: Group, context: Context, kind: Kind) -> Leaves:

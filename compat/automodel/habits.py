@@ -1,0 +1,50 @@
+"""What AutoModel does alike in all runs. Its data sets decide what documents have to do with each other."""
+
+from __future__ import annotations
+
+from bridge.rules import Habit, habits
+
+RULES = habits(
+    {
+        "adapter_init": Habit(
+            "zero",
+            "AutoModel's adapters add nothing at first: their second matrix is zero",
+            "components/_peft/lora.py: init_lora_weights",
+        ),
+        "dropout_ranks": Habit(
+            "apart",
+            "AutoModel shifts the seed by rank",
+            "recipes/llm/train_ft.py: StatefulRNG(ranked=True)",
+        ),
+        "clip_scope": Habit(
+            "model",
+            "AutoModel bounds the norm of the whole model's gradients",
+            "components/training/utils.py: scale_grads_and_clip_grad_norm",
+        ),
+        "nonfinite": Habit(
+            "continue",
+            "AutoModel does not check for losses that are no finite number",
+            "components/distributed/config.py: check_for_nan_in_grad has no effect",
+        ),
+        "mtp_loss": Habit(
+            0.1,
+            "AutoModel's loss of further predicted tokens has a factor of 0.1",
+            "components/models/common/mtp: loss_scaling_factor",
+        ),
+        "inverse_sqrt": Habit(
+            "steps",
+            "AutoModel counts the inverse square root in steps, and without warmup from the first step",
+            "components/optim/scheduler.py: get_lr",
+        ),
+        "embedding_lr": Habit(
+            "words",
+            "AutoModel's factors are for parameters by name",
+            "components/optim/optimizer.py: ParamGroupOverride",
+        ),
+        "output_lr": Habit(
+            "weight",
+            "AutoModel's factors are for parameters by name",
+            "components/optim/optimizer.py: ParamGroupOverride",
+        ),
+    }
+)

@@ -1,0 +1,35 @@
+"""What DeepSpeed does alike in all runs. The model, its loss and its data are the training script's."""
+
+from __future__ import annotations
+
+from bridge.rules import Habit, habits
+
+RULES = habits(
+    {
+        "clip_scope": Habit(
+            "model",
+            "DeepSpeed bounds the norm of the whole model's gradients",
+            "runtime/utils.py: clip_grad_norm_, get_global_norm",
+        ),
+        "overflow_steps": Habit(
+            "skipped",
+            "in DeepSpeed, a step that an overflow leaves out does not count",
+            "runtime/engine.py: _take_model_step",
+        ),
+        "nonfinite": Habit(
+            "continue",
+            "DeepSpeed does not stop at a loss that is no finite number",
+            "runtime/engine.py: check_grad_overflow",
+        ),
+        "muon_qkv": Habit(
+            "whole",
+            "DeepSpeed's Muon takes a fused matrix of queries, keys and values as a whole",
+            "runtime/zero/muon/original_muon.py: muon_update",
+        ),
+        "inverse_sqrt": Habit(
+            "steps",
+            "the schedule in the script counts the inverse square root in steps, and without warmup from the first step",
+            "the written schedule (DeepSpeed has none of this shape)",
+        ),
+    }
+)

@@ -1,0 +1,41 @@
+"""What Merak does alike in all runs."""
+
+from __future__ import annotations
+
+from bridge.rules import Group, Habit, habits
+
+
+def _clipped(values: Group) -> str:
+    return "model" if values.get("args.fp16") else "rank"
+
+
+RULES = habits(
+    {
+        "clip_scope": Habit(
+            _clipped,
+            "Merak bounds the norm of each rank's own gradients, except in fp16",
+            "core/merak_engine.py: clip_fp32_gradients",
+            "args.fp16 args.max_grad_norm",
+        ),
+        "overflow_steps": Habit(
+            "counted",
+            "Merak's schedule counts steps that an overflow leaves out",
+            "core/merak_engine.py: _exec_optimizer_step",
+        ),
+        "dropout_ranks": Habit(
+            "alike",
+            "Merak's data ranks have one seed",
+            "core/recompute/checkpointing.py: model_parallel_cuda_manual_seed",
+        ),
+        "nonfinite": Habit(
+            "continue",
+            "Merak does not check for losses that are no finite number",
+            "core/merak_engine.py: _exec_optimizer_step",
+        ),
+        "inverse_sqrt": Habit(
+            "ten_thousand_steps",
+            "without warmup, Merak's inverse square root counts steps in ten thousands",
+            "transformers, optimization.py: get_inverse_sqrt_schedule",
+        ),
+    }
+)
