@@ -5,9 +5,12 @@ generators are as before.
 from __future__ import annotations
 
 import os
+import random
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
+from typing import Any
 
 import torch
 
@@ -56,6 +59,23 @@ def scope(device: torch.device) -> Iterator[None]:
     finally:
         for one, state in states:
             one.set_state(state)
+
+
+def states() -> tuple[Any, ...]:
+    """Return the states of the random generators of torch's CPU, Python and numpy."""
+    numpy = sys.modules.get("numpy")
+    last = numpy.random.get_state() if numpy else ("", b"")
+    return bytes(torch.get_rng_state().numpy()), random.getstate(), (last[0], bytes(last[1]), *last[2:])
+
+
+def restore_states(before: tuple[Any, ...]) -> None:
+    """Set the generators to states that `states` returned."""
+    torch.set_rng_state(torch.frombuffer(bytearray(before[0]), dtype=torch.uint8))
+    random.setstate(before[1])
+    numpy = sys.modules.get("numpy")
+    if numpy and before[2][0]:
+        kind, key, *rest = before[2]
+        numpy.random.set_state((kind, numpy.frombuffer(key, dtype=numpy.uint32), *rest))
 
 
 def reseed(seed: int, device: torch.device) -> None:

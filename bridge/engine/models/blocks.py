@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
-from bridge.engine.layers import Arguments, Chain, Layer
+from bridge.engine.layers import Arguments, Chain, Layer, watched
 from bridge.engine.randomness import scope
 from bridge.errors import BridgeError
 
@@ -301,7 +301,9 @@ class Blocks:
                 # Names tell layers apart, also for their random numbers.
                 name, parts = f"{name}#{seen[name]}", parts or (name,)
             layers.append(Layer(name, module, run, parts))
-        return Chain(tuple(layers), 1, 1, True, self.received)
+        around = {name for step in cut.places for name in ancestors(step.name)}
+        changed = watched({name: self.model.get_submodule(name) for name in sorted(around)})
+        return Chain(tuple(layers), 1, 1, True, self.received, changed)
 
     def received(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
         """Return the stream made of `tensors` from another rank and of this rank's own batch."""
@@ -446,6 +448,14 @@ def _title(cut: Cut, place: int) -> str:
         return f"{block.step.name}.after" if isinstance(block, Block) else "before"
     last = place == len(cut.layers) - 1
     return segment.steps[-1].name if last and segment.steps else segment.modules[0]
+
+
+def ancestors(name: str) -> list[str]:
+    """Return the names of all modules that contain the module `name`, from the model itself ("")
+    inwards.
+    """
+    words = name.split(".")
+    return [".".join(words[:number]) for number in range(len(words))]
 
 
 def left_out(model: nn.Module) -> str | None:
