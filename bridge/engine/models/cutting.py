@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import Parameter, signature
 from math import nan
 from typing import Any
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.engine.layers import Arguments, hooks_of, more_than_children
+from bridge.engine.layers import Arguments, hooks_of, logits_in, more_than_children
 from bridge.engine.models.blocks import Blocks, Cut, Stream, ancestors, asked, left_out
 from bridge.engine.models.trial import WHOLE, Uncut, cut
-from bridge.engine.randomness import restore_states, scope, states
+from bridge.engine.randomness import Keyed, other_states, restore_others, scope
 from bridge.engine.stage import differentiable
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
@@ -95,9 +96,22 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
             evaluated = _in_layers(model, found, given)
         if not _same(evaluated, expected):
             raise Uncut(f"{found.blocks[0]}: {_OTHER}; {WHOLE}")
+        packs = _packs(model, given, fixed)
         model.train()
         _prove_training(model, found, given, around)
-    return found
+    return replace(found, packs=packs)
+
+
+def _packs(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> bool:
+    """Return whether positions that restart within a row mean something else with `fixed` arguments."""
+    ids = given.named.get("input_ids")
+    if not fixed or not isinstance(ids, Tensor) or "position_ids" not in signature(model.forward).parameters:
+        return False
+    half = max(ids.shape[-1] // 2, 1)
+    positions = (torch.arange(ids.shape[-1], device=ids.device) % half).expand(ids.shape)
+    with torch.no_grad():
+        both = [model(input_ids=ids, position_ids=positions, **more) for more in ({}, fixed)]
+    return not _same(*(logits_in(each) for each in both))
 
 
 _OTHER = "the layers, run one by one, give another output than the model"
@@ -118,22 +132,23 @@ def _around(model: nn.Module, found: Cut) -> dict[str, nn.Module]:
 def _prove_training(
     model: nn.Module, found: Cut, given: Arguments, around: Mapping[str, nn.Module]
 ) -> None:
-    """Run model and layers forward and backward in training mode, with the same random numbers.
-    Raises `Uncut` unless outputs are equal bit by bit, gradients too but for the order of sums, and the
-    random generators end in the same state. What runs for each segment must not change the model.
+    """Run model and layers forward and backward in training mode. Raises `Uncut` unless outputs are
+    equal bit by bit, and gradients but for the order of sums. The forward pass of the model runs once
+    for each segment: it must change nothing, and what it draws by itself must not come to two segments.
     """
-    start, before = states(), _attributes(around)
-    expected = model(*given.given, **{**found.fixed, **given.named})
+    device = next(model.parameters()).device
+    start, before = other_states(), _attributes(around)
+    with Keyed(device):
+        expected = model(*given.given, **{**found.fixed, **given.named})
     moved = next((name for name, value in _attributes(around).items() if before.get(name) != value), None)
     if moved is not None:
         raise Uncut(f"{moved}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}")
-    gradients, end = _gradients(model, expected), states()
-    restore_states(start)
-    output = _in_layers(model, found, given)
-    if not _same(output, expected) or states() != end:
-        raise Uncut(
-            f"{found.blocks[0]}: in training mode {_OTHER}, or draw other random numbers; {WHOLE}"
-        )
+    gradients, end = _gradients(model, expected), other_states()
+    restore_others(start)
+    with Keyed(device):
+        output = _in_layers(model, found, given)
+    if not _same(output, expected) or other_states() != end:
+        raise Uncut(f"{found.blocks[0]}: in training mode, {_OTHER}; {WHOLE}")
     others = _gradients(model, output)
     largest = max((float(one.norm()) for one in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
