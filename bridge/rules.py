@@ -62,8 +62,8 @@ class Context:
 
 _LOSSES: Mapping[Effect, str] = {
     Effect.NUMBERS: (
-        "model adapters habits run.steps run.epochs run.exit_interval run.seed run.weights_only run.load_optimizer run.load_random "
-        "run.resumed_schedule run.host_init optimizer.nesterov optimizer.update_scale "
+        "model adapters habits run.steps run.epochs run.exit_interval run.seed run.weights_only run.load_optimizer "
+        "run.load_random run.resumed_schedule run.host_init optimizer.nesterov optimizer.update_scale "
         "optimizer.amsgrad optimizer.bias_correction optimizer.decay_scope optimizer.decay_ramp "
         "optimizer.embedding_lr optimizer.output_lr precision.fp8_recipe precision.autocast"
     ),
