@@ -703,13 +703,13 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         opened.setdefault((path, repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
-        rule = next((mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None)
+        untold = next((mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None)
         why = f"{config.dialect.name} leaves {', '.join(fields)} open"
         cause = f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
-        if rule is not None:
-            seen = rule.seen(rule.theirs, config.effective)
+        if untold is not None:
+            seen = untold.seen(untold.theirs, config.effective)
             # The same words as in the finding on the setting itself: it is one cause.
-            why = cause = (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
+            why = cause = (untold.tells(seen) if untold.tells else "") or untold.lossy or untold.note
         message = f"{why}; {target.dialect.name} uses {taken} by default"
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
