@@ -4,7 +4,11 @@ other stack does anyway.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import random
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -12,7 +16,11 @@ import bridge
 import compat
 from bridge.dialect import Config
 from bridge.difference import compare
+from bridge.plan import Plan
 from bridge.rules import Effect
+
+COUNT = int(os.environ.get("HABIT_PAIRS", "14"))
+"""Generated pairs that differ in one habit, and as many that do not; 300 by hand."""
 
 WORLD = 8
 FLAGS = (
@@ -98,3 +106,141 @@ def test_a_value_that_is_the_default_is_lost_all_the_same() -> None:
 def test_dropout_that_a_family_does_not_read_is_none() -> None:
     config = compat.load("huggingface").read({"model_type": "phi3", "embd_pdrop": 0.1, "num_hidden_layers": 2})
     assert not bridge.lift(config).model.embedding.dropout
+
+
+# Generated pairs
+
+
+class Case(NamedTuple):
+    """One behaviour: the stacks of a pair, what makes the behaviour take effect, and what says its values in the plan
+    of the source. With the first, the target's stack does differently; with the second, it does the same.
+    """
+
+    ours: str
+    source: str
+    targets: tuple[str, ...]
+    under: Mapping[str, Any]
+    apart: Mapping[str, Any]
+    alike: Mapping[str, Any] | None
+
+
+KEPT = {"habits.attention": "document", "habits.positions": "document", "habits.boundaries": "masked"}
+FACTORS = {"optimizer.embedding_lr": 2.0, "optimizer.output_lr": 2.0}
+LORA = {"adapters.rank": 8, "adapters.alpha": 8.0, "adapters.targets": ("query", "value"), "habits.adapter_dropout": "input"}
+COLD = {"optimizer.schedule.name": "inverse_sqrt", "optimizer.schedule.warmup_steps": 0}
+WARM = {"optimizer.schedule.warmup_steps": 5}
+DROPS = {**KEPT, "model.dropout": 0.1, "model.attention.dropout": 0.1, "model.embedding.dropout": 0.1, "parallel.data": 2}
+FP16 = {"precision.compute": "fp16"}
+MUON = {"optimizer.name": "muon", "optimizer.momentum": 0.9}
+CASES = (
+    Case("habits.attention", "megatron", ("fast_llm",), KEPT, {"habits.attention": "sequence"}, {}),
+    Case("habits.boundaries", "megatron", ("fast_llm",), KEPT, {"habits.boundaries": "trained"}, {}),
+    Case(
+        "habits.positions",
+        "megatron",
+        ("fast_llm",),
+        {**KEPT, "model.embedding.positions": "learned"},
+        {"habits.positions": "sequence"},
+        {},
+    ),
+    Case("habits.attention", "fast_llm", ("megatron",), {}, {}, None),
+    Case("habits.inverse_sqrt", "merak", ("megatron", "deepspeed", "automodel"), COLD, {}, WARM),
+    Case("habits.inverse_sqrt", "megatron", ("deepspeed", "automodel"), COLD, {}, WARM),
+    Case("habits.overflow_steps", "merak", ("megatron", "deepspeed"), FP16, {}, {"precision.compute": "bf16"}),
+    Case("habits.clip_scope", "merak", ("megatron", "deepspeed"), {"parallel.tensor": 2}, {}, FP16),
+    Case("habits.dropout_ranks", "megatron", ("fast_llm",), DROPS, {}, {"habits.dropout_ranks": "apart"}),
+    Case("habits.muon_qkv", "megatron", ("deepspeed",), MUON, {}, {"habits.muon_qkv": "whole"}),
+    Case("habits.adapter_init", "fast_llm", ("automodel",), LORA, {}, {"adapters.rank": None}),
+    Case("habits.adapter_init", "automodel", ("fast_llm",), LORA, {}, {"adapters.rank": None}),
+    Case("adapters.targets", "automodel", ("fast_llm",), LORA, {"adapters.targets": ("query", "output")}, {}),
+    Case(
+        "habits.adapter_dropout",
+        "automodel",
+        ("fast_llm",),
+        {**LORA, "adapters.dropout": 0.1},
+        {"habits.adapter_dropout": "output"},
+        {},
+    ),
+    Case(
+        "habits.output_lr",
+        "fast_llm",
+        ("automodel", "megatron"),
+        {**FACTORS, "habits.embedding_lr": "words"},
+        {"habits.output_lr": "weight_and_norm"},
+        {"habits.output_lr": "weight"},
+    ),
+    Case(
+        "habits.embedding_lr",
+        "fast_llm",
+        ("megatron",),
+        {**FACTORS, "model.embedding.positions": "learned", "habits.output_lr": "weight"},
+        {"habits.embedding_lr": "words_and_positions"},
+        {"habits.embedding_lr": "words"},
+    ),
+)
+
+
+def drawn(case: Case, said: Mapping[str, Any], draw: random.Random) -> tuple[Config, Config]:
+    """A run of the source's stack, and its translation."""
+    heads, layers = draw.choice((2, 4, 8)), draw.choice((2, 4, 6))
+    width, length, steps = heads * draw.choice((16, 32)), draw.choice((64, 128)), draw.randrange(20, 200)
+    run = {
+        "model.layers": layers,
+        "model.hidden": width,
+        "model.heads": heads,
+        "model.ffn": 4 * width,
+        "model.vocab": 1024,
+        "model.sequence": length,
+        "model.tied": False,
+        "model.embedding.max_positions": length,
+        "model.embedding.positions": "rotary",
+        "model.rotary.base": 10000.0,
+        "model.norm.kind": "rms",
+        "model.dropout": 0.0,
+        "model.attention.dropout": 0.0,
+        "model.embedding.dropout": 0.0,
+        "batch.micro": draw.choice((1, 2)),
+        "batch.accumulation": draw.choice((1, 2, 4)),
+        "parallel.data": draw.choice((1, 2)),
+        "precision.compute": "bf16",
+        "optimizer.name": "adamw",
+        "optimizer.lr": draw.choice((1e-4, 3e-4)),
+        "optimizer.clip": 1.0,
+        "optimizer.schedule.name": "linear",
+        "optimizer.schedule.warmup_steps": draw.randrange(1, 10),
+        "optimizer.schedule.total_steps": steps,
+        "run.steps": steps,
+        **case.under,
+        **said,
+    }
+    world = int(run["parallel.data"]) * int(run.get("parallel.tensor", 1))
+    source = bridge.lower(Plan.of(run), compat.load(case.source), world_size=world)
+    return source, bridge.translate(source, compat.load(draw.choice(case.targets)), world_size=world).config
+
+
+def worst(case: Case, one: Config, other: Config) -> tuple[Effect, Effect, Effect]:
+    """The worst effect of a row about the behaviour: of a translation, and of differences in both directions."""
+    translated = bridge.translate(one, other.dialect, world_size=other.world_size).findings
+    found = (translated, compare(one, other), compare(other, one))
+    about = ([row.effect for row in rows if case.ours in row.about] for rows in found)
+    first, second, third = (min(effects, key=lambda effect: effect.rank, default=Effect.NONE) for effects in about)
+    return first, second, third
+
+
+def test_pairs_that_differ_in_one_behaviour_are_told_apart() -> None:
+    draw, missed = random.Random(1), Counter[str]()
+    for number in range(COUNT):
+        case = [case for case in CASES if case.alike is not None][number % (len(CASES) - 1)]
+        if any(effect is not Effect.NUMBERS for effect in worst(case, *drawn(case, case.apart, draw))):
+            missed[f"{case.ours}: {case.source}"] += 1
+    assert not missed
+
+
+def test_pairs_that_say_the_same_in_other_words_have_no_row() -> None:
+    draw, alarms = random.Random(2), Counter[str]()
+    for number in range(COUNT):
+        case = CASES[number % len(CASES)]
+        said = case.apart if case.alike is None else case.alike
+        if any(effect is not Effect.NONE for effect in worst(case, *drawn(case, said, draw))):
+            alarms[f"{case.ours}: {case.source}"] += 1
+    assert not alarms

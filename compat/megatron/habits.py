@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.meaning import DROPOUTS
-from bridge.rules import EFFECTS, HABITS, Context, Effect, Group, Habit, Rule, convert, habits
+from bridge.rules import HABITS, Context, Effect, Group, Habit, Rule, convert, habits
 
 PACKS = ("sft", "dataloader_inter_document_masking")
 """Flags of data sets that keep documents apart by themselves; only the first masks the loss."""
@@ -63,38 +63,28 @@ DOCUMENTS = (
 DROPS = ("hidden_dropout", "attention_dropout")
 
 
-def _switch(
-    flag: str, name: str, names: tuple[str, str], note: str, source: str, *, usual: bool = False
-) -> Rule:
-    """Return the rule for a switch: the plan has the first of `names` where it is off."""
-    ours = HABITS + name
-    return convert(
-        flag,
-        ours,
-        lambda values, context: {ours: names[bool(values.get(flag, usual))]},
-        lambda values, context: {flag: not usual} if values.get(ours) == names[not usual] else {},
-        effect=EFFECTS[ours],
-        note=note,
-        source=source,
-    )
+MUON = HABITS + "muon_qkv"
+
+
+def _read_muon(values: Group, context: Context) -> Group:
+    if "muon" not in (values.get("optimizer") or ""):
+        return {}
+    return {MUON: "whole" if values.get("muon_split_qkv") is False else "parts"}
 
 
 SWITCHES = (
-    _switch(
-        "check_for_nan_in_loss_and_grad",
-        "nonfinite",
-        ("continue", "stop"),
-        "Megatron stops at a loss or gradient that is not a finite number, unless the check is off",
-        "training/config/resilience_config.py: check_for_nan_in_loss",
-        usual=True,
-    ),
-    _switch(
+    convert(
         "muon_split_qkv",
-        "muon_qkv",
-        ("whole", "parts"),
-        "Megatron's Muon takes queries, keys and values one by one unless told not to",
-        "core/optimizer/emerging_optimizers.py: split_qkv",
-        usual=True,
+        MUON,
+        _read_muon,
+        lambda values, context: (
+            {"muon_split_qkv": False}
+            if values.get(MUON) == "whole" and "muon" in (values.get("optimizer.name") or "")
+            else {}
+        ),
+        sees=("optimizer", "optimizer.name"),
+        note="Megatron's Muon takes queries, keys and values one by one unless told not to",
+        source="core/optimizer/emerging_optimizers.py: split_qkv",
     ),
     convert(
         "data_parallel_random_init",
@@ -138,6 +128,12 @@ RULES = (
     *SWITCHES,
     *habits(
         {
+            # A run with the check off is Megatron's own; no other stack has the check.
+            "nonfinite": Habit(
+                "stop",
+                "Megatron stops at a loss or gradient that is not a finite number, unless its check is off",
+                "training/config/resilience_config.py: check_for_nan_in_loss",
+            ),
             "clip_scope": Habit(
                 "model",
                 "Megatron bounds the norm of the whole model's gradients",
