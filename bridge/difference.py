@@ -5,7 +5,6 @@ run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,10 +18,14 @@ from bridge.plan import in_words
 from bridge.ranks import effect_of_ranks
 from bridge.rules import HABITS, Effect, How, Rule
 from bridge.sections import Setting, leaves, settings, worth
-from bridge.translation import full_text, plainly, remarks, translate, unheld, untranslated
+from bridge.translation import full_text, plainly, remarks, told_of, translate, unheld, untranslated
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
+TRIED = 60
+"""Maximum number of settings that are tried one by one, to find what a difference follows from."""
+SOURCES = 6
+"""Maximum number of settings that a row names as those from which it follows."""
 SCRIPTED = ("model.", "run.")
 """Prefixes of plan fields that the training script sets if the stack's config defines no model."""
 
@@ -42,24 +45,36 @@ class Pair:
         """The settings from which a difference in a plan field follows: one of the configs loses the
         difference, or gets another one, if it takes such a setting from the other.
         """
-        one, other = self.one.given, self.other.given
         found: dict[str, list[str]] = {}
-        for path in sorted(differing(one, other)):
-            for config, held, meant in ((self.one, other, self.meant), (self.other, one, self.kept)):
+        # Each setting costs one reading of a whole config.
+        for path in self.changed[:TRIED]:
+            for config, held, meant in (
+                (self.one, self.other.given, self.meant),
+                (self.other, self.one.given, self.kept),
+            ):
                 taken = {path: held[path]} if path in held else {}
-                kept = {other: value for other, value in config.given.items() if other != path}
-                changed = Values({**kept, **taken})
-                with suppress(BridgeError):
-                    for ours in unlike(meant, meaning_of(replace(config, given=changed))):
-                        found.setdefault(ours, []).append(path)
-        return {ours: tuple(dict.fromkeys(paths)) for ours, paths in found.items()}
+                rest = {other: value for other, value in config.given.items() if other != path}
+                try:
+                    moved = unlike(meant, meaning_of(replace(config, given=Values({**rest, **taken}))))
+                except BridgeError:
+                    continue  # the stack refuses this mixture: the other one may run
+                for ours in moved:
+                    found.setdefault(ours, []).append(path)
+                break
+        return {ours: tuple(paths) for ours, paths in found.items()}
+
+    @cached_property
+    def changed(self) -> tuple[str, ...]:
+        """The settings that the two configs give differently."""
+        return tuple(sorted(differing(self.one.given, self.other.given)))
 
     def follows(self, ours: str) -> str:
         """Return a sentence that names the settings from which a difference in a plan field follows."""
-        found = self.sources.get(ours) or tuple(sorted(differing(self.one.given, self.other.given)))
-        if not found:
+        if not self.changed:
             return "this follows from the number of ranks" if self.one.world_size != self.other.world_size else ""
-        return f"this follows from {', '.join(found)}"
+        found = self.sources.get(ours) or self.changed
+        more = f" and {len(found) - SOURCES} other settings" if len(found) > SOURCES else ""
+        return f"this follows from {', '.join(found[:SOURCES])}{more}"
 
     def meaning(self, config: Config) -> Meaning:
         """Return the meaning of one of the two configs."""
@@ -262,7 +277,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         why = "; ".join(dict.fromkeys(_rounded(pair.one, path) + _rounded(pair.other, path)))
         blurred = [config for config in (pair.one, pair.other) if _blurs(config, path)]
         if rule.ours and not lost and not why and blurred:
-            why = _told(rule, blurred[0])
+            why = told_of(rule, blurred[0])
         elif rule.ours and not lost and not why:
             why = "both configs mean the same here, or the setting has no effect in this run"
         effect, why = pair.by_ranks(lost) or (_weight(pair, rule.ours, lost, path), why)
@@ -339,12 +354,6 @@ def _blurs(config: Config, path: str) -> bool:
         return False
     seen = rule.seen(rule.theirs, config.effective)
     return rule.blurs(seen) and not (rule.becomes and not rule.becomes(path, seen))
-
-
-def _told(rule: Rule, config: Config) -> str:
-    """Return what no plan holds of a rule's values in `config`, in words."""
-    seen = rule.seen(rule.theirs, config.effective)
-    return (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
 
 
 def _rounded(config: Config, path: str) -> tuple[str, ...]:
@@ -544,7 +553,7 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
             continue
         effects.append(rule.effect_of_losing((ours,), config.effective))
         if values.get(ours) is None:
-            unheld = _told(rule, config) if untranslated(config, pair.meaning(config), rule) else ""
+            unheld = told_of(rule, config) if untranslated(config, pair.meaning(config), rule) else ""
             open_, why = True, unheld or why or rule.why(ours)
     # A field that no table knows may change the numbers: unknown is not harmless.
     effect = min(effects, key=lambda effect: effect.rank, default=Effect.NUMBERS)

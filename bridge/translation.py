@@ -703,13 +703,12 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         opened.setdefault((path, repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
-        untold = next((mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None)
+        lost = next((mine[ours] for ours in fields if untranslated(config, meant, mine[ours])), None)
         why = f"{config.dialect.name} leaves {', '.join(fields)} open"
         cause = f"{config.dialect.title} leaves the value open; {target.dialect.title} uses its own default"
-        if untold is not None:
-            seen = untold.seen(untold.theirs, config.effective)
+        if lost is not None:
             # The same words as in the finding on the setting itself: it is one cause.
-            why = cause = (untold.tells(seen) if untold.tells else "") or untold.lossy or untold.note
+            why = cause = told_of(lost, config)
         message = f"{why}; {target.dialect.name} uses {taken} by default"
         effect = min(effects, key=lambda one: one.rank)
         after = kept[fields[0]] if path in fields else target.effective.get(path)
@@ -732,6 +731,12 @@ def _told_by(target: Config, ours: str, value: Any) -> tuple[str, Any]:
     best = min(plain, key=lambda path: len(rule.carried(path)), default=ours)
     path = next(same, best)
     return path, target.effective.get(path, value)
+
+
+def told_of(rule: Rule, config: Config) -> str:
+    """Return what no plan holds of a rule's values in `config`, in words."""
+    seen = rule.seen(rule.theirs, config.effective)
+    return (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
 
 
 def untranslated(config: Config, meant: Meaning, rule: Rule) -> str:

@@ -9,7 +9,9 @@ import pytest
 import compat
 from bridge.dialect import Config
 from bridge.difference import compare
-from bridge.plan import Plan
+from bridge.plan import Plan, paths
+from bridge.printed import causes
+from bridge.report import remarks_of
 from bridge.rules import Effect, How
 from bridge.secrets import Secrets
 from bridge.translation import Result, lift, lower, translate
@@ -136,7 +138,7 @@ def test_a_schedule_that_no_plan_holds_is_not_called_open(target: str) -> None:
     row = next(finding for finding in findings if finding.path == "scheduler.type")
     assert (row.how, row.message) == (How.DROPPED, "stagebridge does not translate the schedule OneCycle")
     assert not any("leaves optimizer.schedule" in finding.message for finding in findings)
-    assert any("this value of scheduler.type" in finding.message for finding in findings)
+    assert any(f"the schedule OneCycle; {target} uses" in finding.message for finding in findings)
 
 
 def test_the_base_of_rotary_positions_is_kept_and_no_finding_is_about_it() -> None:
@@ -502,3 +504,41 @@ def test_the_size_of_a_microbatch_changes_numbers_where_something_is_computed_ov
         row = next(row for row in found if row.path == "micro_batch_size")
         assert row.effect is (Effect.NUMBERS if reason else Effect.ROUNDING)
         assert (reason or "in other microbatches") in row.message and "other ranks" not in row.message
+
+
+def deepspeed(**more: Any) -> Config:
+    data = {"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 1e-3}}, **more}
+    return compat.load("deepspeed").read(data, None, 1)
+
+
+FOLLOWING = [
+    (launched("0 --micro-batch-size 1"), launched("0 --micro-batch-size 1 --tensor-model-parallel-size 2", 2), "tensor_model"),
+    (deepspeed(bf16={"enabled": True}), deepspeed(torch_autocast={"enabled": True, "dtype": "bfloat16"}), "bf16.enabled"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "name"), FOLLOWING, ids=["rows", "formats"])
+def test_a_difference_names_the_settings_that_it_follows_from(one: Config, other: Config, name: str) -> None:
+    for found in (compare(one, other), compare(other, one)):
+        following = [row for row in found if "follows" in row.message]
+        assert following and all(f"this follows from {name}" in row.message for row in following)
+        # Rows speak of settings, or in plain English.
+        assert {row.path for row in found}.isdisjoint(paths())
+        assert not [row for row in found if "plan" in row.message or ("alone" in row.change and "file alone" not in row.change)]
+
+
+CYCLE = {"cycle_min_lr": 1e-5, "cycle_max_lr": 1e-3, "cycle_first_step_size": 10}
+RANGE = {"lr_range_test_min_lr": 1e-4, "lr_range_test_step_size": 10}
+
+
+@pytest.mark.parametrize(("kind", "params"), [("OneCycle", CYCLE), ("LRRangeTest", RANGE)])
+@pytest.mark.parametrize("target", ["megatron", "fast_llm", "automodel"])
+def test_a_schedule_that_no_plan_holds_is_one_cause_in_both_commands(kind: str, params: dict[str, Any], target: str) -> None:
+    source = deepspeed(scheduler={"type": kind, "params": params}, gradient_clipping=1.0)
+    result = translate(source, compat.load(target))
+    said = f"stagebridge does not translate the schedule {kind}"
+    told = [one for one in remarks_of(result) if one.how is not How.MISSING]
+    for found in (told, compare(source, result.config), compare(result.config, source)):
+        rows = [cause for cause in causes(found) if any(one.path.startswith("scheduler") for one in cause.findings)]
+        assert sorted(cause.message for cause in rows) == ["a setting of DeepSpeed's own scheduler", said]
+        assert "warmup_num_steps" not in str(found)

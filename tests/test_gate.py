@@ -157,14 +157,14 @@ class TestDiff:
         assert re.findall(r"^ +(\d) (\w+) ", out, re.MULTILINE) == [("1", "lr"), ("2", "adam_beta2"), ("3", "clip_grad")]
 
     def test_a_field_has_the_value_that_its_file_has(self, said: Said, tmp_path: Path) -> None:
-        """Where it amounts to something else, the plan's field says what."""
+        """Where it amounts to something else, plain words say what."""
         said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
         data = json.loads(Path("ds.json").read_text())
         written(tmp_path, "alone.json", {**data, "train_batch_size": 512})
         (tmp_path / "other.args").write_text(launch() + "\n--decoupled-lr 5.0e-4\n")
         words = ("alone.json", "--world-size", "8", "--all")
         told = {one: " ".join(said("diff", one, *words)[1].split()) for one in ("launch.args", "other.args")}
-        batch = r"data_parallel_size 2 -> train_batch_size 512 \(line 2\):? in stagebridge's plan, parallel.data differs: 2 -> 8"
+        batch = r"data_parallel_size 2 -> train_batch_size 512 \(line 2\):? data-parallel replicas: 2 -> 8"
         assert re.search(batch, told["launch.args"])
         assert re.search(r"normalization \(line \d+\) 'RMSNorm' -> not set", told["launch.args"])
         assert re.search(r"decoupled_lr \(line \d+\) 0.0005 -> not set", told["other.args"])

@@ -16,7 +16,7 @@ from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
 from bridge.findings import Finding, Origin, assumed
 from bridge.rules import Effect
 from compat.deepspeed import accelerated, programs
-from compat.deepspeed.trainer import DEFAULTS, QUIET
+from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
@@ -128,7 +128,7 @@ def read(script: Script) -> Found:
     content = launch.file(path)
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
-    usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
+    usual = {name: scalar(value) for name, value in said.items() if name in {**DEFAULTS, **COURSE}}
     trained, assumption = _trained(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _twins(script, path, line) if content is None else ()
@@ -153,7 +153,7 @@ def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
     tells what they do to the run, apart from arguments that the Trainer does not train by.
     """
     read_here = {TRAINER, *OPTIONS, "--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
-    read_here |= {f"--{name}" for name in (*CODE, *(DEFAULTS.keys() - {UNSURE} if trained else ()))}
+    read_here |= {f"--{name}" for name in (*CODE, *({*DEFAULTS, *COURSE} - {UNSURE} if trained else ()))}
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:
         option, tied, value = text.partition("=")

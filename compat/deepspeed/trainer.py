@@ -34,13 +34,14 @@ DEFAULTS: Mapping[str, Any] = {
     "warmup_steps": 0.0,
     "warmup_ratio": 0.0,
     "max_steps": -1,
-    "num_train_epochs": 3.0,
-    "seed": 42,
     "lr_scheduler_type": "linear",
     "lr_scheduler_kwargs": None,
     "optim": "adamw_torch",
 }
 """The TrainingArguments that affect a DeepSpeed file, each with the Trainer's default."""
+
+COURSE: Mapping[str, Any] = {"num_train_epochs": 3.0, "seed": 42}
+"""TrainingArguments that no DeepSpeed file has, and that the code part holds."""
 
 NAMES = frozenset(
     {
@@ -170,7 +171,8 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     TrainingArguments. If `said` is a `whole` dump, it may also have arguments of a class of the
     user. Raises `ConfigError` with all problems: wrong values, and names of no argument.
     """
-    known = {name: value for name, value in said.items() if name in DEFAULTS and value is not None}
+    usual = {**DEFAULTS, **COURSE}
+    known = {name: value for name, value in said.items() if name in usual and value is not None}
     strange = [] if whole else [name for name in said if name not in NAMES]
     problems = [
         f"--auto-from: {name}: found no TrainingArgument of this name{nearest(name, NAMES)}"
@@ -184,7 +186,7 @@ def arguments(said: Mapping[str, Any], whole: bool) -> dict[str, Any]:
     problems += [
         f"--auto-from: {name}: {flaw}"
         for name, value in known.items()
-        if (flaw := misfit(value, DEFAULTS[name]))
+        if (flaw := misfit(value, usual[name]))
     ]
     ConfigError.raise_if(problems)
     # No defaults yet: they would win over those of a launch script.
