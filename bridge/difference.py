@@ -19,8 +19,10 @@ from bridge.translation import full_text, plainly, remarks, translate, unheld
 
 RULE = "difference"
 """Prefix of the id of every finding on a difference; the name of the field follows."""
-SCRIPTED = ("model.", "run.")
-"""Prefixes of plan fields that the training script sets if the stack's config defines no model."""
+SCRIPTED = ("model.", "run."), ("run.",)
+"""Prefixes of plan fields that the training script sets where no file does: if the stack's config
+defines no model, and if it does.
+"""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,10 @@ def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
 
 
 def _concerns(row: Finding, loss: Finding) -> bool:
-    """Return whether a row reports on the setting of a loss, or on the plan fields of the loss."""
-    return loss.path in (row.path, *row.about) or not {*row.about}.isdisjoint(loss.about)
+    """Return whether a row reports on the plan fields of a loss, or on its setting if it is about none."""
+    if loss.about and row.about:
+        return not {*row.about}.isdisjoint(loss.about)
+    return loss.path in (row.path, *row.about)
 
 
 def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
@@ -145,8 +149,9 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
     other = found[0] if len(found) == 1 else None
     before, after = (other, loss.before) if back else (loss.before, other)
     alone = f"{full_text(loss.before)}, in {source.dialect.title} alone"
-    change = alone if other is None else f"{full_text(before)} -> {full_text(after)}"
-    return replace(
+    turned = "" if before == after else f"{full_text(before)} -> {full_text(after)}"
+    change = alone if other is None else turned
+    row = replace(
         loss,
         how=How.APPROXIMATE,
         before=before,
@@ -156,6 +161,7 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
         change=loss.change or change,
         cause="",
     )
+    return plainly(row, pair.meant.plain, pair.kept.plain)
 
 
 def _remarked(pair: Pair) -> Iterator[Finding]:
@@ -465,8 +471,12 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
     for config, values in sides:
         dialect = config.dialect
         elsewhere = not ours.startswith(dialect.about)
-        scripted = not dialect.model and ours.startswith(SCRIPTED)
-        if values.get(ours) is None and (elsewhere or scripted):
+        scripted = ours.startswith(SCRIPTED[dialect.model])
+        rule = plan_claims(dialect).get(ours)
+        # A size that only follows from others is the script's too.
+        unset = rule is None or config.given.keys().isdisjoint(rule.carriers(ours))
+        open_ = values.get(ours) is None or (unset and ours.startswith("model."))
+        if open_ and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
     by_ranks = pair.by_ranks((ours,))
     if by_ranks and None not in [values.get(ours) for _, values in sides]:
