@@ -26,8 +26,10 @@ TRIED = 60
 """Maximum number of settings that are tried one by one, to find what a difference follows from."""
 SOURCES = 6
 """Maximum number of settings that a row names as those from which it follows."""
-SCRIPTED = ("model.", "run.")
-"""Prefixes of plan fields that the training script sets if the stack's config defines no model."""
+SCRIPTED = ("model.", "run."), ("run.",)
+"""Prefixes of plan fields that the training script sets where no file does: if the stack's config
+defines no model, and if it does.
+"""
 
 
 @dataclass(frozen=True)
@@ -193,8 +195,10 @@ def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
 
 
 def _concerns(row: Finding, loss: Finding) -> bool:
-    """Return whether a row reports on the setting of a loss, or on the plan fields of the loss."""
-    return loss.path in (row.path, *row.about) or not {*row.about}.isdisjoint(loss.about)
+    """Return whether a row reports on the plan fields of a loss, or on its setting if it is about none."""
+    if loss.about and row.about:
+        return not {*row.about}.isdisjoint(loss.about)
+    return loss.path in (row.path, *row.about)
 
 
 def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
@@ -208,8 +212,9 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
     other = found[0] if len(found) == 1 else None
     before, after = (other, loss.before) if back else (loss.before, other)
     alone = f"{full_text(loss.before)}, {pair.alone(source)}"
-    change = alone if other is None else f"{full_text(before)} -> {full_text(after)}"
-    return replace(
+    turned = "" if before == after else f"{full_text(before)} -> {full_text(after)}"
+    change = alone if other is None else turned
+    row = replace(
         loss,
         how=How.APPROXIMATE,
         before=before,
@@ -219,6 +224,7 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
         change=loss.change or change,
         cause="",
     )
+    return plainly(row, pair.meant.plain, pair.kept.plain)
 
 
 def _remarked(pair: Pair) -> Iterator[Finding]:
@@ -540,8 +546,12 @@ def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
     for config, values in sides:
         dialect = config.dialect
         elsewhere = not ours.startswith(dialect.about)
-        scripted = ours.startswith(HABITS) or (not dialect.model and ours.startswith(SCRIPTED))
-        if values.get(ours) is None and (elsewhere or scripted):
+        scripted = ours.startswith((HABITS, *SCRIPTED[dialect.model]))
+        rule = plan_claims(dialect).get(ours)
+        # A size that only follows from others is the script's too.
+        unset = rule is None or config.given.keys().isdisjoint(rule.carriers(ours))
+        open_ = values.get(ours) is None or (unset and ours.startswith("model."))
+        if open_ and (elsewhere or scripted):
             return Effect.NONE, f"the training script sets this value, not the config of {dialect.title}"
     by_ranks = pair.by_ranks((ours,))
     if by_ranks and None not in [values.get(ours) for _, values in sides]:

@@ -197,10 +197,13 @@ def _whole(values: Values) -> bool:
 
 def _unbounded(values: Values) -> bool:
     """Return whether the number of positions bounds nothing that is computed: only learned positions
-    have a table of that size, and only scaled rotary positions depend on it.
+    have a table of that size, and only some scaled rotary positions depend on it.
     """
     learned = values.get("model.embedding.positions", "learned") == "learned"
-    return not learned and values.get("model.rotary.scaling.kind", "none") == "none"
+    # transformers: modeling_rope_utils.py; these kinds scale by a factor and an earlier length alone.
+    factor, whole = (values.get(f"model.rotary.scaling.{name}") for name in ("factor", "original"))
+    kinds = {"none": True, "linear": factor, "llama3": factor and whole, "yarn": factor and whole}
+    return not learned and bool(kinds.get(values.get("model.rotary.scaling.kind", "none")))
 
 
 def _factored(values: Values, which: str) -> bool:

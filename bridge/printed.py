@@ -412,7 +412,10 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     if finding.how is How.DEFAULTED:
         return f"{'' if finding.cause else 'not set -> '}{shown(finding.after, LONG)}"
     before = f"{shown(finding.before, LONG)} " if finding.before is not None else ""
-    targets = [field for field in fields if finding.path in field.sources]
+    # A section would not show which of its values is meant.
+    targets = [
+        field for field in fields if finding.path in field.sources and not isinstance(field.value, Mapping)
+    ]
     near = [field for field in targets if field.how is How.APPROXIMATE] or targets
     if (
         finding.how is not How.DROPPED

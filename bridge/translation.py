@@ -210,13 +210,18 @@ def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) ->
     its place: a plan field with its two values. Without one the value stands alone, which the target
     applies differently.
     """
-    if loss.how in (None, How.DEFAULTED) or loss.change or loss.before not in (None, loss.after):
+    section = isinstance(loss.before, Mapping)
+    same = loss.before is None or section or loss.before == loss.after
+    if loss.how in (None, How.DEFAULTED) or loss.change or not same:
         return loss
-    fields = (ours for ours in loss.about if ours != loss.path and meant.get(ours) != kept.get(ours))
-    ours, value = next(fields, ""), "" if loss.before is None else shown(loss.before)
-    before, after = meant.get(ours), kept.get(ours)
-    turned = f"{ours} {full_text(before)} -> {full_text(after)}" if ours else ""
-    return replace(loss, before=before, after=after, change="; ".join(filter(None, (value, turned))))
+    fields = [ours for ours in loss.about if ours != loss.path and meant.get(ours) != kept.get(ours)]
+    if section and not fields:
+        return loss
+    turns = [f"{ours} {full_text(meant.get(ours))} -> {full_text(kept.get(ours))}" for ours in fields]
+    if loss.before is not None and not section:
+        turns.insert(0, shown(loss.before))
+    ours = next(iter(fields), "")
+    return replace(loss, before=meant.get(ours), after=kept.get(ours), change="; ".join(turns))
 
 
 def full_text(value: Any) -> str:
@@ -369,7 +374,7 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         told.update(mine)
         named_.add(named)
         change = ""
-        if rule.becomes and how is not How.DERIVED:
+        if rule.becomes and how is not How.DERIVED and not mine:
             change = rule.becomes(named, rule.seen(rule.theirs, config.effective))
         finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, about=mine)
         yield from _in_parts(trip, rule, lost, finding)

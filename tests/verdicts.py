@@ -44,8 +44,25 @@ def judge(source: Config, target: Dialect) -> tuple[str, list[str]]:
         broken.append(f"diff is milder: {worst(there)}, but convert: {worst(causes)}")
     if kind(there) != kind(back) or felt(there) != felt(back):
         broken.append(f"diff disagrees with itself the other way round: {kind(there)}, {kind(back)}")
+    if worst(there).reaches(Effect.NUMBERS) and not worst(causes).reaches(Effect.NUMBERS):
+        harsher = next(row for row in there if row.effect.reaches(Effect.NUMBERS))
+        broken.append(f"diff finds what convert does not: {harsher.path} {harsher.change}: {harsher.message}")
+    broken += contradictions((*result.findings, *there))
     broken += (f"diff of a config with itself: {one.path}" for one in compare(source, source))
     return worst(causes).name, broken
+
+
+def contradictions(rows: Iterable[Finding]) -> Iterator[str]:
+    """Yield each row that says nothing: one value before and after, or no reason."""
+    for row in rows:
+        if row.effect is Effect.NONE or row.how in (None, How.MISSING):
+            continue
+        before, arrow, after = row.change.partition(" -> ")
+        valued = row.before is not None or row.after is not None
+        if (valued and row.before == row.after) or (arrow and before == after.rpartition(" ")[2]):
+            yield f"one value before and after: {row.path} {row.before} {row.change}: {row.message}"
+        if not row.message and not row.rule:
+            yield f"no reason: {row.path} {row.before} {row.after}"
 
 
 def causes_of(result: Result) -> Iterator[Finding]:

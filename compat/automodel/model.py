@@ -286,7 +286,7 @@ def _group(keys: tuple[str, ...], said: tuple[str, ...]) -> Rule:
         ),
         carries=carries,
         blurs=_unread_by_family(keys) if keys else None,
-        lossy="AutoModel refuses tied embeddings in a pipeline; train without a pipeline, or untie them"
+        lossy="AutoModel cannot tie embeddings in a pipeline, so they are untied; train without a pipeline to tie them"
         if tied
         else "the model's family determines this field",
         note="a key of the model's own config",

@@ -752,7 +752,6 @@ SECTIONS: dict[str, tuple[str, Weight]] = {
     "dataloader.*": ("the way in which training data is drawn", _beyond("dataloader.*")),
     "peft": ("the choice of the weights that are trained", Use.COMPUTES),
     "freeze_config": ("the choice of the weights that are trained", Use.COMPUTES),
-    "loss_fn": ("how the loss is computed", _loss),
     "autocast": ("torch.autocast of the recipe", Use.COMPUTES),
     "teacher_model": ("distillation", Use.COMPUTES),
     "teacher_distributed": ("distillation", Use.PLACES),
@@ -824,6 +823,16 @@ CLASS = convert(
     source="cli/app.py: main",
 )
 
+ENTROPY = convert(
+    "loss_fn",
+    (),
+    lambda values, context: {},
+    lambda values, context: {"loss_fn": {"_target_": f"nemo_automodel.components.loss.masked_ce.{ENTROPIES[0]}"}},
+    effect=_loss,
+    note="how the loss is computed",
+    source="recipes/llm/train_ft.py: setup; components/loss/masked_ce.py: MaskedCrossEntropy",
+)
+
 
 @cache
 def table() -> tuple[Rule, ...]:
@@ -837,6 +846,7 @@ def table() -> tuple[Rule, ...]:
         LEARNING_RATE,
         *course.RULES,
         CLASS,
+        ENTROPY,
         CLIP,
         PRECISION,
         ZERO,

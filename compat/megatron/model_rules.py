@@ -14,6 +14,7 @@ SCRIPT = "the model is defined by the training script"
 TENSOR = "tensor_model_parallel_size"
 USUAL = 128
 """Default of `make_vocab_size_divisible_by`."""
+KIND = "model.embedding.positions"
 
 
 def fact(theirs: str, ours: str, source: str = "") -> Rule:
@@ -435,6 +436,22 @@ PREDICTED = convert(
     model=True,
 )
 
+# Without a table of positions the number only has to reach the length of a sequence.
+POSITIONS = convert(
+    "max_position_embeddings",
+    "model.embedding.max_positions",
+    lambda values, context: {"model.embedding.max_positions": values.get("max_position_embeddings")},
+    lambda values, context: {
+        "max_position_embeddings": values.get("model.embedding.max_positions")
+        or (values.get("model.sequence") if values.get(KIND) not in (None, "learned") else None)
+    },
+    effect=EFFECTS["model.embedding.max_positions"],
+    sees=(KIND, "model.sequence"),
+    note=SCRIPT,
+    source="arguments.py: validate_args",
+    model=True,
+)
+
 RULES = (
     fact("num_layers", "model.layers"),
     fact("hidden_size", "model.hidden"),
@@ -443,7 +460,7 @@ RULES = (
     fact("vocab_size", "model.vocab"),
     fact("num_experts", "model.experts"),
     fact("seq_length", "model.sequence"),
-    fact("max_position_embeddings", "model.embedding.max_positions"),
+    POSITIONS,
     GROUPS,
     VOCABULARY,
     BIASES,

@@ -434,8 +434,7 @@ def test_what_nothing_reads_is_named(path: str) -> None:
 
 
 DATA = "nemo_automodel.components.datasets.llm.mock.build_unpacked_dataset"
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64,
-    "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0}
 
 
 def test_what_the_called_code_takes_is_read() -> None:
