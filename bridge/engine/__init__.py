@@ -76,7 +76,8 @@ def initialize(
     facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
     ranks = _joined(found, made.mesh, devices.backend(place), facts, deterministic)
     made.module.to(place)
-    given = (loss_fn, _first_seed(ranks, place) if seed is None else seed, made.findings, tensor_plan, groups or spared(made.module, plan.optimizer))
+    seed = _first_seed(ranks, place) if seed is None else seed
+    given = (loss_fn, seed, made.findings, tensor_plan, groups or spared(made.module, plan.optimizer))
     engine = Engine(made.module, plan, ranks, place, *given, made.pipeline, variable_shapes, made.cut, made.sample)
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace, full, policy)
