@@ -4,6 +4,7 @@ and the settings on the run's command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from compat.deepspeed.trainer import DEFAULTS
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
+SPELLED = re.compile(r"--(?:ds|deepspeed)(?:[-_]?(?:config|conf|cfg|json))?(?:[-_]?(?:file|path|name|json))?")
+"""Matches the options by which programs name their DeepSpeed file. Only one whose value names a file does so."""
 YAML = (".yaml", ".yml")
 TRAINER = "--deepspeed"
 """The option that names a config file in scripts with Hugging Face's Trainer. In other scripts it
@@ -98,6 +101,8 @@ def is_launch(launch: Launch, script: Script) -> bool:
 
 def mistaken(script: Script) -> str:
     """Return what a script starts instead of a run with DeepSpeed, if that is known; otherwise an empty string."""
+    if any(is_launch(launch, script) for launch in script.launches):
+        return ""
     said = (accelerated.mistaken(launch, _opens(script, launch)) for launch in script.launches)
     return next(filter(None, said), "")
 
@@ -118,9 +123,9 @@ def read(script: Script) -> Found:
     """
     launch = script.launch(lambda launch: is_launch(launch, script), "--deepspeed_config")
     own = next(_configs(launch), None)
-    started = accelerated.read(launch, script, _opens(script, launch)) if own is None else None
+    started = _accelerated(launch, script) if own is None else None
     if started is not None:
-        return _accelerated(launch, script, started)
+        return started
     _, path, line = own or ("", (), launch.line)
     content = launch.file(path)
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
@@ -133,11 +138,15 @@ def read(script: Script) -> Found:
     return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
 
 
-def _accelerated(launch: Launch, script: Script, started: accelerated.Started) -> Found:
-    """Return the config that accelerate passes to DeepSpeed."""
+def _accelerated(launch: Launch, script: Script) -> Found | None:
+    """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
     said = dict(_arguments(launch))
     usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     trained, _ = programs.evidence(programs.read(launch.program, folder_of(script.name)), _flags(launch))
+    asked = next((name for name in ("fp16", "bf16") if trained and usual.get(name) is True), "")
+    started = accelerated.read(launch, script, _opens(script, launch), asked)
+    if started is None:
+        return None
     findings = (*started.findings, *_programs(launch, trained), *assumed(script, launch))
     file = Path(started.document.name).name
     return Found(started.document, usual, trained, {}, started.ranks, findings, file, started.facts)
@@ -145,7 +154,8 @@ def _accelerated(launch: Launch, script: Script, started: accelerated.Started) -
 
 def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
     """Yield a finding on the arguments of a launch that are the program's own business."""
-    read_here = {TRAINER, *OPTIONS, "--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
+    read_here = {TRAINER, *OPTIONS, *(option for option, _, _ in _configs(launch))}
+    read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
     read_here |= {f"--{name}" for name in (*CODE, *(DEFAULTS if trained else ()))}
     options = (text.partition("=")[0] for text in launch.texts if text.startswith("--"))
     left = [name for name in dict.fromkeys(options) if name not in read_here and name != "--"]
@@ -211,7 +221,8 @@ def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
         option, tied, _ = text.partition("=")
         at = index if tied else index + 1
         value = cut(word, len(option) + 1) if tied else launch.words[at] if at < len(launch.words) else ()
-        if value and (option in OPTIONS or (option == TRAINER and _names_file(value))):
+        open_ = _names_file(value) or (option != TRAINER and known(value) is None)
+        if value and (option in OPTIONS or (SPELLED.fullmatch(option) and open_)):
             yield option, value, launch.lines[at]
 
 
