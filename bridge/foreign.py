@@ -126,6 +126,13 @@ KINDS: tuple[Kind, ...] = (
     _kind(
         "a config of torchtitan",
         "pytorch/torchtitan: torchtitan/config/job_config.py",
+        "job training",
+        "model optimizer metrics parallelism profiling checkpoint lr_scheduler comm activation_checkpoint",
+        1,
+    ),
+    _kind(
+        "a config of torchtitan",
+        "pytorch/torchtitan: torchtitan/config/job_config.py",
         "training",
         "model.flavor job parallelism metrics.log_freq activation_checkpoint experimental float8 lr_scheduler",
         2,

@@ -24,6 +24,9 @@ def _texts(value: Any) -> tuple[str, ...] | None:
 
 def _patterns(value: Any) -> tuple[str, ...] | None:
     found = _texts([value] if isinstance(value, str) else value)
+    # A bracket that is not closed would stand for itself, and the pattern for no file.
+    if any("[" in SET.sub("", one) for one in found or ()):
+        return None
     try:
         return tuple(one for one in found or () if re.compile(_regex(one))) or None
     except re.error:
@@ -104,7 +107,8 @@ def _regex(pattern: str) -> str:
     return "".join(folders) + ("[^/]+" if parts[-1] == "**" else last.removesuffix("/")) + "(?:/.*)?"
 
 
-TOKEN = re.compile(r"\*+|\?|\[!?[^\]]+\]|.")
+SET = re.compile(r"\[!?[^\]]+\]")
+TOKEN = re.compile(rf"\*+|\?|{SET.pattern}|.")
 
 
 def _token(found: re.Match[str]) -> str:
@@ -153,9 +157,12 @@ def project_of(text: str, where: str) -> Project:
     import tomllib
 
     try:
-        section = tomllib.loads(text).get("tool", {}).get("stagebridge", {})
-    except (tomllib.TOMLDecodeError, AttributeError) as error:
+        tools = tomllib.loads(text).get("tool", {})
+    except tomllib.TOMLDecodeError as error:
         raise BridgeError(f"{where}: not TOML ({error})") from None
+    if not isinstance(tools, dict):
+        raise BridgeError(f"{where}: tool: found {tools!r}, expected tables such as [tool.stagebridge]")
+    section = tools.get("stagebridge", {})
     place, problems = f"{where}: tool.stagebridge", list[str]()
     if not isinstance(section, dict):
         raise BridgeError(f"{place}: found {section!r}, expected a table")

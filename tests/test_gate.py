@@ -571,6 +571,7 @@ class TestChoice:
             ("world-size = '8'", "tool.stagebridge.world-size: found '8', expected a whole number from 1 to"),
             ("world-size = true", "tool.stagebridge.world-size: found True, expected a whole number from 1 to"),
             ("env = {A = {B = 1}}", "tool.stagebridge.env: found {'A': {'B': 1}}, expected a table of names with values"),
+            ("[[tool.stagebridge.files]]\npattern = 'a[b'", "tool.stagebridge.files[1].pattern: found 'a[b', expected a pattern"),
             ("env = ['A']", "tool.stagebridge.env: found ['A'], expected a table of names with values, or a list"),
             ("files = 3", "tool.stagebridge.files: expected tables, each under [[tool.stagebridge.files]]"),
             ("[[tool.stagebridge.files]]\nworld-size = 8", "tool.stagebridge.files[1]: has no pattern"),

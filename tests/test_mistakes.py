@@ -125,7 +125,7 @@ def test_wrong_usage_of_our_own_stays_the_parsers(said: Said) -> None:
     [
         (ACCELERATE, "the DeepSpeed config or the launch script of the training"),
         (ACCELERATE + "deepspeed_config:\n  deepspeed_config_file: zero.json\n  zero3_init_flag: true\n", "give zero.json"),
-        (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "set deepspeed_config_file to this file"),
+        (ACCELERATE + "deepspeed_config:\n  zero_stage: 3\n", "accelerate launch --config_file FILE"),
     ],
 )
 @pytest.mark.parametrize("stack", [(), ("--from", "deepspeed")], ids=["recognised", "named"])
@@ -133,6 +133,60 @@ def test_a_config_of_accelerate_is_known(content: str, named: str, stack: tuple[
     (tmp_path / "accelerate.yaml").write_text(content)
     (line,) = said("convert", "accelerate.yaml", "--to", "megatron", *stack)
     assert "a config of accelerate" in line and named in line
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "named"),
+    [
+        ("a.json", '{"train_batch_size": CONFIG_MBSIZE, "seed": 1}', "CONFIG_MBSIZE"),
+        ("b.json", '{"train_batch_size": {{ batch }}, "note": "{{ x }}"}', "{{ batch }}"),
+        ("c.json", '{"train_batch_size": <YOUR_BATCH>, "seed": 1}', "<YOUR_BATCH>"),
+        ("d.json", '{"note": "A_B", "train_batch_size": ${BATCH}, "seed": 1}', "${BATCH}"),
+        ("e.yaml", "train_batch_size: 1\nzero_optimization:\n  stage: {{ stage }}\n", "{{ stage }}"),
+    ],
+)
+def test_a_template_that_is_not_filled_in_is_named(name: str, text: str, named: str, said: Said, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    (line,) = said("check", name, "--from", "deepspeed")
+    assert f"{named} is a placeholder of a template that is not filled in" in line
+
+
+@pytest.mark.parametrize(
+    ("launch", "given"),
+    [
+        ("--use_deepspeed --deepspeed_config_file ds.json train.py", {"gradient_accumulation_steps": 1, "bf16.enabled": True}),
+        ("--config_file acc.yaml train.py", {"zero_optimization.stage": 2, "bf16.enabled": True, "gradient_clipping": 0.5}),
+        ("--config-file=acc.yaml --mixed_precision no --zero-stage=3 x", {"zero_optimization.stage": 3, "bf16.enabled": False}),
+    ],
+)
+def test_what_accelerate_passes_to_deepspeed_is_read(launch: str, given: dict[str, Any], tmp_path: Path) -> None:
+    plugin = "deepspeed_config:\n  zero_stage: 2\n  gradient_clipping: 0.5\nmixed_precision: bf16\nnum_processes: 4\n"
+    (tmp_path / "acc.yaml").write_text("distributed_type: DEEPSPEED\n" + plugin)
+    (tmp_path / "ds.json").write_text(json.dumps({**DS, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}))
+    (tmp_path / "go.sh").write_text(f"accelerate launch --num_processes 4 {launch}\n")
+    config = load("deepspeed").read(tmp_path / "go.sh", auto={"micro_batch": 2, "accumulation": 1})
+    assert config.world_size == 4 and given.items() <= config.given.items()
+
+
+@pytest.mark.parametrize(
+    ("launch", "named"),
+    [
+        ("--config_file gone.yaml train.py", "gone.yaml: no such file"),
+        ("--multi_gpu train.py", "accelerate without DeepSpeed (--multi_gpu)"),
+        ("--config_file fsdp.yaml train.py", "accelerate without DeepSpeed (distributed_type FSDP)"),
+    ],
+)
+def test_a_launch_of_accelerate_that_is_not_read_is_named(launch: str, named: str, said: Said, tmp_path: Path) -> None:
+    (tmp_path / "fsdp.yaml").write_text("distributed_type: FSDP\n")
+    (tmp_path / "go.sh").write_text(f"accelerate launch {launch}\n")
+    assert named in said("check", "go.sh")[0]
+
+
+@pytest.mark.parametrize("option", ["--ds_config", "--ds-config-file=", "--deepspeed_config_path", "--deepspeed_file="])
+def test_a_program_names_its_deepspeed_file_by_other_options(option: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(DS))
+    (tmp_path / "go.sh").write_text(f"deepspeed train.py {option}{'' if option.endswith('=') else ' '}ds.json\n")
+    assert load("deepspeed").read(tmp_path / "go.sh").given["train_micro_batch_size_per_gpu"] == 2
 
 
 @pytest.mark.parametrize("more", [{}, {"deepspeed": "zero.json"}])
@@ -168,6 +222,7 @@ FOREIGN = {
     "torchtune": ("x.yaml", "{model: {_component_: m}, tokenizer: {_component_: t}, optimizer: {_component_: o, lr: 1}}"),
     "OLMo": ("x.yaml", "{model: {d_model: 8}, max_duration: 9, device_train_microbatch_size: 1, evaluators: []}"),
     "llm-foundry": ("x.yaml", "{model: {name: m}, max_duration: 1ep, train_loader: {}, fsdp_config: {}, optimizer: {name: a}}"),
+    "of torchtitan": ("y.toml", "[job]\na = 'o'\n[model]\nname = 'x'\n[training]\nsteps = 10\n"),
     "torchtitan": ("x.toml", "[job]\na = 'o'\n[model]\nflavor = '8B'\n[training]\nsteps = 10\n[parallelism]\n"),
     "nanotron": ("x.yaml", "{general: {run: r}, parallelism: {dp: 1}, tokens: {}, logging: {}, optimizer: {zero_stage: 0}}"),
     "verl": ("x.yaml", "{actor_rollout_ref: {}, trainer: {nnodes: 1, project_name: p}, algorithm: {adv_estimator: gae}}"),

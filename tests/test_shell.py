@@ -256,6 +256,8 @@ def test_a_number_made_from_an_unset_variable_is_not_known(text: str) -> None:
         "N=4; if (( BS > 1 )); then N=5; fi",
         "N=4; A=$((BS/0)); while ((BS < 0)); do N=5; done",
         "N=4; a[BS]=3; let M=BS",
+        "N=$(echo -e '\\064')",
+        "N=$(echo -e '\\x34')",
     ],
 )
 def test_a_number_that_needs_no_unset_variable_is_known(text: str) -> None:

@@ -22,7 +22,7 @@ _READ: ContextVar[list[Path] | None] = ContextVar("read", default=None)
 def alone(file: Path) -> None:
     """Remember `file` for a later hint if its code part (.code.json) is missing."""
     read = _READ.get()
-    if read is not None and file.is_file() and not code_beside(file).exists():
+    if read is not None and file.is_file() and not file.name.endswith(".code.json") and not code_beside(file).exists():
         read.append(file)
 
 

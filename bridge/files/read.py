@@ -20,6 +20,11 @@ from bridge.files.toml import load_toml
 from bridge.files.words import BLANK, load_words
 from bridge.files.yaml import load_yaml
 
+TEMPLATE = re.compile(
+    r"\{\{[^{}]*\}\}|\{%.*?%\}|\$\{[^{}]*\}|<[A-Za-z][\w .-]*>|@\w+@|(?<![\w./-])[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?![\w./-])"
+)
+"""Matches what templates write in place of a value."""
+SYNTAX = re.compile("syntax there|ends within a value|as a key")
 Loader = Callable[[str, str], Document]
 
 LOADERS: Mapping[str, Loader] = {
@@ -63,13 +68,29 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
         raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
     if not text.strip():
         raise SourceError(f"{name}: empty; expected a config")
-    document = _loader(text, suffix)(text, name)
+    try:
+        document = _loader(text, suffix)(text, name)
+    except SourceError as error:
+        template = _unfilled(text, name) if SYNTAX.search(str(error)) else None
+        raise template or error from None
     if not isinstance(document.data, dict | list | Script):
         found = shown(document.data, 30)
         raise SourceError(
             f"{name}: found only {found}; expected a mapping of settings or a list of flags"
         )
     return document
+
+
+def _unfilled(text: str, name: str) -> SourceError | None:
+    """Return an error for a text that cannot be parsed because it is a template; None if it has no placeholder."""
+    # Outside of JSON most of them are texts like any other, and so they are within quotes.
+    loose = not text.lstrip().startswith(("{", "["))
+    for number, line in enumerate(text.split("\n"), 1):
+        for found in TEMPLATE.finditer(line):
+            if line.count('"', 0, found.start()) % 2 == 0 and (found[0].startswith("{") or not loose):
+                problem = f"{found[0]} is a placeholder of a template that is not filled in; put a value there"
+                return SourceError(f"{name}: line {number}: {problem}")
+    return None
 
 
 def _loader(text: str, suffix: str) -> Loader:

@@ -13,6 +13,7 @@ from typing import Any
 from bridge.config import nest
 from bridge.errors import SourceError
 from bridge.files import Document, Launch, Script, scalar
+from bridge.files.document import Key
 from bridge.files.shell import Pieces, cut, known, spelled, unknowns
 from bridge.files.shell.pieces import NOWHERE, Text
 from bridge.findings import Finding, Origin
@@ -59,7 +60,6 @@ class Started:
     facts: Mapping[str, Any]
     ranks: int | None
     findings: tuple[Finding, ...]
-    file: bool
 
 
 def options(launch: Launch) -> dict[str, Pieces] | None:
@@ -122,8 +122,11 @@ def mistaken(launch: Launch, opens: Opens) -> str:
     )
 
 
-def read(launch: Launch, script: Script, opens: Opens) -> Started | None:
-    """Return what accelerate passes to DeepSpeed; None if it does not start the run with DeepSpeed."""
+def read(launch: Launch, script: Script, opens: Opens, asked: str = "") -> Started | None:
+    """Return what accelerate passes to DeepSpeed; None if it does not start the run with DeepSpeed.
+
+    `asked` is the precision that the program's TrainingArguments set, which then counts.
+    """
     said = options(launch)
     if said is None:
         return None
@@ -140,7 +143,7 @@ def read(launch: Launch, script: Script, opens: Opens) -> Started | None:
     typed = {name: scalar(known(said[name]) or "") for name in wanted & said.keys()}
     given = {**{name: value for name, value in section.items() if value is not None}, **typed}
     # YAML reads the word no as false.
-    precision = str(typed.get(PRECISION, data.get(PRECISION)) or "no").lower()
+    precision = asked or str(typed.get(PRECISION, data.get(PRECISION)) or "no").lower()
     settings = {name: _spelled(given.get(name, usual)) for name, usual in USUAL.items()}
     facts = {FACTS[name][1]: value for name, value in settings.items() if value != "auto"}
     facts = {PRECISION: precision, "clip": CLIP, "nvme_path": NO_PATH, **facts}
@@ -152,7 +155,7 @@ def read(launch: Launch, script: Script, opens: Opens) -> Started | None:
         whole = {"gradient_accumulation_steps": 1, **document.data} if isinstance(document.data, Mapping) else {}
     else:
         document, whole = config or Document({}, {}, "json", name=script.name), _built(settings)
-        lines = {
+        lines: dict[Key, int] = {
             tuple(FACTS[key[1]][0].split(".")): line
             for key, line in document.lines.items()
             if len(key) == 2 and key[0] == SECTION and key[1] in FACTS
@@ -168,7 +171,7 @@ def read(launch: Launch, script: Script, opens: Opens) -> Started | None:
     ranks = data.get("num_processes")
     ranks = ranks if isinstance(ranks, int) and ranks > 0 else None
     document = replace(document, data=_mixed(whole, precision), strings={})
-    return Started(document, facts, launch.ranks or (None if launch.unranked else ranks), tuple(findings), FILE in given)
+    return Started(document, facts, launch.ranks or (None if launch.unranked else ranks), tuple(findings))
 
 
 def _spelled(value: Any) -> Any:

@@ -71,10 +71,11 @@ def read(name: str, folder: Path | None) -> Program | None:
     waiting = [(path, tree)]
     while waiting:
         place, inside = waiting.pop()
-        for module in _modules(inside, place, path.parent):
-            at = _module(module, path.parent)
+        for module, sure in _modules(inside, place, path.parent):
+            at, top = _module(module, path.parent), module.partition(".")[0]
             if at is None:
-                opaque |= module.partition(".")[0] not in sys.stdlib_module_names | FRAMEWORKS
+                own = (path.parent / top).is_dir() or top in sys.stdlib_module_names | FRAMEWORKS
+                opaque |= sure and not own
             elif at not in seen:
                 seen.add(at)
                 more = _parsed(at) if len(seen) <= MOST_MODULES else None
@@ -113,17 +114,19 @@ def _parsed(path: Path) -> ast.Module | None:
         return None
 
 
-def _modules(tree: ast.Module, place: Path, root: Path) -> Iterator[str]:
-    """Yield the modules that a module at `place` imports, by names that begin in the folder `root`."""
+def _modules(tree: ast.Module, place: Path, root: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the modules that a module at `place` imports, by names that begin in the folder `root`,
+    each with false if the name may be no module.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from ((one.name, True) for one in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = place.parents[node.level - 1] if 0 < node.level <= len(place.parents) else None
             package = ".".join(above.relative_to(root).parts) if above and above.is_relative_to(root) else ""
             name = ".".join(filter(None, (package, node.module or "")))
-            yield from [name] if name else []
-            yield from (f"{name}.{one.name}".lstrip(".") for one in node.names if name.partition(".")[0] and _module(name, root))
+            yield from [(name, True)] if name else []
+            yield from ((f"{name}.{one.name}".lstrip("."), False) for one in node.names)
 
 
 def _module(name: str, root: Path) -> Path | None:

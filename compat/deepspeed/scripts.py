@@ -4,6 +4,7 @@ and the settings on the run's command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
 
 WORKING_FOLDER = ("`pwd`", "$(pwd)", "$PWD", "${PWD}")
 OPTIONS = ("--deepspeed_config", "--deepspeed-config")
+SPELLED = re.compile(r"--(?:ds|deepspeed)(?:[-_]?(?:config|conf|cfg|json))?(?:[-_]?(?:file|path|name|json))?")
+"""Matches the options by which programs name their DeepSpeed file. Only one whose value names a file does so."""
 YAML = (".yaml", ".yml")
 SCRIPTS = "no config of DeepSpeed has this: it belongs to the training script, and stagebridge does not read it"
 UNSURE = "auto_find_batch_size"
@@ -101,6 +104,8 @@ def is_launch(launch: Launch, script: Script) -> bool:
 
 def mistaken(script: Script) -> str:
     """Return what a script starts instead of a run with DeepSpeed, if that is known; otherwise an empty string."""
+    if any(is_launch(launch, script) for launch in script.launches):
+        return ""
     said = (accelerated.mistaken(launch, _opens(script, launch)) for launch in script.launches)
     return next(filter(None, said), "")
 
@@ -121,9 +126,9 @@ def read(script: Script) -> Found:
     """
     launch = script.launch(lambda launch: is_launch(launch, script), "--deepspeed_config")
     own = next(_configs(launch), None)
-    started = accelerated.read(launch, script, _opens(script, launch)) if own is None else None
+    started = _accelerated(launch, script) if own is None else None
     if started is not None:
-        return _accelerated(launch, script, started)
+        return started
     _, path, line = own or ("", (), launch.line)
     content = launch.file(path)
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
@@ -136,11 +141,15 @@ def read(script: Script) -> Found:
     return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
 
 
-def _accelerated(launch: Launch, script: Script, started: accelerated.Started) -> Found:
-    """Return the config that accelerate passes to DeepSpeed."""
+def _accelerated(launch: Launch, script: Script) -> Found | None:
+    """Return the config that accelerate passes to DeepSpeed; None if it does not start the run."""
     said = dict(_arguments(launch))
     usual = {name: scalar(value) for name, value in said.items() if name in DEFAULTS}
     trained, _ = programs.evidence(programs.read(launch.program, folder_of(script.name)), _flags(launch))
+    asked = next((name for name in ("fp16", "bf16") if trained and usual.get(name) is True), "")
+    started = accelerated.read(launch, script, _opens(script, launch), asked)
+    if started is None:
+        return None
     findings = (*started.findings, *_programs(launch, trained), *assumed(script, launch))
     file = Path(started.document.name).name
     return Found(started.document, usual, trained, {}, started.ranks, findings, file, started.facts)
@@ -152,7 +161,8 @@ def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
     They belong to the training script, so a translation of the config loses none of them. Nothing
     tells what they do to the run, apart from arguments that the Trainer does not train by.
     """
-    read_here = {TRAINER, *OPTIONS, "--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
+    read_here = {TRAINER, *OPTIONS, *(option for option, _, _ in _configs(launch))}
+    read_here |= {"--no-pipeline-parallel", "--deepspeed-activation-checkpointing"}
     read_here |= {f"--{name}" for name in (*CODE, *({*DEFAULTS, *COURSE} - {UNSURE} if trained else ()))}
     own: dict[str, list[str]] = {Path(launch.program).name: []}
     for text in launch.texts:
@@ -225,7 +235,8 @@ def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
         option, tied, _ = text.partition("=")
         at = index if tied else index + 1
         value = cut(word, len(option) + 1) if tied else launch.words[at] if at < len(launch.words) else ()
-        if value and (option in OPTIONS or (option == TRAINER and _names_file(value))):
+        open_ = _names_file(value) or (option != TRAINER and known(value) is None)
+        if value and (option in OPTIONS or (SPELLED.fullmatch(option) and open_)):
             yield option, value, launch.lines[at]
 
 

@@ -612,17 +612,18 @@ class Expander:
         self.forget(text, unknown.why)
         raise Unread(unknown.why)
 
-    def plain(self, pieces: Expanded) -> Expanded:
+    def plain(self, pieces: Iterable[Piece | Break]) -> Expanded:
         """Return the pieces of an expression.
 
         Unset variables are empty, unless `set -u` may stop the shell.
         """
+        found = list(pieces)
         if self.scope.may("nounset"):
-            return pieces
+            return found
         self.lacking += [
-            piece.why for piece in pieces if isinstance(piece, Unknown) and piece.alone is not None
+            piece.why for piece in found if isinstance(piece, Unknown) and piece.alone is not None
         ]
-        return emptied(pieces)
+        return emptied(found)
 
     def evaluated(self, text: str) -> int:
         """Return the value of an expression.
@@ -669,7 +670,9 @@ class Expander:
             return ""
         if subject.elements:
             self.lacking += [piece.why for piece in unknowns(subject.words[0]) if piece.alone is not None]
-            subject = replace(subject, elements=[(0, tuple(emptied(subject.words[0])))])
+            alone = known(emptied(subject.words[0]))
+            if alone is not None:
+                return alone
         return subjects.text_of(self, subject)
 
     def assign(self, name: str, index: str | None, number: int) -> None:

@@ -13,6 +13,8 @@ DIRECTIVE = re.compile(
     r"%(?P<flags>[-+ 0#]*)(?P<width>\d*)(?:\.(?P<precision>\d*))?(?P<kind>[a-zA-Z%])"
 )
 ESCAPE = re.compile(r"\\(?:(x[0-9a-fA-F]{1,2})|(0?[0-7]{1,3})|(.))", re.DOTALL)
+ECHOED = re.compile(r"\\(?:(x[0-9a-fA-F]{1,2})|(0[0-7]{0,3})|(.))", re.DOTALL)
+"""The escapes of `echo -e`, where an octal number needs a leading zero."""
 SIMPLE = {
     "n": "\n",
     "t": "\t",
@@ -20,6 +22,7 @@ SIMPLE = {
     "a": "\a",
     "b": "\b",
     "e": "\x1b",
+    "E": "\x1b",
     "f": "\f",
     "v": "\v",
     "\\": "\\",
@@ -28,9 +31,9 @@ SIMPLE = {
 
 def escaped(text: str, inside: bool = False) -> str:
     """Return `text` with the escapes of `echo -e` decoded, or with `inside` the escapes in a format of `printf`."""
-    if re.search(r"\\[cuUx0-9]", text) if not inside else re.search(r"\\[cuU]", text):
+    if re.search(r"\\[cuU]", text):
         raise Unread("this escape is not supported")
-    return ESCAPE.sub(lambda found: _escape(found, inside), text)
+    return (ESCAPE if inside else ECHOED).sub(lambda found: _escape(found, inside), text)
 
 
 def _escape(found: re.Match[str], inside: bool) -> str:
@@ -105,6 +108,8 @@ def _text(kind: str, flags: str, word: str) -> str:
             return word
         raise Unread("printf %q is not supported")
     if kind == "b":
+        if re.search(r"\\[1-7]", word):
+            raise Unread("this escape is not supported")
         return escaped(word)
     number = _number(word)
     if kind in "xXo":
