@@ -473,7 +473,7 @@ def test_deepspeeds_muon_makes_the_same_steps_in_megatron() -> None:
     assert named <= {"optimizer.schedule.name"}
 
 
-LAUNCH = (
+WITH_DROPOUT = (
     "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --global-batch-size 8"
     " --train-iters 10 --lr 1e-3 --vocab-size 100 --attention-dropout 0 --hidden-dropout"
 )
@@ -494,7 +494,7 @@ CUT = [
 
 
 def launched(words: str, ranks: int = 1) -> Config:
-    return compat.load("megatron").read(f"{LAUNCH} {words}", None, ranks)
+    return compat.load("megatron").read(f"{WITH_DROPOUT} {words}", None, ranks)
 
 
 @pytest.mark.parametrize(("words", "reason"), CUT)
