@@ -510,7 +510,7 @@ def test_a_sidecar_of_another_conversion_is_left_out_and_said_first(tmp_path: Pa
     assert (found["path"], found["effect"]) == ("renamed.json.carry.json", "different numbers")
     assert "another conversion" in found["message"] and target.name in found["message"]
     # A file with another meaning never had what the sidecar holds: nothing is lost, and it is said once.
-    kept.write_text(target.read_text().replace("0.001", "0.002"))
+    kept.write_text(target.read_text().replace("0.0003", "0.0006"))
     assert kept.read_text() != target.read_text()
     _, text = said(capsys, "convert", kept, "--to", "megatron", "--world-size", "8")
     assert text.count("another conversion") == 1 and "note: renamed.json.carry.json" in text

@@ -14,7 +14,7 @@ from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, VersionError
 from bridge.files import Original, OutsideError, find, read_text
 from bridge.findings import Finding
-from bridge.lifting import meaning_of
+from bridge.lifting import claims, meaning_of
 from bridge.rules import Effect
 from bridge.secrets import Secrets, keep_hidden
 
@@ -62,8 +62,10 @@ class Sidecar:
         if not why or self.carry is None:
             return self.findings
         # What a file of another stack or of another conversion left out was never a part of this run.
-        # A file that means what the sidecar's file meant is that file with another name.
-        own = not self.foreign or not carry_over.edits(self.carry, meaning_of(config))
+        # A file whose settings mean what those of the sidecar's file meant is that file with another name.
+        table = claims(config.dialect)
+        stated = {ours for path in config.given if path in table for ours in table[path].carried(path)}
+        own = not self.foreign or stated.isdisjoint(carry_over.edits(self.carry, meaning_of(config)))
         lost = own and self.carry.dialect == dialect.name
         effect = Effect.NUMBERS if lost else Effect.NONE
         return (
