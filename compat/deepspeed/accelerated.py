@@ -156,7 +156,7 @@ def read(launch: Launch, script: Script, opens: Opens, asked: str = "") -> Start
     else:
         document, whole = config or Document({}, {}, "json", name=script.name), _built(settings)
         lines: dict[Key, int] = {
-            tuple(FACTS[key[1]][0].split(".")): line
+            tuple(FACTS[str(key[1])][0].split(".")): line
             for key, line in document.lines.items()
             if len(key) == 2 and key[0] == SECTION and key[1] in FACTS
         }
