@@ -67,7 +67,7 @@ MUON = HABITS + "muon_qkv"
 
 
 def _read_muon(values: Group, context: Context) -> Group:
-    if "muon" not in (values.get("optimizer") or ""):
+    if "muon" not in str(values.get("optimizer")):
         return {}
     return {MUON: "whole" if values.get("muon_split_qkv") is False else "parts"}
 

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from bridge.rules import Group, Habit, habits
 
+AUTOCAST = ("cuda_amp", "amp", "apex")
+
+
+def automatic(values: Group) -> bool:
+    """Return whether automatic mixed precision determines the number formats."""
+    return not values.get("args.fp16") and values.get("args.half_precision_backend") in AUTOCAST
+
 
 def _clipped(values: Group) -> str:
-    return "model" if values.get("args.fp16") else "rank"
+    # Automatic mixed precision is translated to fp16, and a trap says how it clips.
+    return "model" if values.get("args.fp16") or automatic(values) else "rank"
 
 
 RULES = habits(
@@ -15,7 +23,7 @@ RULES = habits(
             _clipped,
             "Merak bounds the norm of each rank's own gradients, except in fp16",
             "core/merak_engine.py: clip_fp32_gradients",
-            "args.fp16 args.max_grad_norm",
+            "args.fp16 args.half_precision_backend args.max_grad_norm",
         ),
         "overflow_steps": Habit(
             "counted",

@@ -25,6 +25,7 @@ from bridge.rules import (
     spared,
 )
 from compat.merak import course, habits
+from compat.merak.habits import automatic
 from compat.merak.learning_rate import RULE as LEARNING_RATE
 from compat.merak.releases import REWRITTEN, ULYSSES
 from compat.merak.schema import Merak
@@ -413,7 +414,6 @@ PRESCALED = ("args.prescale_gradients", "args.gradient_predivide_factor")
 
 
 HALF_PRECISION = ("args.fp16", "args.bf16", "args.half_precision_backend", "args.fp16_opt_level")
-AUTOCAST = ("cuda_amp", "amp", "apex")
 
 PRECISION = convert(
     HALF_PRECISION,
@@ -432,11 +432,6 @@ PRECISION = convert(
     note="a level of Apex mixed precision",
     source="core/amp/amp_engine.py; core/merak_engine.py: communication_data_type; core/zero/stage1.py: communication_data_type",
 )
-
-
-def automatic(values: Group) -> bool:
-    """Return whether automatic mixed precision determines the number formats."""
-    return not values.get("args.fp16") and values.get("args.half_precision_backend") in AUTOCAST
 
 
 def compute(values: Group, context: Context) -> str:

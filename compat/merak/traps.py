@@ -15,8 +15,9 @@ from bridge.config import shown
 from bridge.dialect import Config
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
+from compat.merak.habits import automatic
 from compat.merak.releases import RELEASES, REWRITTEN, ULYSSES, Release, release
-from compat.merak.rules import BF16, INHERITED, automatic, compute, sharded, table, unclipped
+from compat.merak.rules import BF16, INHERITED, compute, sharded, table, unclipped
 
 ZERO_ONLY = "only ZeRO looks at this argument; set zero_stage 1, or drop the argument"
 ZERO_OFF = "ZeRO is off; set zero_stage 1, or drop this argument"
