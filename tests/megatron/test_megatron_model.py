@@ -163,7 +163,7 @@ def test_the_model_comes_back(row: Row) -> None:
     plan = bridge.lift(dialect.config({**arguments(row["megatron"]), "bf16": True, "micro_batch_size": 1}, RELEASE, 1)).values()
     text = bridge.lower(bridge.Plan.of(plan), dialect, RELEASE, 1).text()
     back = bridge.lift(dialect.read(shlex.split(text), RELEASE, 1)).values()
-    assert back == {"model.embedding.max_positions": plan["model.sequence"], **plan}
+    assert {**back, **plan} == {**back} and back.keys() - plan.keys() <= {"model.embedding.max_positions"}
 
 
 def test_all_models_say_the_same(whole: Path) -> None:
