@@ -106,7 +106,10 @@ def test_a_plan_survives_its_own_dialect(dialect: Dialect) -> None:
 
     def law(config: Config) -> None:
         plan = bridge.lift(config)
-        assert bridge.lift(again(plan, config)).values() == plan.values()
+        back = bridge.lift(again(plan, config)).values()
+        # A launch has to have a number of positions, even where nothing limits them.
+        filled = {"model.embedding.max_positions"} - plan.values().keys()
+        assert {path: value for path, value in back.items() if path not in filled} == {**plan.values()}
 
     holds(law, files(dialect).filter(has_one_mesh).filter(starts))
 
