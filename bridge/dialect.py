@@ -598,7 +598,7 @@ class Dialect(ABC):
             for flaw in _out_of_range(value)
         )
         findings = reading.findings
-        if world_size:
+        if world_size:  # whoever gives it has answered what the source does not say
             findings = tuple(one for one in findings if one.path != "world_size")
         world_size = world_size or reading.world_size
         return self.config_type(

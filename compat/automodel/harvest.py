@@ -84,9 +84,9 @@ def facts(tree: Tree) -> Facts:
     """
     found: list[Row] = []
     for section, places in SECTIONS.items():
-        found += _namesby(places, {"section": section})
+        found += _taken_by(places, {"section": section})
     for name, places in STRATEGIES.items():
-        found += _namesby(places, {"section": "distributed", "strategy": name})
+        found += _taken_by(places, {"section": "distributed", "strategy": name})
     # Before 0.3.0 the managers take the sizes as arguments, so they are among the rows above.
     for name, value in (first([f"{place}:_PARALLELISM_DEFAULTS" for place in SIZES]) or {}).items():
         found.append(
@@ -100,7 +100,7 @@ def facts(tree: Tree) -> Facts:
     return Facts({"classes.json": found}, {"signatures.json": gathered}, unread)
 
 
-def _namesby(places: Sequence[str], of: Row) -> Iterator[Row]:
+def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
     """Yield a row for each argument of a section's class. A config class is instantiated to get the
     defaults. A manager class is not, because that would start the run.
     """

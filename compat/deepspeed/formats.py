@@ -749,6 +749,9 @@ class _Reader(Reader):
         precision that only accelerate knows.
         """
         said = {**(arguments or {}), **trainer.said_beside(values)}
+        on = (name for name in PRECISIONS if isinstance(data.get(name), Mapping))
+        if arguments is None and any(data[name].get("enabled") is True for name in on):
+            return  # the file has a precision, and a value for "auto" says nothing else of it
         if said.get("fp16") and "fp16" not in data:
             self._value("fp16.enabled", "fp16.enabled", True)
             self._value("fp16.auto_cast", "fp16.auto_cast", True)
