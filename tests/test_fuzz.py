@@ -16,6 +16,8 @@ import compat
 from bridge.cli import run
 from bridge.testing.fuzz import CONVERTING, LIFTING, READING, Task, fuzz
 
+pytestmark = pytest.mark.once
+
 KITE = Path(__file__).parent / "sixth" / "kite"
 NAMES = compat.names()
 
@@ -65,7 +67,6 @@ def stagebridge(place: Path, *words: str, folder: Path) -> subprocess.CompletedP
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "where, stage, smallest",
     [

@@ -27,6 +27,8 @@ from bridge.gate import Choice, fits, known_of
 from bridge.outputs import OUTPUTS
 from bridge.project import READING, Table, project_of
 
+pytestmark = pytest.mark.once
+
 HOME = Path(__file__).resolve().parents[1]
 GOOD: dict[str, Any] = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "bf16": {"enabled": True}}
 GOOD["zero_optimization"] = {"stage": 1}

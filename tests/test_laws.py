@@ -87,14 +87,21 @@ def suffix_of(dialect: Dialect, format: str) -> str:
 
 @each
 def test_text_reads_back_as_it_was_given(dialect: Dialect) -> None:
-    """The same without a file, for configs that keep nothing outside of it."""
+    """The same without a file; text alone lacks what is kept outside of it."""
 
     def law(config: Config) -> None:
+        code = dialect.render(config).code
         for format in dialect.formats:
             text = config.text(format)
-            assert dialect.read(text, config.version, config.world_size).given == config.given
+            try:
+                read = dialect.read(text, config.version, config.world_size).given
+            except BridgeError:
+                assert code
+                continue
+            assert read == config.given or (code and {*read} < {*config.given})
+            assert all(config.given[path] == value for path, value in read.items())
 
-    holds(law, files(dialect).filter(lambda config: not dialect.render(config).code))
+    holds(law, files(dialect))
 
 
 # 2. Lifted, lowered, lifted
@@ -107,8 +114,9 @@ def test_a_plan_survives_its_own_dialect(dialect: Dialect) -> None:
     def law(config: Config) -> None:
         plan = bridge.lift(config)
         back = bridge.lift(again(plan, config)).values()
-        # A launch has to have a number of positions, even where nothing limits them.
-        filled = {"model.embedding.max_positions"} - plan.values().keys()
+        # A launch has to have a number of positions, even where nothing limits them. A foreign function that builds the
+        # model chooses the format of its weights; what is written names the stack's own function, which has a default.
+        filled = {"model.embedding.max_positions", "precision.master"} - plan.values().keys()
         assert {path: value for path, value in back.items() if path not in filled} == {**plan.values()}
 
     holds(law, files(dialect).filter(has_one_mesh).filter(starts))

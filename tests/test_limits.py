@@ -23,6 +23,8 @@ from bridge.files.shell.regular import expression
 from bridge.translation import lift
 from compat.megatron import releases
 
+pytestmark = pytest.mark.once
+
 README = Path(__file__).resolve().parents[1] / "README.md"
 LAUNCH = "--micro-batch-size 1 --global-batch-size 8 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
 LAUNCH += "--max-position-embeddings 32 --lr 1e-3 --train-iters 10\n"

@@ -15,6 +15,8 @@ from bridge.cli.drawing import BARE, NUMBERED, UNITS, draw, lines
 from bridge.cli.schedule import repeated
 from bridge.layout.schedule import Shape, generate, timeline
 
+pytestmark = pytest.mark.once
+
 LAUNCH = (
     "--num-layers 16 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 100"
     " --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 8 --train-iters 10 --lr 1e-4 --bf16"

@@ -17,8 +17,8 @@ from bridge.testing.bash import BASH, Bash, outcome
 from bridge.testing.scripts import scripts
 
 SAMPLE = Path(__file__).parent / "scripts" / "constructs.jsonl"
-COUNT = int(os.environ.get("STAGEBRIDGE_SHELL", "500"))
-"""Generated scripts; the figures of benchmarks/README.md took 20,000."""
+COUNT = int(os.environ.get("STAGEBRIDGE_SHELL", "150"))
+"""Generated scripts; `tox -e long` takes more, and the figures of benchmarks/README.md took 20,000."""
 FAMILIES = Path(__file__).parent / "scripts" / "families.txt"
 """Scripts with a construct or two each, parted by lines of %%."""
 MOST_REFUSED = 0.25

@@ -23,6 +23,8 @@ import pytest
 import bridge
 from bridge.cli import run
 
+pytestmark = pytest.mark.once
+
 HOME = Path(__file__).resolve().parents[1]
 PRINTED = (HOME / "README.md").read_text()
 README = re.sub(r"^```sh\n(.*?)^```$", lambda block: indent(block[1], "    "), PRINTED, flags=re.MULTILINE | re.DOTALL)

@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
 
 def _listen() -> None:
     """Reset signal handling.
 
     A background program ignores some signals, and a shell cannot trap ignored signals.
     """
-    for heard in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
-        signal.signal(heard, signal.SIG_DFL)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run(
@@ -38,7 +40,8 @@ def run(
         env=environment,
         cwd=folder,
         start_new_session=True,
-        preexec_fn=_listen,
+        # With a function to call, the whole of this process is copied for each program.
+        preexec_fn=_listen if any(signal.getsignal(n) == signal.SIG_IGN for n in SIGNALS) else None,
     ) as job:
         try:
             _, errors = job.communicate(timeout=seconds)
