@@ -204,13 +204,13 @@ def test_findings_list_what_a_translation_changes(dialect: Dialect) -> None:
     def law(config: Config) -> None:
         for result in translations(config):
             back = there_and_back(config, result)
-            kept = bridge.lift(result.config).values()
+            kept, meant = plain(bridge.lift(result.config).values()), plain(bridge.lift(config).values())
             changed = [path for path in config.given if changes(config, result, path, back)]
             may, must = (
                 {
                     setting
                     for path in changed
-                    if not arrives(config, kept, path, opened)
+                    if not arrives(config, meant, kept, path, opened)
                     for setting in otherwise(path, config.given[path], back.get(path))
                 }
                 for opened in (True, False)
@@ -229,13 +229,12 @@ def changes(config: Config, result: Result, path: str, back: Mapping[str, Any]) 
     return not rule.ours or any(before.get(meant) != after.get(meant) for meant in rule.ours)
 
 
-def arrives(config: Config, kept: Mapping[str, Any], path: str, opened: bool) -> bool:
+def arrives(config: Config, meant: Mapping[str, Any], held: Mapping[str, Any], path: str, opened: bool) -> bool:
     """Whether every plan field that a setting stands for is the same in the target, and one of them takes effect: with those that
     the setting leaves open, or without."""
     rule = next(rule for rule in config.dialect.rules if path in rule.theirs)
     if rule.blurs and rule.blurs(rule.seen(rule.theirs, config.effective)):
         return False
-    meant, held = plain(bridge.lift(config).values()), plain(kept)
     said = [ours for ours in rule.carried(path) if ours in meant]
     return bool(said) and all(held.get(ours) == meant.get(ours) for ours in (rule.carried(path) if opened else said))
 

@@ -33,14 +33,33 @@ MODEL = tuple(path for path in paths() if path.startswith("model."))
 KEYS = tuple(key for keys, _ in groups() for key in keys)
 
 
+class _Settings:
+    """Settings of one config as a key of a cache: the same object, not an equal one."""
+
+    def __init__(self, values: Group) -> None:
+        self.values = values
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Settings) and self.values is other.values
+
+    def __hash__(self) -> int:
+        return id(self.values)
+
+
 def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
-        given = {key: values[key] for key in KEYS if key in values}
-        family = family_of(values.get(TYPE)) or GENERIC
-        said = meaning(given, family)
+        said = _said(_Settings(values))
         return {path: said[path] for path in ours if path in said}
 
     return read
+
+
+# Each row of the table reads a part of the same config.
+@lru_cache(1)
+def _said(settings: _Settings) -> Mapping[str, Any]:
+    values = settings.values
+    given = {key: values[key] for key in KEYS if key in values}
+    return meaning(given, family_of(values.get(TYPE)) or GENERIC)
 
 
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
