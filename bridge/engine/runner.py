@@ -186,7 +186,7 @@ class Engine:
         self._ends: dict[int, tuple[Any, Tensor | float]] = {}
         self._losses: dict[int, tuple[Tensor, Tensor | float]] = {}
         self._turns: list[Turn] = []
-        self._micro = self._rows = self._number = 0
+        self._micro = self._rows = self._number = self._calls = 0
         self.unit = 1.0
         self._given: Any = None
 
@@ -272,7 +272,7 @@ class Engine:
         self.executor.carry(self._micro)
         self._rows += sum(turn.rows for turn in self._turns if reached(turn.number))
         self._turns = [turn for turn in self._turns if not reached(turn.number)]
-        self._micro += 1
+        self._micro, self._calls = self._micro + 1, 0
         return loss
 
     def step(self) -> bool:
@@ -581,6 +581,7 @@ class Engine:
         return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
 
     def _enter(self, microbatch: int) -> Any:
+        BridgeError.raise_if(self.chain.changed())
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
     def _received(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
@@ -634,14 +635,16 @@ class Engine:
 
     def _train_pass(self, batch: Arguments) -> Any:
         self._refuse_parts()
+        BridgeError.raise_if(self.chain.changed())
         value = self._cast(self._inputs(batch))
         self._refuse_more("engine(...)")
         self._given = batch
         self._number += 1
         turn, draw = (
             Turn(self._number, _rows(value)),
-            replace(self._draw(self._micro), turn=len(self._turns)),
+            replace(self._draw(self._micro), turn=self._calls),
         )
+        self._calls += 1
         results: list[Any] = []
 
         def output(microbatch: int, value: Any) -> None:
@@ -672,6 +675,7 @@ class Engine:
                 tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING
             )
 
+        BridgeError.raise_if(self.chain.changed())
         with torch.no_grad():
             value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
             found = self.executor.evaluate(value, output, received)
@@ -863,7 +867,7 @@ class Engine:
         self._source = iter(())
         self._fed, self._turns, self._given = [], [], None
         self._ends, self._losses = {}, {}
-        self._micro = self._rows = 0
+        self._micro = self._rows = self._calls = 0
 
     def _tell(self, moment: Moment) -> None:
         for call in self.watchers[moment]:

@@ -20,7 +20,7 @@ from bridge.dialect import Config
 from bridge.engine import buffers
 from bridge.engine.checkpoint import LATEST, together
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import loss_in
+from bridge.engine.layers import GUARDS, loss_in
 from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
@@ -149,6 +149,7 @@ class DeepSpeedEngine(nn.Module):
                 " engine.eval_batch(batches)"
             )
 
+        setattr(forward, GUARDS, getattr(by_itself, GUARDS, by_itself))
         model.forward = forward
         for name, part in model.named_modules():
             weights = [

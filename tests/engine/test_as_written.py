@@ -1,0 +1,150 @@
+"""The engine runs the model that was written: what is called, how often, with which random numbers, and by which update rule."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import compat.deepspeed as deepspeed
+from bridge.errors import BridgeError, ConfigError
+
+
+def engine_of(model: nn.Module, level: int = 0, optimizer: Any = None, **more: Any) -> Any:
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0, "zero_optimization": {"stage": level}, **more}
+    if optimizer is None:
+        config["optimizer"] = {"type": "SGD", "params": {"lr": 0.1}}
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def batch(seed: int = 0) -> Tensor:
+    return torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(*sizes: int) -> nn.Linear:
+    return nn.Linear(*(sizes or (6, 6))).double()
+
+
+class Twice(nn.Sequential):
+    """A list of layers with a forward of its own."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value) + super().forward(value * 2)
+
+
+def _repeated() -> nn.Module:
+    act = nn.Tanh()
+    return nn.Sequential(linear(), act, linear(), act)
+
+
+def _hooked() -> nn.Module:
+    model = nn.Sequential(linear())
+    model.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    return model
+
+
+@pytest.mark.parametrize("make", [_repeated, lambda: Twice(linear(), linear()), _hooked])
+@pytest.mark.parametrize("level", [0, 3])
+def test_a_list_of_layers_runs_as_it_is_called(make: Callable[[], nn.Module], level: int) -> None:
+    model = make()
+    expected = model(batch()).detach()
+    assert torch.equal(engine_of(model, level)(batch()), expected)
+
+
+def test_changes_after_initialize_are_refused_and_not_ignored() -> None:
+    engine = engine_of(nn.Sequential(linear(), nn.Tanh()))
+    engine.module[0] = linear()
+    with pytest.raises(BridgeError, match=r"0: this module was replaced, added or removed after the model was divided"):
+        engine(batch())
+    engine = engine_of(nn.Sequential(linear()))
+    engine.module.register_forward_hook(lambda module, given, output: output * 2)
+    with pytest.raises(BridgeError, match="this module got a hook after the model was divided into layers"):
+        engine(batch())
+
+
+def test_a_forward_that_draws_or_counts_runs_once() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Masked(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        def forward(self, input_ids: Any = None, labels: Any = None, **more: Any) -> Any:
+            masks.append(torch.rand(input_ids.shape) < 0.3)
+            labels = torch.where(masks[-1], input_ids, -100)
+            return super().forward(torch.where(masks[-1], 0, input_ids), labels=labels, **more)
+
+    class Counting(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        seen = 0
+
+        def forward(self, **given: Any) -> Any:
+            self.seen += 1
+            return super().forward(**given)
+
+    masks: list[Tensor] = []
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words = torch.arange(16).view(2, 8)
+    for kind in (Masked, Counting):
+        engine = engine_of(kind(transformers.LlamaConfig(**sizes)).train())
+        masks.clear()
+        engine.module.seen = 0
+        engine(input_ids=words, labels=words)
+        assert len(engine.native.chain.layers) == 1
+        assert len(masks) == 1 or engine.module.seen == 1
+
+
+def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_differently() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words, positions = torch.arange(16).view(2, 8), (torch.arange(8) % 4).expand(2, 8)
+    for cached in (True, False):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, use_cache=cached)).train()
+        plain = copy.deepcopy(model)
+        engine = engine_of(model)
+        assert len(engine.native.chain.layers) > 2
+        vectors = torch.randn(2, 8, 8)
+        found = engine(inputs_embeds=vectors, labels=words).loss
+        engine.backward(found)
+        engine.step()
+        assert torch.equal(found, plain(inputs_embeds=vectors, labels=words).loss)
+        if cached:
+            with pytest.raises(BridgeError, match="position_ids: the positions restart within a row"):
+                engine(input_ids=words, position_ids=positions)
+        else:
+            engine.eval()
+            plain.load_state_dict(engine.module_state_dict())
+            given = {"input_ids": words, "position_ids": positions}
+            torch.testing.assert_close(engine(**given).logits, plain.eval()(**given).logits)
+
+
+def test_random_numbers_follow_torchs_seed_and_differ_between_calls() -> None:
+    def masks(seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        engine = engine_of(nn.Sequential(nn.Dropout(0.5), nn.Linear(32, 1, bias=False)))
+        seen: list[Any] = []
+        engine.module[0].register_forward_hook(lambda module, given, output: seen.append(tuple(output.flatten().tolist())))
+        with torch.no_grad():
+            for _ in range(3):
+                engine(torch.ones(1, 32))
+        return seen
+
+    assert len(set(masks(1))) == 3 and masks(1) == masks(1) != masks(2)
+
+
+def _decoupled(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 0.01, eps=1e-3, weight_decay=0.5, decoupled_weight_decay=True)
+
+
+def test_an_optimizers_options_are_heard_or_refused() -> None:
+    model = nn.Sequential(linear())
+    expected = copy.deepcopy(model)
+    engine = engine_of(model, optimizer=_decoupled(model))
+    engine.backward(engine(batch()).square().mean())
+    engine.step()
+    optimizer = _decoupled(expected)
+    expected(batch()).square().mean().backward()
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight, expected[0].weight)
+    with pytest.raises(ConfigError, match="optimizer: found state of earlier steps"):
+        engine_of(expected, optimizer=optimizer)
