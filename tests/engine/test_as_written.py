@@ -1,4 +1,4 @@
-"""The engine runs the model that was written: what is called, how often, with which random numbers, and by which update rule."""
+"""The engine runs the model and the script that were written: what is called, which graph there is, and whose gradients count."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from generated_scripts import OPTIMIZERS, Script, drawn, on_rank, outcome
 from torch import Tensor, nn
 
 import compat.deepspeed as deepspeed
 from bridge.errors import BridgeError, ConfigError
+
+SUITE = 20
 
 
 def engine_of(model: nn.Module, level: int = 0, optimizer: Any = None, **more: Any) -> Any:
@@ -103,11 +106,14 @@ def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_d
         plain = copy.deepcopy(model)
         engine = engine_of(model)
         assert len(engine.native.chain.layers) > 2
-        vectors = torch.randn(2, 8, 8)
+        vectors = torch.randn(2, 8, 8, requires_grad=True)
+        loss = plain(inputs_embeds=vectors, labels=words).loss
+        (expected,) = torch.autograd.grad(loss, vectors)
         found = engine(inputs_embeds=vectors, labels=words).loss
         engine.backward(found)
         engine.step()
-        assert torch.equal(found, plain(inputs_embeds=vectors, labels=words).loss)
+        assert torch.equal(found, loss)
+        torch.testing.assert_close(vectors.grad, expected)
         if cached:
             with pytest.raises(BridgeError, match="position_ids: the positions restart within a row"):
                 engine(input_ids=words, position_ids=positions)
@@ -116,6 +122,25 @@ def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_d
             plain.load_state_dict(engine.module_state_dict())
             given = {"input_ids": words, "position_ids": positions}
             torch.testing.assert_close(engine(**given).logits, plain.eval()(**given).logits)
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_what_lies_before_the_engine_learns(level: int) -> None:
+    torch.manual_seed(0)
+    generator, judge = nn.Sequential(linear(), nn.Tanh()), nn.Sequential(linear(), nn.ReLU(inplace=True), linear(6, 1))
+    plain = copy.deepcopy((generator, judge))
+    first, second = engine_of(generator, level), engine_of(judge, level)
+    given = batch().requires_grad_()
+    first.backward(second(first(given)).square().mean())
+    first.step()
+    other = batch().requires_grad_()
+    plain[1](plain[0](other)).square().mean().backward()
+    torch.optim.SGD(plain[0].parameters(), 0.1).step()
+    torch.testing.assert_close(given.grad, other.grad)
+    for name, weight in plain[0].state_dict().items():
+        torch.testing.assert_close(first.module_state_dict()[name], weight)
+    second.zero_grad()
+    assert all(weight.grad is None for weight in judge.parameters())
 
 
 def test_random_numbers_follow_torchs_seed_and_differ_between_calls() -> None:
@@ -132,19 +157,70 @@ def test_random_numbers_follow_torchs_seed_and_differ_between_calls() -> None:
     assert len(set(masks(1))) == 3 and masks(1) == masks(1) != masks(2)
 
 
-def _decoupled(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), 0.01, eps=1e-3, weight_decay=0.5, decoupled_weight_decay=True)
+def test_inputs_keep_their_format() -> None:
+    seen = []
+    model = nn.Sequential(nn.Linear(1, 1))
+    model.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    engine = engine_of(model, bf16={"enabled": True})
+    with pytest.raises(RuntimeError, match="dtype"):
+        engine(torch.tensor([[777.0]]))
+    assert seen[0].item() == 777
 
 
 def test_an_optimizers_options_are_heard_or_refused() -> None:
     model = nn.Sequential(linear())
     expected = copy.deepcopy(model)
-    engine = engine_of(model, optimizer=_decoupled(model))
+    engine = engine_of(model, optimizer=OPTIMIZERS["decoupled"](model.parameters()))
     engine.backward(engine(batch()).square().mean())
     engine.step()
-    optimizer = _decoupled(expected)
+    optimizer = OPTIMIZERS["decoupled"](expected.parameters())
     expected(batch()).square().mean().backward()
     optimizer.step()
     torch.testing.assert_close(model[0].weight, expected[0].weight)
     with pytest.raises(ConfigError, match="optimizer: found state of earlier steps"):
         engine_of(expected, optimizer=optimizer)
+
+
+def test_gradients_of_slices_are_no_silent_none(run: Any) -> None:
+    assert all("this rank has only a slice of the gradient" in line for line in run(2, _clipped, 1) + run(2, _clipped, 3))
+
+
+def _clipped(rank: int, world: int, level: int) -> str:
+    model = nn.Sequential(*(linear() for _ in range(4)))
+    engine = engine_of(model, level)
+    engine.backward(engine(batch()).square().mean())
+    try:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    except BridgeError as error:
+        return str(error)
+    return ""
+
+
+def test_generated_scripts_give_the_numbers_of_plain_torch_or_are_refused() -> None:
+    for number in range(SUITE):
+        script = drawn(number)
+        for level in (0, 3):
+            said = outcome(script, [on_rank(0, 1, script, level)])
+            assert not said.startswith("BUG"), (script, level, said)
+
+
+OVER_RANKS = (
+    "penalty after",
+    "penalty before",
+    "hidden loss",
+    "gradient penalty",
+    "two forwards",
+    "backward by hand",
+    "weight outside",
+)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_graph_is_whole_over_ranks(run: Any, level: int) -> None:
+    refused = 0
+    for feature in OVER_RANKS:
+        script = Script(0, "chain", (feature,), 1, "momentum")
+        said = outcome(script, run(2, on_rank, script, level))
+        assert not said.startswith("BUG"), (feature, said)
+        refused += said != "equal"
+    assert refused == (4 if level == 3 else 0)

@@ -101,7 +101,7 @@ CHANGES = {
     "precision.reduce": Change("bytes", ("fp32", "bf16"), given=BF16),
     "precision.communicate": Change(
         *("sent", ("fp32", "bf16")),
-        ({"reduce gradients": 4 * WEIGHTS, "agree": 32}, {"reduce gradients": 2 * WEIGHTS, "agree": 32}),
+        ({"reduce gradients": 4 * WEIGHTS, "agree": 40}, {"reduce gradients": 2 * WEIGHTS, "agree": 40}),
         *(BF16, 2),
     ),
     "precision.loss_scale.static": Change("scales", (8.0, 32.0), ((8.0,), (32.0,)), FP16),

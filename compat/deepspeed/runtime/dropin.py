@@ -329,6 +329,7 @@ def _native(
     )
     engine.findings += (*left, *frozen, *_narrow(formats))
     engine.divide_early()
+    engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
     return engine
 
 
