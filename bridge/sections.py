@@ -5,6 +5,7 @@ the plan fields that each setting stands for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,10 +153,15 @@ def worth(rule: Rule, whole: Effect, part: Setting) -> Effect:
     return max(whole, rule.effect_of(part.alone), key=lambda effect: effect.rank)
 
 
-def tellers(config: Config, rule: Rule, ours: str) -> set[str]:
-    """Return the settings of a rule whose findings may be about the plan field `ours`. Of a
-    section, only the settings that stand for the field are included.
+def is_told(config: Config, rule: Rule, ours: str, named: AbstractSet[str]) -> bool:
+    """Return whether one of the settings `named` belongs to a rule and may be about the plan field
+    `ours`. Of a section, only the settings that stand for the field count.
     """
-    paths = {*rule.theirs, *rule.carriers(ours)}
-    parts = [part for path in rule.theirs for part in settings(config, rule, path)]
-    return paths | {part.path for part in parts if ours in part.stands}
+    if any(path in named for path in (*rule.theirs, *rule.carriers(ours))):
+        return True
+    # To look at a section costs a reading of the whole config for each of its settings.
+    sections = (
+        path for path in rule.theirs if any(one.startswith(path.removesuffix(REST)) for one in named)
+    )
+    parts = (part for path in sections for part in settings(config, rule, path))
+    return any(part.path in named and ours in part.stands for part in parts)

@@ -24,7 +24,7 @@ from bridge.lifting import written_by as written_by
 from bridge.plan import Plan, paths
 from bridge.restoring import Way, sound
 from bridge.rules import Effect, How, Rule
-from bridge.sections import Setting, leaves, settings, tellers, worth
+from bridge.sections import Setting, is_told, leaves, settings, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
 """Plan fields that say how a stack applies a setting. Another stack may have this setting with the
@@ -510,7 +510,7 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
         effect = rule.effect_of_losing((ours,), config.effective)
         if not trip.moved(ours):
             continue  # another field changes what this one means, and has the finding
-        if effect.reaches(Effect.NUMBERS) and named.isdisjoint(tellers(config, rule, ours)):
+        if effect.reaches(Effect.NUMBERS) and not is_told(config, rule, ours, named):
             reason = _reason(rule, How.DROPPED, (ours,), target)
             if kept.get(ours) is None:
                 open_.setdefault(reason, []).append(ours)
@@ -582,7 +582,7 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         if meant.get(ours) is None:
             continue
         rule = plan_claims(config.dialect).get(ours)
-        if rule is None or rule.about_model or not named.isdisjoint(tellers(config, rule, ours)):
+        if rule is None or rule.about_model or is_told(config, rule, ours, named):
             continue
         path = next((path for path in rule.carriers(ours) if path in config.given), "")
         effect = rule.effect_of_losing((ours,), config.effective)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -66,12 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.shared)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) and "fuzz" not in item.path.parts:
             item.add_marker(pytest.mark.once)
-
-
-def pytest_collection_finish() -> None:
-    """What thousands of collected tests hold stays: each full collection of garbage would go through all of it."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

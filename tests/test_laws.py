@@ -235,8 +235,11 @@ def arrives(config: Config, meant: Mapping[str, Any], held: Mapping[str, Any], p
     rule = next(rule for rule in config.dialect.rules if path in rule.theirs)
     if rule.blurs and rule.blurs(rule.seen(rule.theirs, config.effective)):
         return False
-    said = [ours for ours in rule.carried(path) if ours in meant]
-    return bool(said) and all(held.get(ours) == meant.get(ours) for ours in (rule.carried(path) if opened else said))
+    # Another rule may see the setting and say what it stands for.
+    rules = [rule] if rule.ours else [one for one in config.dialect.rules if path in one.carries]
+    carried = [ours for one in rules for ours in one.carried(path)]
+    said = [ours for ours in carried if ours in meant]
+    return bool(said) and all(held.get(ours) == meant.get(ours) for ours in (carried if opened else said))
 
 
 def translations(config: Config) -> Iterator[Result]:

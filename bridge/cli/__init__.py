@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, NoReturn
 
@@ -65,15 +66,25 @@ def _unheard() -> int:
     return int(Exit.ERROR)
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """Return the command line as click's command, which takes long to build."""
+    from typer.main import get_command
+
+    from bridge.cli.app import app
+
+    return get_command(app)
+
+
 def run(arguments: list[str]) -> int:
     """Run the command line with `arguments` and return its exit code."""
     import typer
 
-    from bridge.cli.app import app
     from bridge.secrets import HIDDEN
 
     if COMPLETE in os.environ:
         from bridge.cli import completing
+        from bridge.cli.app import app
 
         completing.complete(app)
 
@@ -82,7 +93,7 @@ def run(arguments: list[str]) -> int:
     # Typer brings its own click or uses the installed one; this is the class of usage errors in either.
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]
     try:
-        return int(app(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
+        return int(_command()(arguments, prog_name="stagebridge", standalone_mode=False) or 0)
     except BridgeError as error:
         return _refuse(arguments, error)
     except usage_error as error:
