@@ -26,12 +26,17 @@ class Arguments(NamedTuple):
 class Layer:
     """One layer of a model. `run` takes the output of the layer before. `parts` names the modules
     of the layer. If it is empty, the only module is the one with the layer's name.
+
+    A layer that runs the forward pass of the whole model, with substitutes for the other layers,
+    has `keys`: a name for each module of the model by `id`. Such layers draw the same random
+    numbers for the same calls.
     """
 
     name: str
     module: nn.Module
     run: Callable[[Any], Any]
     parts: tuple[str, ...] = ()
+    keys: Mapping[int, str] | None = None
 
     def __call__(self, inputs: Any) -> Any:
         """Run it."""

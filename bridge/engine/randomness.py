@@ -14,7 +14,6 @@ from hashlib import blake2b
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from bridge.engine.device import generator
@@ -81,23 +80,25 @@ def restore_others(before: tuple[Any, ...]) -> None:
 
 
 class Keyed(TorchFunctionMode):
-    """Context in which the random numbers of a call of torch depend on nothing but the module that
-    makes the call, the function, and how often the module called it before.
+    """Context in which the random numbers of a call of torch depend on nothing but `seed`, the
+    module that makes the call, the function, and how often the module called it before in this
+    context. `keys` has the names of modules by `id`.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, seed: int, keys: Mapping[int, str]) -> None:
         super().__init__()
-        self.device, self._calls = device, Counter[tuple[int, str]]()
+        self.device, self.seed, self.keys = device, seed, keys
+        self._calls = Counter[tuple[str, str]]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(getattr(func, "__name__", func))
         if name != "__get__":  # an attribute of a tensor
             frame: Any = sys._getframe(1)
-            while frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module):
+            while frame is not None and id(frame.f_locals.get("self")) not in self.keys:
                 frame = frame.f_back
-            key = id(frame.f_locals["self"]) if frame is not None else 0, name
+            key = self.keys[id(frame.f_locals["self"])] if frame is not None else "", name
             self._calls[key] += 1
-            reseed(seed_of(*key, self._calls[key]), self.device)
+            reseed(seed_of(self.seed, *key, self._calls[key]), self.device)
         return func(*args, **(kwargs or {}))
 
 

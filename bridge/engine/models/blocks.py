@@ -289,20 +289,22 @@ class Blocks:
         """The layers, in order."""
         cut, layers = self.cut, list[Layer]()
         seen: Counter[str] = Counter()
+        names = {id(module): name for name, module in self.model.named_modules()}
         for place, layer in enumerate(cut.layers):
             parts: tuple[str, ...] = ()
+            keys: dict[int, str] | None = None
             if isinstance(layer, Block):
                 name = layer.step.name
                 module: nn.Module = self._modules[name]
                 run: Callable[[Any], Any] = partial(self._block, place)
             else:
-                name, parts = _title(cut, place), layer.modules
+                name, parts, keys = _title(cut, place), layer.modules, names
                 run = module = Part(self.model, parts, cut.beside, partial(self._segment, place))
             seen[name] += 1
             if seen[name] > 1:
                 # Names tell layers apart, also for their random numbers.
                 name, parts = f"{name}#{seen[name]}", parts or (name,)
-            layers.append(Layer(name, module, run, parts))
+            layers.append(Layer(name, module, run, parts, keys))
         around = {name for step in cut.places for name in ancestors(step.name)}
         changed = watched({name: self.model.get_submodule(name) for name in sorted(around)})
         return Chain(tuple(layers), 1, 1, True, self.received, changed)

@@ -6,8 +6,8 @@ same output as the model.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from inspect import Parameter, signature
 from math import nan
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.engine.layers import Arguments, hooks_of, logits_in, more_than_children
+from bridge.engine.layers import Arguments, Layer, hooks_of, logits_in, more_than_children
 from bridge.engine.models.blocks import Blocks, Cut, Stream, ancestors, asked, left_out
 from bridge.engine.models.trial import WHOLE, Uncut, cut
 from bridge.engine.randomness import Keyed, other_states, restore_others, scope
@@ -110,8 +110,12 @@ def _packs(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> bool
     half = max(ids.shape[-1] // 2, 1)
     positions = (torch.arange(ids.shape[-1], device=ids.device) % half).expand(ids.shape)
     with torch.no_grad():
-        both = [model(input_ids=ids, position_ids=positions, **more) for more in ({}, fixed)]
-    return not _same(*(logits_in(each) for each in both))
+        try:
+            written = model(input_ids=ids, position_ids=positions)
+        except Exception:  # whatever the model's own code raises: nobody can call it in this way
+            return False
+        changed = model(input_ids=ids, position_ids=positions, **fixed)
+    return not _same(logits_in(written), logits_in(changed))
 
 
 _OTHER = "the layers, run one by one, give another output than the model"
@@ -138,15 +142,18 @@ def _prove_training(
     """
     device = next(model.parameters()).device
     start, before = other_states(), _attributes(around)
-    with Keyed(device):
+    names = {id(module): name for name, module in model.named_modules()}
+    with Keyed(device, 0, names):
         expected = model(*given.given, **{**found.fixed, **given.named})
     moved = next((name for name, value in _attributes(around).items() if before.get(name) != value), None)
     if moved is not None:
         raise Uncut(f"{moved}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}")
     gradients, end = _gradients(model, expected), other_states()
     restore_others(start)
-    with Keyed(device):
-        output = _in_layers(model, found, given)
+    drawing = Keyed(device, 0, names)
+    output = _in_layers(
+        model, found, given, lambda layer: Keyed(device, 0, names) if layer.keys else drawing
+    )
     if not _same(output, expected) or other_states() != end:
         raise Uncut(f"{found.blocks[0]}: in training mode, {_OTHER}; {WHOLE}")
     others = _gradients(model, output)
@@ -198,14 +205,19 @@ def _fingerprint(value: Any) -> Any:
 MANY = 1000
 
 
-def _in_layers(model: nn.Module, found: Cut, given: Arguments) -> Any:
-    """Run the layers one by one, each as if it were alone on a rank, and return the output of the last
-    one.
+def _in_layers(
+    model: nn.Module,
+    found: Cut,
+    given: Arguments,
+    context: Callable[[Layer], AbstractContextManager[object]] = lambda layer: nullcontext(),
+) -> Any:
+    """Run the layers one by one, each in its `context` and as if it were alone on a rank. Return the
+    output of the last one.
     """
     blocks = Blocks(model, found)
     value: Any = given
     for layer in blocks.chain().layers:
-        with _alone(model, layer.module):
+        with _alone(model, layer.module), context(layer):
             try:
                 value = layer(value)
             except BridgeError:
