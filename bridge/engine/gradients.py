@@ -19,6 +19,7 @@ from bridge.layout.shard import Flat, Home, Layout
 from bridge.layout.traffic import REDUCE, REPLICAS, TIED
 
 LATE = "reduce late gradients"
+MISSING = "find parameters without a gradient"
 
 
 class Gradients:
@@ -138,6 +139,18 @@ class Gradients:
             if any(gradient_of(self.parameters[slot.parameter.name]) is not None for slot in flat.slots)
         ]
 
+    def missing(self) -> list[str]:
+        """Return the names of the parameters that got no gradient from this rank in this step. Not
+        those that several pipeline ranks hold: a gradient of one rank counts for all.
+        """
+        return [
+            slot.parameter.name
+            for flat in self.flats.values()
+            if not flat.replicas
+            for slot in flat.slots
+            if slot.parameter.name not in self._touched
+        ]
+
     def follow_hooks(self) -> None:
         """Have the script's own hooks on gradients run before those that take the gradients away."""
         for parameter, number in self._hooks:
@@ -197,6 +210,7 @@ class Gradients:
         for slot in flat.slots:
             parameter = self.parameters[slot.parameter.name]
             if parameter.grad is not None:
+                self._touched.add(slot.parameter.name)
                 whole[slot.start : slot.stop].copy_(parameter.grad.view(-1))
                 parameter.grad = None
         sent = whole.mul_(self.share).to(TORCH[flat.exchange])

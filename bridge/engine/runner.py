@@ -22,7 +22,7 @@ from bridge.engine import expert_stacks
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
-from bridge.engine.gradients import LATE, Gradients
+from bridge.engine.gradients import LATE, MISSING, Gradients
 from bridge.engine.layers import Arguments, Chain, chain_of, facts, loss_in, parameter_facts
 from bridge.engine.learning_rate import learning_rate, weight_decay
 from bridge.engine.loss_scale import LIMIT, LossScaler
@@ -177,6 +177,7 @@ class Engine:
         """The tracer that logs this engine's tensors, if there is one."""
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+        self._skipped = frozenset[str]()
 
     def _idle(self) -> None:
         """Set the state that holds before the first step: no data, and no forward pass that waits
@@ -805,10 +806,11 @@ class Engine:
         self._refuse_moved()
         self.gradients.take_back()
         self.gradients.finish()
-        squares, loss, weight, ended, late = self._agree()
+        squares, loss, weight, ended, late, missing = self._agree()
         if late:
             self._add_late()
             squares, *_ = self._agree()
+        self._skipped = self._without_gradient() if missing else frozenset()
         self._tell("reduced")
         if ended:
             self._drop(ended)
@@ -827,9 +829,18 @@ class Engine:
         for index in flags.nonzero().flatten().tolist():
             self.gradients.add_late(index, self._factor if self._handed else 1.0)
 
+    def _without_gradient(self) -> frozenset[str]:
+        """Return the names of the parameters of this rank that got no gradient from any data rank."""
+        names = [slot.parameter.name for flat in self.gradients.flats.values() for slot in flat.slots]
+        mine = set(self.gradients.missing())
+        flags = self._totals.new_tensor([float(name not in mine) for name in names])
+        self.comm.all_reduce(MISSING, flags, self.data)()
+        return frozenset(name for name, ranks in zip(names, flags.tolist(), strict=True) if not ranks)
+
     def _agree(self) -> tuple[float, ...]:
-        """Return five sums over all ranks: of squared gradients, of losses times their weights, of
-        these weights, of marks of ranks whose data ended, and of ranks with late gradients.
+        """Return six sums over all ranks: of squared gradients, of losses times their weights, of
+        these weights, of marks of ranks whose data ended, of ranks with late gradients, and of ranks
+        on which a parameter got no gradient.
         """
         self._totals.zero_()
         for loss, weight in self._losses.values():
@@ -843,8 +854,8 @@ class Engine:
         # numbers go in one collective.
         totals = self._totals if self.tensor.index == 0 else torch.zeros_like(self._totals)
         mine = self.comm.rank + self.comm.world.size if self._short is not None else 0
-        late = float(bool(self.gradients.late()))
-        vector = torch.cat([squares.view(1), totals, totals.new_tensor([mine, late])])
+        late, missing = float(bool(self.gradients.late())), float(bool(self.gradients.missing()))
+        vector = torch.cat([squares.view(1), totals, totals.new_tensor([mine, late, missing])])
         self.comm.all_reduce(AGREE, vector, self.comm.world)()
         arrive()
         return tuple(vector.tolist())
@@ -923,7 +934,7 @@ class Engine:
         if gradients:
             torch._foreach_mul_(gradients, factor)
         decay = weight_decay(self.plan.optimizer.decay_ramp, self.progress.steps)
-        self.optimizer.step(gradients, self.progress.lr, decay)
+        self.optimizer.step(gradients, self.progress.lr, decay, self._skipped)
         self.weights.refresh()
 
     def _begin(self, updated: bool) -> None:
