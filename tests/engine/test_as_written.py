@@ -69,7 +69,7 @@ def test_changes_after_initialize_are_refused_and_not_ignored() -> None:
         engine(batch())
 
 
-def test_a_forward_that_draws_or_counts_runs_once() -> None:
+def test_a_forward_that_draws_or_counts_is_that_of_one_call() -> None:
     transformers = pytest.importorskip("transformers")
 
     class Masked(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
@@ -88,13 +88,18 @@ def test_a_forward_that_draws_or_counts_runs_once() -> None:
     masks: list[Tensor] = []
     sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     words = torch.arange(16).view(2, 8)
-    for kind in (Masked, Counting):
-        engine = engine_of(kind(transformers.LlamaConfig(**sizes)).train())
-        masks.clear()
-        engine.module.seen = 0
-        engine(input_ids=words, labels=words)
-        assert len(engine.native.chain.layers) == 1
-        assert len(masks) == 1 or engine.module.seen == 1
+    engine = engine_of(Counting(transformers.LlamaConfig(**sizes)).train())
+    engine.module.seen = 0
+    engine(input_ids=words, labels=words)
+    assert len(engine.native.chain.layers) == 1 and engine.module.seen == 1
+    model = Masked(transformers.LlamaConfig(**sizes)).train()
+    plain = copy.deepcopy(model)
+    engine = engine_of(model)
+    masks.clear()
+    found = engine(input_ids=words, labels=words).loss
+    assert all(torch.equal(mask, masks[0]) for mask in masks), "each layer that runs the forward pass draws the same"
+    hidden, labels = torch.where(masks[0], 0, words), torch.where(masks[0], words, -100)
+    torch.testing.assert_close(found, transformers.LlamaForCausalLM.forward(plain, input_ids=hidden, labels=labels).loss)
 
 
 def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_differently() -> None:
@@ -155,6 +160,38 @@ def test_random_numbers_follow_torchs_seed_and_differ_between_calls() -> None:
         return seen
 
     assert len(set(masks(1))) == 3 and masks(1) == masks(1) != masks(2)
+
+
+class Sometimes(nn.Module):
+    """A module of which one half is used by some calls alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.seldom = linear(), linear()
+
+    def forward(self, value: Tensor, both: bool) -> Tensor:
+        return self.always(value) + (self.seldom(value) if both else 0)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_a_parameter_without_a_gradient_stays(name: str, level: int) -> None:
+    torch.manual_seed(0)
+    make = {
+        "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.5),
+        "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.5),
+    }[name]
+    model = Sometimes()
+    plain = copy.deepcopy(model)
+    engine, optimizer = engine_of(model, level, make(model.parameters())), make(plain.parameters())
+    for step, both in enumerate((True, False, False, True, False)):
+        engine.backward(engine(batch(step), both).square().mean())
+        engine.step()
+        optimizer.zero_grad()
+        plain(batch(step), both).square().mean().backward()
+        optimizer.step()
+        for key, weight in plain.state_dict().items():
+            torch.testing.assert_close(engine.module_state_dict()[key], weight, msg=f"{key} after step {step}")
 
 
 def test_inputs_keep_their_format() -> None:
