@@ -25,7 +25,7 @@ CALLS = frozenset(
     (
         "size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous", "is_floating_point", "is_complex",
         "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "__hash__", "__len__", "storage_offset",
-        "get_device"
+        "get_device", "new_empty", "new_zeros", "new_ones", "new_full"
     )
 )
 ATTRIBUTES = frozenset(
