@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
+from amounts import MORE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +21,8 @@ from bridge.testing.strategies import values as typed_values
 pytestmark = pytest.mark.once
 
 DIALECTS = tuple(compat.load(name) for name in compat.names())
-LEAST = float(os.environ.get("STAGEBRIDGE_SHARE", "0.004"))
-"""The share that is to be shown; one in a hundred, as `tox -e long` asks for, takes more than twice the draws."""
+LEAST = min(0.01, 0.004 * MORE)
+"""The share that is to be shown; one in a hundred takes more than twice the draws of this."""
 QUIET = settings(max_examples=20, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 

@@ -873,6 +873,28 @@ LACKS = {
 """Reasons why Megatron lacks plan fields that no other row names, by section of the plan."""
 
 
+def _without_ramp(values: Group) -> str:
+    """Return why the ramp of the batch size is lost, and how many steps the run then has."""
+    samples, size = values.get("train_samples"), values.get("global_batch_size")
+    steps = values.get("train_iters") or (samples // size if samples and size else None)
+    end = f"; the run then has {steps:,} steps of {size} samples from the start" if steps and size else ""
+    return f"{leftovers.BATCHES.note}{end}"
+
+
+RAMP = convert(
+    "rampup_batch_size",
+    (),
+    lambda values, context: {},
+    lambda values, context: {},
+    effect=leftovers.BATCHES.effect,
+    sees=("train_samples", "train_iters", "global_batch_size"),
+    blurs=lambda values: bool(values.get("rampup_batch_size")),
+    tells=_without_ramp,
+    note=leftovers.BATCHES.note,
+    source="training/training.py: update_train_iters",
+)
+
+
 @cache
 def table() -> tuple[Rule, ...]:
     """Return all rules. Each argument of each release, and each plan field, is in exactly one rule.
@@ -890,6 +912,7 @@ def table() -> tuple[Rule, ...]:
         WINDOW,
         FLOOR,
         *optimizer_rules(),
+        RAMP,
         *course.RULES,
         *switches.RULES,
         *weight_decay.RULES,
