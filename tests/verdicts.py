@@ -60,7 +60,8 @@ def contradictions(rows: Iterable[Finding]) -> Iterator[str]:
             continue
         before, arrow, after = row.change.partition(" -> ")
         valued = row.before is not None or row.after is not None
-        if (valued and row.before == row.after) or (arrow and before == after.rpartition(" ")[2]):
+        # One sample and one step are two things, which the change says.
+        if before == after.rpartition(" ")[2] if arrow else valued and row.before == row.after:
             yield f"one value before and after: {row.path} {row.before} {row.change}: {row.message}"
         if not row.message and not row.rule:
             yield f"no reason: {row.path} {row.before} {row.after}"
