@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import nextafter
 
@@ -15,6 +16,7 @@ from bridge.rules import (
     each_only_ours,
     lacks,
     only_ours,
+    only_theirs,
     plain_adam,
     rename,
 )
@@ -881,17 +883,16 @@ def _without_ramp(values: Group) -> str:
     return f"{leftovers.BATCHES.note}{end}"
 
 
-RAMP = convert(
-    "rampup_batch_size",
-    (),
-    lambda values, context: {},
-    lambda values, context: {},
-    effect=leftovers.BATCHES.effect,
+RAMP = replace(
+    only_theirs(
+        "rampup_batch_size",
+        note=leftovers.BATCHES.note,
+        effect=leftovers.BATCHES.effect,
+        source="training/training.py: update_train_iters",
+    ),
     sees=("train_samples", "train_iters", "global_batch_size"),
     blurs=lambda values: bool(values.get("rampup_batch_size")),
     tells=_without_ramp,
-    note=leftovers.BATCHES.note,
-    source="training/training.py: update_train_iters",
 )
 
 
