@@ -594,7 +594,7 @@ class Habits(Section):
     nonfinite: Literal["stop", "continue"] | None = field(
         None, description="A loss or gradient that is not a finite number ends the run, or does not."
     )
-    mtp_loss: Annotated[Real, Ge(0)] | None = field(
+    mtp_loss: Real | None = field(
         None, description="Factor of the loss of further predicted tokens."
     )
 

@@ -12,7 +12,7 @@ from bridge import rules
 from bridge.carry import Carry
 from bridge.config import Values, shown
 from bridge.dialect import Config, Dialect, Written
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.lifting import Meaning, differing, lowered, meaning_of, unlike, world_of
 from bridge.lifting import claims as claims
@@ -177,7 +177,15 @@ def translate(
         if carry and carry.dialect == dialect.name
         else None
     )
-    target = way.restored() if way else lowered(meant, dialect, release, world)
+    try:
+        target = way.restored() if way else lowered(meant, dialect, release, world)
+    except ConfigError as error:
+        if same:
+            raise
+        # The problems name settings that the user never wrote.
+        refused = ConfigError(*(f"converted to {dialect.title}: {problem}" for problem in error.problems))
+        refused.words = error.words
+        raise refused from None
     if same:
         target = replace(target, opaque=config.opaque, program=config.program)
     # Loss is measured and not declared: the target is lifted again, and written back in the

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from amounts import MORE
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ EDITS = {
 """Plan fields that may be edited, each with values that no default takes."""
 
 QUIET = settings(
-    max_examples=10,
+    max_examples=6 * MORE,
     derandomize=True,
     phases=[Phase.generate],
     database=None,

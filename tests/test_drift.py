@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from amounts import MORE
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from bridge.testing import configs, entries
 DIALECTS = tuple(compat.load(name) for name in compat.names())
 SUFFIXES = ("json", "yaml", "txt")
 LAW = settings(
-    max_examples=16,
+    max_examples=8 * MORE,
     derandomize=True,
     database=None,
     deadline=None,

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 import compat
+from bridge import translation
 from bridge.dialect import Config
 from bridge.difference import compare
+from bridge.errors import ConfigError
 from bridge.plan import Plan, paths
 from bridge.printed import causes
 from bridge.report import remarks_of
@@ -544,3 +546,22 @@ def test_a_schedule_that_no_plan_holds_is_one_cause_in_both_commands(kind: str, 
         rows = [cause for cause in causes(found) if any("scheduler." in f"{one.path} {one.change}" for one in cause.findings)]
         assert sorted(cause.message for cause in rows) == ["a setting of DeepSpeed's own scheduler", said]
         assert "warmup_num_steps" not in str(found)
+
+
+def test_a_lost_ramp_of_the_batch_says_how_many_steps_are_left() -> None:
+    flags = (
+        "--micro-batch-size 1 --global-batch-size 64 --rampup-batch-size 16 16 1000 --train-samples 640000 --num-layers 4 "
+        "--hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --lr 1e-4 --vocab-size 100 "
+        "--lr-decay-style constant --tokenizer-type NullTokenizer"
+    )
+    (lost,) = (row for row in translated("megatron", flags.split(), "deepspeed").findings if row.path == "rampup_batch_size")
+    assert "the run then has 10,000 steps of 64 samples from the start" in lost.message
+
+
+def test_an_error_of_the_target_names_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> Config:
+        raise ConfigError("num_layers: found 12, expected a multiple of 8")
+
+    monkeypatch.setattr(translation, "lowered", refuse)
+    with pytest.raises(ConfigError, match="converted to Megatron-Core: num_layers: found 12"):
+        translated("deepspeed", {"train_micro_batch_size_per_gpu": 1}, "megatron")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from amounts import MORE
 from hypothesis import HealthCheck, Phase, find, given, settings
 
 import compat
@@ -17,7 +18,7 @@ from bridge.testing.mutations import REST
 pytestmark = pytest.mark.once
 
 SOME = settings(
-    max_examples=150,
+    max_examples=50 * MORE,
     derandomize=True,
     database=None,
     deadline=None,

@@ -8,6 +8,7 @@ import select
 from pathlib import Path
 
 import pytest
+from amounts import MORE
 from hypothesis import HealthCheck, given, settings
 
 from bridge.errors import BridgeError
@@ -17,8 +18,8 @@ from bridge.testing.bash import BASH, Bash, outcome
 from bridge.testing.scripts import scripts
 
 SAMPLE = Path(__file__).parent / "scripts" / "constructs.jsonl"
-COUNT = int(os.environ.get("STAGEBRIDGE_SHELL", "150"))
-"""Generated scripts; `tox -e long` takes more, and the figures of benchmarks/README.md took 20,000."""
+COUNT = 150 * MORE
+"""Generated scripts; the figures of benchmarks/README.md took 20,000."""
 FAMILIES = Path(__file__).parent / "scripts" / "families.txt"
 """Scripts with a construct or two each, parted by lines of %%."""
 MOST_REFUSED = 0.25

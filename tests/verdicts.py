@@ -60,7 +60,9 @@ def contradictions(rows: Iterable[Finding]) -> Iterator[str]:
             continue
         before, arrow, after = row.change.partition(" -> ")
         valued = row.before is not None or row.after is not None
-        if (valued and row.before == row.after) or (arrow and before == after.rpartition(" ")[2]):
+        # One sample and one step are two things.
+        other_unit = bool(before.split()[1:]) and before.split()[1:2] != after.replace(",", "").split()[1:2]
+        if (valued and row.before == row.after and not other_unit) or (arrow and before == after.rpartition(" ")[2]):
             yield f"one value before and after: {row.path} {row.before} {row.change}: {row.message}"
         if not row.message and not row.rule:
             yield f"no reason: {row.path} {row.before} {row.after}"

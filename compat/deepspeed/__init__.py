@@ -15,7 +15,7 @@ from bridge.errors import BridgeError
 from bridge.files import Original, Script
 from bridge.findings import Finding
 from bridge.launching import torchrun
-from bridge.rules import Effect
+from bridge.rules import Effect, How
 from compat.deepspeed.names import install, listen, resolved
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class DeepSpeedDialect(PackagedDialect):
                 "the source sets no batch size; DeepSpeed refuses the file until you add"
                 " this key"
             )
-            return (Finding(BATCH, message, Effect.NUMBERS), *found)
+            return (Finding(BATCH, message, Effect.STOPS, how=How.MISSING), *found)
         return found
 
     def render(self, config: Config, format: str | None = None) -> Written:

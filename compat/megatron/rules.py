@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import nextafter
 
@@ -15,6 +16,7 @@ from bridge.rules import (
     each_only_ours,
     lacks,
     only_ours,
+    only_theirs,
     plain_adam,
     rename,
 )
@@ -873,6 +875,27 @@ LACKS = {
 """Reasons why Megatron lacks plan fields that no other row names, by section of the plan."""
 
 
+def _without_ramp(values: Group) -> str:
+    """Return why the ramp of the batch size is lost, and how many steps the run then has."""
+    samples, size = values.get("train_samples"), values.get("global_batch_size")
+    steps = values.get("train_iters") or (samples // size if samples and size else None)
+    end = f"; the run then has {steps:,} steps of {size} samples from the start" if steps and size else ""
+    return f"{leftovers.BATCHES.note}{end}"
+
+
+RAMP = replace(
+    only_theirs(
+        "rampup_batch_size",
+        note=leftovers.BATCHES.note,
+        effect=leftovers.BATCHES.effect,
+        source="training/training.py: update_train_iters",
+    ),
+    sees=("train_samples", "train_iters", "global_batch_size"),
+    blurs=lambda values: bool(values.get("rampup_batch_size")),
+    tells=_without_ramp,
+)
+
+
 @cache
 def table() -> tuple[Rule, ...]:
     """Return all rules. Each argument of each release, and each plan field, is in exactly one rule.
@@ -890,6 +913,7 @@ def table() -> tuple[Rule, ...]:
         WINDOW,
         FLOOR,
         *optimizer_rules(),
+        RAMP,
         *course.RULES,
         *switches.RULES,
         *weight_decay.RULES,

@@ -76,6 +76,7 @@ def test_planted_faults_are_found_with_and_without_a_twin(name: str, run: Ranks,
 SCRIPT = """
 import torch
 from torch import nn
+torch.manual_seed(0)
 model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 20))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0)
 for step in range(3):
