@@ -76,6 +76,12 @@ def gradient_of(parameter: Any) -> Tensor | None:
         return found
 
 
+def drop_gradient(parameter: Any) -> None:
+    """Take the gradient of a parameter away, whatever its state is."""
+    with torch._C.DisableTorchFunctionSubclass():
+        Tensor.grad.__set__(parameter, None)  # type: ignore[attr-defined]
+
+
 def hide_gradient(parameter: Any, hide: bool) -> None:
     """Make it an error to read the gradient of a parameter, or allow it again."""
     if state_of(parameter) in (None, "withheld"):
@@ -125,8 +131,9 @@ def _copy(parameter: Any, memo: dict[int, Any]) -> Any:
 
 def _refuse(parameter: Any, value: Any = None) -> Any:
     raise BridgeError(
-        f"{_name(parameter)}.grad: this rank has only a slice of the gradient, or has it in another format or"
-        " scale; call safe_get_full_grad and safe_set_full_grad, set gradient_clipping in the config, or use"
+        f"{_name(parameter)}.grad: this rank has only a slice of the gradient or only its own, or has it in"
+        " another format or scale; call engine.backward(loss),"
+        " safe_get_full_grad and safe_set_full_grad, set gradient_clipping in the config, or use"
         " zero.stage 0 in fp32"
     )
 

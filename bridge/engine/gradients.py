@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bridge.comm import Comm, Group, Wait
-from bridge.engine.absence import LINKED, gradient_of, hide_gradient
+from bridge.engine.absence import LINKED, drop_gradient, gradient_of, hide_gradient
 from bridge.engine.formats import TORCH
 from bridge.errors import BridgeError
 from bridge.layout.shard import Flat, Home, Layout
@@ -170,10 +170,7 @@ class Gradients:
                 parameter = self.parameters[slot.parameter.name]
                 place = self.shards[index][slot.start : slot.stop].view(slot.parameter.shape)
                 seen = slot.parameter.name in self._touched or (self.group.size > 1 and bool(place.any()))
-                if parameter.grad is not None:
-                    hide_gradient(parameter, True)  # late: this rank has no more than its own
-                    self._withheld.append(parameter)
-                elif seen:
+                if seen and gradient_of(parameter) is None:  # one that is there is late, and this rank's own
                     parameter.grad = self._handed[slot.parameter.name] = place
 
     def withhold(self) -> None:
@@ -298,17 +295,20 @@ class Gradients:
             linked = id(parameter) in LINKED
             LINKED.discard(id(parameter))
             if linked:
+                self._keep_own(parameter)
                 return
             if not self.holds(index):
                 raise BridgeError(
                     f"{name}: got a gradient outside of its layer's turn, while its values are not whole;"
                     " use zero.stage 2, or return what the loss needs from the model"
                 )
-            if not self._open(index) or parameter.grad is None:
+            gradient = gradient_of(parameter)
+            if not self._open(index) or gradient is None:
+                self._keep_own(parameter)
                 return
             # Autograd's own gradient is freed at once, so that a whole second set of gradients
             # never stands.
-            gradient, parameter.grad = parameter.grad, None
+            drop_gradient(parameter)
             if buffer is not None:
                 _claim(buffer)
             self._touched.add(name)
@@ -319,6 +319,12 @@ class Gradients:
                 self._written.add(name)
 
         return write
+
+    def _keep_own(self, parameter: Tensor) -> None:
+        """Make it an error to read a gradient that is this rank's own until the end of the step."""
+        if self.group.size > 1:
+            hide_gradient(parameter, True)
+            self._withheld.append(parameter)
 
     def _reduce(self, index: int, flat: Flat) -> None:
         self._begun.add(index)

@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -343,9 +344,12 @@ def tried(script: Script, level: int, pool: Pool | None) -> str:
     """Run a script at one level, on the ranks of a pool or in this process."""
     try:
         runs = pool.run(on_rank, script, level) if pool else [on_rank(0, 1, script, level)]
-    except Exception as error:  # a traceback is a finding of the generator
-        return f"BUG: {type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"
-    return outcome(script, runs)
+        return outcome(script, runs)
+    except Exception as error:  # a traceback is a finding of the generator, unless plain torch ends in it too
+        with suppress(Exception):
+            play(Side(script, pool.world if pool else 1))
+            return f"BUG: {type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"
+        return f"not a script: plain torch refuses it: {type(error).__name__}"
 
 
 def shrunk(script: Script, level: int, pool: Pool | None) -> Script:
