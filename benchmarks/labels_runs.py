@@ -39,7 +39,7 @@ def distance(one: Result, other: Result) -> float:
 
 # DeepSpeed
 
-ADAMW = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1, "torch_adam": True}}
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.5, "torch_adam": True}}
 FILE: Mapping[str, Any] = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 2,
@@ -75,9 +75,9 @@ FILES: Mapping[str, dict[str, Any]] = {
 }
 SCRIPTED = (
     *("code", "sequence_parallel_size", "data_parallel_size", "pipeline", "tensor_parallel", "expert_parallel"),
-    "autotuning",
+    *("autotuning", "gradient_allreduce_op"),
 )
-"""Sections that need more than one rank, a model of their own, or the launcher."""
+"""Sections and keys that need more than one rank, a model of their own, or the launcher."""
 PRIVATE = ("wandb", "comet", "tensorboard", "nebula", "datastates_ckpt")
 """Sections that need a package or an account."""
 VALUES: Mapping[str, Mapping[str, list[Any]]] = {
@@ -271,8 +271,13 @@ def train_megatron(source: Any, steps: int) -> Result:
     return result(losses, first, dict(trainer.weights()))
 
 
-INITIAL = ("init", "embedding_init", "seed", "data_parallel_random", "perform_initialization", "use_cpu_initialization")
-"""Beginnings of arguments of the first weights, which are the same in all runs here."""
+INITIAL = (
+    *("init", "embedding_init", "seed", "data_parallel_random", "perform_initialization", "use_cpu_initialization"),
+    "is_hybrid_model",
+)
+"""Beginnings of arguments of the first weights, which are the same in all runs here. `is_hybrid_model` is one of them: it halves
+the factor by which the variance of the output layers' weights is divided (transformer_config.py: output_layer_init_method).
+"""
 
 
 def megatron_bench(bench: Any) -> Any:
@@ -287,7 +292,9 @@ def megatron_bench(bench: Any) -> Any:
     BACKEND.load()
     from compat.megatron.runtime.model import EXPERTS, KERNELS
 
-    fixed = {*KERNELS, *EXPERTS, "hidden_dropout", "attention_dropout", "use_precision_aware_optimizer", "optimizer_cpu_offload"}
+    # The training loop of Megatron-LM clips queries and keys, not its package.
+    fixed = {*KERNELS, *EXPERTS, "qk_clip"}
+    fixed |= {"hidden_dropout", "attention_dropout", "use_precision_aware_optimizer", "optimizer_cpu_offload"}
     dialect, version = compat.load("megatron"), "0.16.1"
     taken = {name for cls in (PARALLEL, TRANSFORMER, DDP, OPTIMIZER) for name in releases.fields(version, cls)}
     taken |= {*RULE.theirs, "micro_batch_size", "global_batch_size", "num_experts", "swiglu", "norm_epsilon", "add_bias_linear"}
@@ -326,7 +333,8 @@ MODELS: Mapping[str, dict[str, Any]] = {
     "gemma2": {"model_type": "gemma2", **SIZES, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8},
     "mixtral": {"model_type": "mixtral", **SIZES, "num_key_value_heads": 2, "num_local_experts": 4},
     "gpt2": {"model_type": "gpt2", **GPT, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-    "gpt_neox": {"model_type": "gpt_neox", **SIZES, **NONE},
+    # A quarter of a head is rotated: of two heads, at two frequencies, so that their base takes effect.
+    "gpt_neox": {"model_type": "gpt_neox", **SIZES, **NONE, "num_attention_heads": 2},
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -57,7 +57,7 @@ class Check:
     format string over the values, says what is wrong and what to do; `effect` is the effect on the
     run. `place` is the function in the stack's source that the check is taken from. A check is
     skipped if a value in `needs` is None. If a check with `last` holds, the checks after it are
-    skipped, because the stack stops there.
+    skipped, because the stack stops there. `surprising`: see `Finding`.
     """
 
     path: str
@@ -70,6 +70,7 @@ class Check:
     needs: tuple[str, ...] = ()
     last: bool = False
     name: str = ""
+    surprising: bool = False
 
     @property
     def rule(self) -> str:
@@ -245,7 +246,8 @@ class Checks:
     def remarks(self, seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
         """A finding for each check that holds."""
         for row in self.holding(seen):
-            yield remark(row.path, row.says(seen.values), row.effect, seen, origins, row.rule)
+            found = remark(row.path, row.says(seen.values), row.effect, seen, origins, row.rule)
+            yield replace(found, surprising=row.surprising)
 
 
 Remark = tuple[str, str, Effect]

@@ -228,7 +228,10 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
 
 
 def _remarked(pair: Pair) -> Iterator[Finding]:
-    """Yield the remarks of a stack on one of the configs that do not hold for the other."""
+    """Yield the remarks of a stack on one of the configs that do not hold for the other. That a
+    stack does something else than a setting says is no difference between two runs of the stack.
+    """
+    alike = pair.one.dialect.name == pair.other.dialect.name
     known = [
         {(config.dialect.name, remark.id) for remark in remarks(config)}
         for config in (pair.one, pair.other)
@@ -241,7 +244,12 @@ def _remarked(pair: Pair) -> Iterator[Finding]:
                 origin = remark.origin if config is pair.other else None
                 alone = f"{full_text(config.given.get(remark.path))}, {pair.alone(config)}"
                 yield replace(
-                    remark, how=None, origin=origin, rule=f"{RULE}/{remark.id}", change=alone
+                    remark,
+                    effect=Effect.NONE if alike and remark.surprising else remark.effect,
+                    how=None,
+                    origin=origin,
+                    rule=f"{RULE}/{remark.id}",
+                    change=alone,
                 )
 
 
@@ -284,6 +292,8 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         blurred = [config for config in (pair.one, pair.other) if _blurs(config, path)]
         if rule.ours and not lost and not why and blurred:
             why = told_of(rule, blurred[0])
+        elif path in rule.kernels and not lost:
+            why = "another kernel for the same computation"
         elif rule.ours and not lost and not why:
             why = "both configs mean the same here, or the setting has no effect in this run"
         effect, why = pair.by_ranks(lost) or (_weight(pair, rule.ours, lost, path), why)
@@ -344,9 +354,9 @@ def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str)
     worse of these two effects is returned.
     """
     held = not any(_rounded(config, path) or _blurs(config, path) for config in (pair.one, pair.other))
-    if ours and not lost and held:
-        return Effect.NONE
     rule = claims(pair.one.dialect)[path]
+    if ours and not lost and held:
+        return Effect.ROUNDING if path in rule.kernels else Effect.NONE
     if rule.other:
         return rule.other
     effects = (rule.effect_of_losing(lost, config.effective) for config in (pair.one, pair.other))

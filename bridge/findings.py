@@ -48,9 +48,10 @@ class Finding:
     value changed. `change` describes the change in words, if units or rounding make this necessary.
     `rule` is the id of the check that made the finding. `cause` is the reason that several findings
     share; reports for people print it once for all of them. `unknown` is true for a setting that was
-    left out and that no table stands for: nobody knows what it does to the run. `about` are the plan
-    fields that the finding reports on if it compares two meanings, and further settings that stand
-    for them.
+    left out and that no table stands for: nobody knows what it does to the run. `surprising` is
+    true if the stack does something else than the setting says: `effect` is the effect of that, and
+    no difference between two runs of the stack. `about` are the plan fields that the finding reports
+    on if it compares two meanings, and further settings that stand for them.
     """
 
     path: str
@@ -65,6 +66,7 @@ class Finding:
     change: str = ""
     cause: str = ""
     unknown: bool = False
+    surprising: bool = False
     about: tuple[str, ...] = ()
 
     @property

@@ -110,6 +110,7 @@ MEANINGS: Mapping[str, Callable[[Values], Any]] = {
         values.get("model.ffn") if values.get("model.experts") else None
     ),
     "model.embedding.padded_vocab": _as("model.vocab"),
+    "model.vocab": _as("model.embedding.padded_vocab"),
     "model.predicted": _beside("model.hidden", 0),
     "model.embedding.offset": lambda values: (
         0 if values.get("model.embedding.positions") == "learned" else None

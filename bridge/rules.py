@@ -148,6 +148,8 @@ class Rule:
     - `other`: the effect of another value in the same stack, if it differs from the effect of
       losing the group: whoever loses a place of data sets the same data in the target.
     - `under`: the switch without which the group takes no effect.
+    - `kernels`: the paths that choose between kernels of one computation: another value of such a
+      path, with the same plan, is the same up to rounding.
     """
 
     theirs: tuple[str, ...]
@@ -168,6 +170,7 @@ class Rule:
     becomes: Callable[[str, Group], str] | None = None
     other: Effect | None = None
     under: Switch | None = None
+    kernels: tuple[str, ...] = ()
 
     @property
     def about_model(self) -> bool:

@@ -16,7 +16,7 @@ from bridge.printed import causes
 from bridge.report import remarks_of
 from bridge.rules import Effect, How
 from bridge.secrets import Secrets
-from bridge.translation import Result, lift, lower, translate
+from bridge.translation import Result, lift, lower, remarks, translate
 
 FUSED = "transformer_engine.pytorch.optimizers.FusedAdam"
 OFF: dict[str, Any] = {
@@ -565,3 +565,58 @@ def test_an_error_of_the_target_names_the_target(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(translation, "lowered", refuse)
     with pytest.raises(ConfigError, match="converted to Megatron-Core: num_layers: found 12"):
         translated("deepspeed", {"train_micro_batch_size_per_gpu": 1}, "megatron")
+
+
+GPT2: dict[str, Any] = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
+QWEN2: dict[str, Any] = {"model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+CYCLE = {"cycle_min_lr": 1e-3, "cycle_max_lr": 1e-2}
+ADAM: dict[str, Any] = {"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}}
+
+
+@pytest.mark.parametrize(
+    ("source", "data", "ignored", "path"),
+    [
+        ("huggingface", GPT2, {"v_head_dim": 8}, "v_head_dim"),
+        ("huggingface", QWEN2, {"norm_eps": 0.5}, "norm_eps"),
+        ("deepspeed", ADAM, {"scheduler": {"params": {"cycle_max_mom": 0.5}}}, "scheduler.params"),
+    ],
+)
+def test_a_setting_that_the_stack_ignores_is_loud_alone_and_no_difference_of_two_runs(
+    source: str, data: dict[str, Any], ignored: dict[str, Any], path: str
+) -> None:
+    dialect = compat.load(source)
+    without, given = dialect.read(data, None, 1), dialect.read({**data, **ignored}, None, 1)
+    assert path in {one.path for one in remarks(given) if one.effect is Effect.NUMBERS}
+    found = compare(without, given)
+    assert path in {one.path for one in found}
+    assert not any(one.effect.reaches(Effect.COST) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("given", "effect"),
+    [
+        ({"gradient_allreduce_op": "mean"}, Effect.NONE),
+        ({"gradient_allreduce_op": "sum"}, Effect.NUMBERS),
+        ({"scheduler": {"type": "OneCycle", "params": {**CYCLE, "decay_mom_rate": 0.5}}}, Effect.NONE),
+        ({"scheduler": {"type": "OneCycle", "params": {**CYCLE, "decay_mom_rate": 0.5, "decay_step_size": 2}}}, Effect.NUMBERS),
+    ],
+)
+def test_a_key_of_deepspeed_is_a_loss_only_where_its_value_does_something(given: dict[str, Any], effect: Effect) -> None:
+    found = {one.path: one.effect for one in translated("deepspeed", {**ADAM, **given}, "megatron").findings}
+    assert found.get("gradient_allreduce_op", found.get("scheduler.params.decay_mom_rate", Effect.NONE)) is effect
+
+
+@pytest.mark.parametrize(("more", "same"), [("", True), ("--use-legacy-models --ckpt-format torch", False)])
+def test_megatron_cores_layers_ignore_where_a_residual_connection_starts(more: str, same: bool) -> None:
+    flags = f"--num-layers 2 --hidden-size 32 --num-attention-heads 4 --lr 1e-3 {more}".split()
+    one, other = (
+        compat.load("megatron").read([*flags, *switch], "0.17.0", 1)
+        for switch in ([], ["--apply-residual-connection-post-layernorm"])
+    )
+    assert all(not found.effect.reaches(Effect.NUMBERS) for found in compare(one, other)) is same
+
+
+def test_a_table_of_words_that_is_given_with_its_padding_is_not_left_open() -> None:
+    sizes = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16"
+    flags = [*sizes.split(), "--padded-vocab-size", "128"]
+    assert "model.vocab" not in {found.path for found in translated("megatron", flags, "fast_llm").findings}

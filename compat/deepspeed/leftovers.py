@@ -438,6 +438,11 @@ SWITCHES: Mapping[str, Switch] = {
     # An optimizer or a scheduler of another type stops at an argument that it does not have.
     "optimizer": Switch("optimizer.type"),
     "scheduler": Switch("scheduler.type"),
+    # lr_schedules.py: OneCycle skips the decay after the cycle if no steps are between two decays.
+    **dict.fromkeys(
+        ("scheduler.params.decay_lr_rate", "scheduler.params.decay_mom_rate"),
+        Switch("scheduler.params.decay_step_size"),
+    ),
 }
 """For each section, the key without which its other keys take no effect; the longest entry applies.
 """
@@ -454,7 +459,7 @@ SELF_SWITCHED = (
     SKIPPING,
 )
 """Keys whose value is a section of its own, with its switch inside."""
-AVERAGED = ("avg", None)
+AVERAGED = ("mean", None)
 
 
 def why(path: str) -> Why:

@@ -156,6 +156,7 @@ TRAPS = Checks(
         "DeepSpeed ignores this section without optimizer.type, and uses the script's optimizer",
         Effect.NUMBERS,
         "runtime/config.py: get_optimizer_params",
+        surprising=True,
         name="ignored-without-optimizer-type-the",
     ),
     Check(
@@ -164,6 +165,7 @@ TRAPS = Checks(
         "DeepSpeed ignores this section without scheduler.type, and uses the script's scheduler",
         Effect.NUMBERS,
         "runtime/config.py: get_scheduler_params",
+        surprising=True,
         name="ignored-without-scheduler-type-the",
     ),
     Check(
@@ -384,6 +386,7 @@ TRAPS = Checks(
         Effect.NUMBERS,
         "runtime/constants.py: GRADIENT_CLIPPING_DEFAULT",
         name="not-given-0-0-off",
+        surprising=True,
     ),
     Check(
         ZERO + "stage",
@@ -532,6 +535,7 @@ TRAPS = Checks(
         "Adam decays weights as AdamW does unless adam_w_mode is false; set adam_w_mode explicitly",
         Effect.NUMBERS,
         "runtime/engine.py: _configure_basic_optimizer",
+        surprising=True,
     ),
     Check(
         "zero_allow_untested_optimizer",
@@ -558,6 +562,7 @@ TRAPS = Checks(
         " lr since; set the rate you want",
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR",
+        surprising=True,
     ),
     Check(
         "optimizer.params.lr",
@@ -567,6 +572,7 @@ TRAPS = Checks(
         Effect.NUMBERS,
         "runtime/lr_schedules.py: WarmupLR, WarmupDecayLR",
         name="replaced-by-the-scheduler-s",
+        surprising=True,
     ),
     # Pipeline
     Check(

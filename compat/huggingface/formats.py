@@ -80,6 +80,7 @@ def _unread(data: Mapping[str, Any], family: Any, document: Document | None) -> 
             Effect.NUMBERS if meant else Effect.NONE,
             True,
             origin=_origin(document, key),
+            surprising=True,
         )
 
 
@@ -91,7 +92,12 @@ def _unread_rope(data: Mapping[str, Any], document: Document | None) -> Iterator
             if key not in ROTARY:
                 message = f"has no effect: transformers reads no such key of rotary positions{nearest(key, ROTARY)}"
                 yield Finding(
-                    f"{name}.{key}", message, Effect.NUMBERS, True, origin=_origin(document, name)
+                    f"{name}.{key}",
+                    message,
+                    Effect.NUMBERS,
+                    True,
+                    origin=_origin(document, name),
+                    surprising=True,
                 )
 
 

@@ -341,7 +341,9 @@ NORM = convert(
     ),
     _read_norm,
     _write_norm,
-    blurs=lambda values: bool(values.get(AFTER)),
+    # Megatron-Core's own layers do not read the switch.
+    blurs=lambda values: bool(values.get(AFTER) and values.get("use_legacy_models")),
+    sees=("use_legacy_models",),
     carries={
         "normalization": tuple(
             f"model.norm.{name}" for name in ("kind", "bias", "place", "parallel")

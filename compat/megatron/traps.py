@@ -316,6 +316,7 @@ CORE = (
         "core/num_microbatches_calculator.py: init_num_microbatches_calculator",
         since=NO_RAMP,
         name="has-no-effect-since-0-18",
+        surprising=True,
     ),
     Check(
         "override_opt_param_scheduler",
