@@ -47,7 +47,7 @@ class Link(torch.autograd.Function):
         return parameter.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         LINKED.add(id(ctx.parameter))
         return gradient
 
@@ -72,14 +72,14 @@ def state_of(parameter: Any) -> State | None:
 def gradient_of(parameter: Any) -> Tensor | None:
     """Return the gradient of a parameter, whatever its state is."""
     with torch._C.DisableTorchFunctionSubclass():
-        found: Tensor | None = Tensor.grad.__get__(parameter)  # type: ignore[attr-defined]
+        found: Tensor | None = Tensor.grad.__get__(parameter)  # type: ignore[union-attr]
         return found
 
 
 def drop_gradient(parameter: Any) -> None:
     """Take the gradient of a parameter away, whatever its state is."""
     with torch._C.DisableTorchFunctionSubclass():
-        Tensor.grad.__set__(parameter, None)  # type: ignore[attr-defined]
+        Tensor.grad.__set__(parameter, None)  # type: ignore[union-attr]
 
 
 def hide_gradient(parameter: Any, hide: bool) -> None:
@@ -141,8 +141,9 @@ def _refuse(parameter: Any, value: Any = None) -> Any:
 @cache
 def _variant(kind: type, state: State) -> type:
     """Return the class of parameters of class `kind` in a state."""
-    own: dict[str, Any] = {"__deepcopy__": _copy}
-    own |= {"grad": property(_refuse, _refuse)} if state == "withheld" else {"__torch_function__": classmethod(_dispatch)}
+    hidden: dict[str, Any] = {"grad": property(_refuse, _refuse)}
+    watched: dict[str, Any] = {"__torch_function__": classmethod(_dispatch)}
+    own = {"__deepcopy__": _copy, **(hidden if state == "withheld" else watched)}
     found = type(kind.__name__, (kind,), own)
     _MADE[found] = kind, state
     return found

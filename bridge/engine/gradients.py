@@ -320,7 +320,7 @@ class Gradients:
 
         return write
 
-    def _keep_own(self, parameter: Tensor) -> None:
+    def _keep_own(self, parameter: Any) -> None:
         """Make it an error to read a gradient that is this rank's own until the end of the step."""
         if self.group.size > 1:
             hide_gradient(parameter, True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -140,7 +139,8 @@ class ShardOptimizer:
         self._state = [
             {name: torch.zeros_like(master) for name in self.state_names} for master in masters
         ]
-        self._make, self._masters = partial(_MAKE[name], settings=settings), masters
+        self._make: Callable[[Groups], torch.optim.Optimizer] = lambda groups: _MAKE[name](groups, settings)
+        self._masters = masters
         self._pieces = [tuple(parts) for parts in pieces]
         self._single = False
         self._build()
