@@ -52,7 +52,8 @@ class Peak(TorchDispatchMode):
         for tensor in tree_leaves(values):
             inner = getattr(tensor, "_local_tensor", tensor)
             if isinstance(inner, Tensor):
-                self._seen(inner.untyped_storage())
+                with torch._C.DisableTorchFunctionSubclass():  # also those of weights that are not whole now
+                    self._seen(inner.untyped_storage())
 
     def _seen(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

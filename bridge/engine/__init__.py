@@ -27,7 +27,7 @@ def initialize(
     loss_fn: Loss | None = None,
     *,
     tensor_plan: TensorPlan | None = None,
-    seed: int = 1234,
+    seed: int | None = 1234,
     device: str | torch.device | None = None,
     environment: Environment | None = None,
     groups: Sequence[Group] = (),
@@ -51,7 +51,8 @@ def initialize(
     `module_fqns_per_model_part` the layers of each pipeline stage (default: the plan's rule).
     `device` defaults to the accelerator, if there is one. `environment` describes the launcher's
     ranks. `groups` are groups of parameters with hyperparameters of their own. With `deterministic`,
-    two runs are equal bit by bit. With `variable_shapes`, microbatches may differ in shape. Values
+    two runs are equal bit by bit. If `seed` is None, it is the seed of torch's generator on the first
+    rank. With `variable_shapes`, microbatches may differ in shape. Values
     in `alike` must be equal on all ranks. If the plan sets `debug`, tensors are logged to the folder
     `trace` (default: "trace"), and `full` logs whole tensors. `policy` is that of `bridge.trace.attach`.
     Raises `BridgeError` before ranks are connected if the plan cannot run, and `ConfigError` on all
@@ -75,7 +76,8 @@ def initialize(
     facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
     ranks = _joined(found, made.mesh, devices.backend(place), facts, deterministic)
     made.module.to(place)
-    given = (loss_fn, seed, made.findings, tensor_plan, groups or spared(made.module, plan.optimizer))
+    first = _first_seed(ranks, place) if seed is None else seed
+    given = (loss_fn, first, made.findings, tensor_plan, groups or spared(made.module, plan.optimizer))
     engine = Engine(made.module, plan, ranks, place, *given, made.pipeline, variable_shapes, made.cut, made.sample)
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace, full, policy)
@@ -98,6 +100,15 @@ def _joined(found: Environment, mesh: Mesh, backend: str, facts: Any, determinis
     # different ones, and hang there.
     agree(facts)
     return comm.Comm(mesh, found.rank)
+
+
+def _first_seed(ranks: Comm, place: torch.device) -> int:
+    """Return the seed of torch's generator on the first rank."""
+    import torch
+
+    found = torch.tensor(torch.initial_seed() & (2**63 - 1), device=place)
+    ranks.broadcast("seed", found, ranks.world)()
+    return int(found)
 
 
 def _watch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -94,6 +94,9 @@ class Executor:
         # action of its own.
         self._final = {place: writer for writer, place in enumerate(self.visits.writers)}
         self._apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
+        # One rank, and one microbatch after the other: the graph of a microbatch is whole, so that
+        # whatever the script computes from it takes part in backward.
+        self.joined = schedule.name == "depth_first" and schedule.ranks == 1
         self._trained = {action.stage for action in row if action.kind in WRITES}
         messages.returned = self._returned
         self.begin()
@@ -104,6 +107,9 @@ class Executor:
         # advance together.
         self._place = self._visited = self._written = self.microbatch = 0
         self.peak, self.again = 0, False
+        self._entered: int | None = None
+        self._opened: Action | None = None
+        self._ordered = False
         self.open: dict[tuple[int, int], list[Pass]] = {}
         self._values: dict[tuple[int, int], Any] = {}
         self._gradients: dict[tuple[int, int], list[list[Tensor | None]]] = {}
@@ -172,6 +178,7 @@ class Executor:
             self.note(f"forward {self.local[stage]} ends")
             if stage == self.last:
                 result = output(value)
+                self.weights.show()
             elif self._remote(stage + 1):
                 self.messages.send_once(
                     Action(stage + 1, Kind.SEND_FORWARD, 0), _flat(value, stage)
@@ -187,9 +194,15 @@ class Executor:
         stage, _, microbatch = action
         value = self._values.pop((stage, microbatch)) if stage else feed.inputs(microbatch)
         self._visit()
-        # Each stage has a graph of its own, which begins at detached inputs. Backward runs stage by
-        # stage, and hands on their gradients.
-        current = Pass(detached(value), feed.turn, again=self.to_run_again(stage, microbatch))
+        # Of a graph that is not joined, each stage has a part of its own, which begins at detached
+        # inputs. Backward runs stage by stage, and hands on their gradients.
+        if self.joined:
+            self._entered = None
+            if not stage:
+                self._watch(None, value)
+            current = Pass(value, feed.turn)
+        else:
+            current = Pass(detached(value), feed.turn, again=self.to_run_again(stage, microbatch))
         if stage in self._trained and torch.is_grad_enabled():
             self.open.setdefault((stage, microbatch), []).append(current)
             self.peak = max(self.peak, sum(map(len, self.open.values())))
@@ -222,9 +235,14 @@ class Executor:
         self.note(f"forward {self.local[stage]} ends")
         if kind is Kind.FORWARD:
             self.note(str(action))
+        if self.joined:
+            self._watch(stage, output)
+            current.entered = None
         if stage == self.last:
             if not current.again:
                 feed.output(microbatch, output)
+            if self.joined:
+                self.weights.show()
             return
         if current.again:
             # This output has no graph yet. The next stage, and another rank, have to see that it
@@ -233,6 +251,9 @@ class Executor:
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.is_floating_point():
                     leaf.requires_grad_(takes_part)
+        if self.joined:
+            self._values[stage + 1, microbatch] = output
+            return
         found = differentiable(output)
         current.forms = tuple(map(Form.of, found))
         if not current.again:
@@ -252,6 +273,9 @@ class Executor:
     # Backward
 
     def _backward(self, action: Action, feed: Feed) -> None:
+        if self.joined:
+            self._backward_joined(action, feed)
+            return
         roots, gradients = self._starts(action, feed)
         self.gradients.acquire(self.local[action.stage])
 
@@ -263,6 +287,106 @@ class Executor:
         self._hand_down(action, feed)
         self._close(action, feed)
         self._reduce_due(action.stage)
+
+    def _backward_joined(self, action: Action, feed: Feed) -> None:
+        """Run backward through all stages, and all actions up to the next forward action. Nodes of the
+        graph say when autograd comes to a stage (`_watch`).
+        """
+        waiting = {one.turn for found in self.open.values() for one in found}
+        self._entered, self._opened, self._ordered = None, None, len(waiting) == 1
+        self.gradients.follow_hooks()
+        self.gradients.active = True
+        try:
+            torch.autograd.backward([feed.root(action.microbatch)])
+        finally:
+            self.gradients.active = False
+        if self._ordered:
+            self._leave(None)
+        else:
+            self._end_unordered()
+        self._entered, self._ordered = None, False
+        self.weights.show()
+        for stage in self.stages:
+            self._close(Action(stage, Kind.BACKWARD, action.microbatch), feed)
+        self._place -= 1  # `run` goes on with the action behind this one
+
+    def _watch(self, stage: int | None, values: Any) -> None:
+        """Have the nodes that computed `values` say when backward comes to them, and so to `stage`.
+        Nodes of an earlier stage, and with None those of the script, are left to them.
+        """
+        for tensor in differentiable(values):
+            node: Any = tensor.grad_fn
+            if node is not None and id(self) not in node.metadata:
+                node.metadata[id(self)] = stage
+                if stage is not None:
+                    node.register_prehook(partial(self._reach, stage))
+
+    def _reach(self, stage: int, gradients: Any) -> None:
+        """Prepare for backward through `stage`: its weights have to be whole, and its gradients to have
+        their buffers.
+        """
+        if torch.is_grad_enabled() and self.weights.in_turns:
+            raise BridgeError(
+                "backward with create_graph=True: its graph uses weights that are whole only while their layer"
+                " runs; use zero.stage 2 for penalties on gradients"
+            )
+        if self._entered == stage:
+            return
+        if self._ordered and self._expects(stage):
+            self._leave(stage)
+            self._visit()
+            self._opened = HERE.action = self.row[self._place]
+        else:
+            self.weights.require(self.local[stage])
+        self._entered = stage
+        if self.gradients.active:
+            self.gradients.acquire(self.local[stage])
+            self.note(f"backward {self.local[stage]} starts")
+
+    def _expects(self, stage: int) -> bool:
+        """Return whether the program has the backward of `stage` still ahead in this microbatch."""
+        for action in self.row[self._place :]:
+            if action.kind is Kind.FORWARD:
+                return False
+            if action.kind is Kind.BACKWARD and action.stage == stage:
+                return True
+        return False
+
+    def _leave(self, stage: int | None) -> None:
+        """Run the program up to the backward of `stage`, or up to the next forward action: the ends of
+        stages that backward has been through, reductions, and stages that no gradient came to.
+        """
+        while not self.done and self.row[self._place].kind is not Kind.FORWARD:
+            action = self.row[self._place]
+            HERE.action = action
+            if action.kind is Kind.REDUCE:
+                self._reduce(action)
+            else:
+                if action.stage == stage:
+                    return
+                place = self.local[action.stage]
+                if self._opened != action:
+                    self._visit()
+                    self.gradients.acquire(place)
+                    self.note(f"backward {place} starts")
+                self.note(f"backward {place} ends")
+                self.note(str(action))
+                self._reduce_due(action.stage)
+            self._place += 1
+
+    def _end_unordered(self) -> None:
+        """End a backward pass through several forward passes, which came to stages in any order. After
+        the last microbatch, reduce all gradients that are not reduced yet.
+        """
+        while not self.done and self.row[self._place].kind is not Kind.FORWARD:
+            action = self.row[self._place]
+            if action.kind is Kind.BACKWARD:
+                self._visited += 1
+                self._written += 1
+                self.note(str(action))
+            self._place += 1
+        if self.done:
+            self.gradients.reduce(self.gradients.left())
 
     def _input(self, action: Action, feed: Feed) -> None:
         roots, gradients = self._starts(action, feed)
@@ -355,7 +479,7 @@ class Executor:
         if self._final[self.local[stage]] != writer:
             self.gradients.reduce(self._due[writer])
 
-    def _reduce(self, action: Action, feed: Feed) -> None:
+    def _reduce(self, action: Action, feed: Feed | None = None) -> None:
         self.note(str(action))
         self.gradients.reduce(self._due[self._final[self.local[action.stage]]])
 
@@ -402,7 +526,11 @@ class Executor:
     def _noted(self, action: Action, work: Callable[[], None]) -> None:
         place = self.local[action.stage]
         self.note(f"backward {place} starts")
-        work()
+        self.gradients.active = True
+        try:
+            work()
+        finally:
+            self.gradients.active = False
         self.note(f"backward {place} ends")
         self.note(str(action))
 

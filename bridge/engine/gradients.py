@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from bridge.comm import Comm, Group, Wait
+from bridge.engine.absence import LINKED, drop_gradient, gradient_of, hide_gradient
 from bridge.engine.formats import TORCH
 from bridge.errors import BridgeError
 from bridge.layout.shard import Flat, Home, Layout
 from bridge.layout.traffic import REDUCE, REPLICAS, TIED
+
+LATE = "reduce late gradients"
+MISSING = "find parameters without a gradient"
 
 
 class Gradients:
@@ -63,8 +67,20 @@ class Gradients:
         self._reduced: set[int] = set()
         self._pending: dict[Home, tuple[int, Wait]] = {}
         self._finished = False
-        for flat in self.flats.values():
-            self._hook(flat, parameters)
+        # The flats that have a shared buffer now, and those whose reduction in this step has begun.
+        self._owners: dict[Home, int] = {}
+        self._begun: set[int] = set()
+        self.active = False
+        """Whether gradients are written to buffers now: while the engine itself runs backward."""
+        self.parameters = parameters
+        self._hooks: list[tuple[Any, int]] = []
+        self._touched: set[str] = set()
+        self._withheld: list[nn.Parameter] = []
+        self._handed: dict[str, Tensor] = {}
+        self.holds: Callable[[int], bool] = lambda index: True
+        """Whether the weights of a flat are whole now."""
+        for index, flat in self.flats.items():
+            self._hook(index, flat, parameters)
         # By name, which all pipeline ranks know: they number their flats differently, but have to
         # make these sums in one order.
         tied = sorted(
@@ -85,9 +101,17 @@ class Gradients:
         """Wait until `stage` can run backward: no reduction may still read the buffers that the
         stage writes to.
         """
-        for flat in self.layout.of_stage(stage):
+        for index in self.layout.users[stage]:
+            flat = self.layout.flats[index]
+            if not flat.trainable:
+                continue
+            before = self._owners.get(flat.grad_home, index)
+            if before != index:
+                self._reduce(before, self.flats[before])
             if flat.grad_home in self._pending:
                 self._settle(flat.grad_home)
+            if flat.grad_shared:
+                self._owners[flat.grad_home] = index
 
     def reduce(self, indices: Iterable[int]) -> None:
         """Start to reduce the flats with these indices. Until a reduction ends, nothing writes to
@@ -95,6 +119,105 @@ class Gradients:
         """
         for index in indices:
             self._reduce(index, self.flats[index])
+
+    def left(self) -> list[int]:
+        """Return the indices of the flats with gradients that are not reduced yet."""
+        return [
+            index
+            for index, flat in self.flats.items()
+            if (self._owners.get(flat.grad_home) == index if flat.grad_shared else index not in self._begun)
+        ]
+
+    def late(self) -> list[int]:
+        """Return the indices of the flats of which a parameter has a gradient outside the buffers: one
+        that came when the buffer belonged to another stage, or was reduced already, or by a backward
+        pass that the script ran itself.
+        """
+        return [
+            index
+            for index, flat in self.flats.items()
+            if any(gradient_of(self.parameters[slot.parameter.name]) is not None for slot in flat.slots)
+        ]
+
+    def missing(self) -> list[str]:
+        """Return the names of the parameters that got no gradient from this rank in this step. Not
+        those that several pipeline ranks hold: a gradient of one rank counts for all.
+        """
+        return [
+            slot.parameter.name
+            for flat in self.flats.values()
+            if not flat.replicas
+            for slot in flat.slots
+            if slot.parameter.name not in self._touched
+        ]
+
+    def follow_hooks(self) -> None:
+        """Have the script's own hooks on gradients run before those that take the gradients away."""
+        for parameter, number in self._hooks:
+            hooks = parameter._post_accumulate_grad_hooks
+            if next(reversed(hooks)) != number:
+                hooks[number] = hooks.pop(number)
+
+    def hand_over(self, unit: float) -> None:
+        """Give the script the reduced gradients times `unit`, whole and as the parameters' own, until
+        `take_back`. Flats must not be sharded.
+        """
+        self.finish()
+        for index, flat in self.flats.items():
+            if unit != 1:
+                self.shards[index].mul_(unit)
+            for slot in flat.slots:
+                parameter = self.parameters[slot.parameter.name]
+                place = self.shards[index][slot.start : slot.stop].view(slot.parameter.shape)
+                seen = slot.parameter.name in self._touched or (self.group.size > 1 and bool(place.any()))
+                if seen and gradient_of(parameter) is None:  # one that is there is late, and this rank's own
+                    parameter.grad = self._handed[slot.parameter.name] = place
+
+    def withhold(self) -> None:
+        """Make it an error to read the gradients of parameters until `take_back`."""
+        for flat in self.flats.values():
+            for slot in flat.slots:
+                parameter = self.parameters[slot.parameter.name]
+                hide_gradient(parameter, True)
+                self._withheld.append(parameter)
+
+    def take_back(self) -> None:
+        """Take the gradients that `hand_over` gave, with what the script made of them."""
+        for parameter in self._withheld:
+            hide_gradient(parameter, False)
+        self._withheld.clear()
+        for name, place in self._handed.items():
+            parameter = self.parameters[name]
+            found, parameter.grad = parameter.grad, None
+            if found is None:
+                raise BridgeError(
+                    f"step: the gradient of {name} was set to None between backward and step, but the engine"
+                    " cannot leave a parameter out of a step; set it to zero, or freeze the parameter"
+                )
+            if found.data_ptr() != place.data_ptr():
+                place.copy_(found)
+        self._handed.clear()
+
+    def add_late(self, index: int, unit: float) -> None:
+        """Reduce the late gradients of a flat, and add them times `unit` to the sum of the step. All data
+        ranks must take part.
+        """
+        flat, shard = self.flats[index], self.shards[index]
+        whole = torch.zeros(flat.padded, dtype=TORCH[flat.reduce], device=shard.device)
+        for slot in flat.slots:
+            parameter = self.parameters[slot.parameter.name]
+            if parameter.grad is not None:
+                self._touched.add(slot.parameter.name)
+                whole[slot.start : slot.stop].copy_(parameter.grad.view(-1))
+                parameter.grad = None
+        sent = whole.mul_(self.share).to(TORCH[flat.exchange])
+        if flat.sharded:
+            part = torch.empty_like(shard, dtype=sent.dtype)
+            self.comm.reduce_scatter(LATE, part, sent, self.group)()
+        else:
+            self.comm.all_reduce(LATE, sent, self.group)()
+            part = sent
+        shard.add_(part, alpha=unit)
 
     def finish(self) -> None:
         """Wait for all reductions, and sum the partial gradients of replicas. Each rank's slices
@@ -105,9 +228,9 @@ class Gradients:
         self._finished = True
         for home in tuple(self._pending):
             self._settle(home)
-        for shard in self.shards.values():
+        for index, shard in self.shards.items():
             # No stage of this rank reduced it in this step.
-            if _claim(shard):
+            if _claim(shard) or index not in self._begun:
                 shard.zero_()
         # One collective for each format: these parameters (norms and biases) are many and small.
         for parts in self._partial().values():
@@ -131,6 +254,9 @@ class Gradients:
         """Begin a new step."""
         self._written.clear()
         self._reduced.clear()
+        self._begun.clear()
+        self._owners.clear()
+        self._touched.clear()
         self._finished = False
         for index, flat in self.flats.items():
             if flat.grad_shared:
@@ -142,26 +268,50 @@ class Gradients:
         yield from self.buffers.values()
         yield from (shard for index, shard in self.shards.items() if self.flats[index].grad_shared)
 
-    def _hook(self, flat: Flat, parameters: Mapping[str, nn.Parameter]) -> None:
+    def _open(self, index: int) -> bool:
+        """Return whether gradients of a flat can be written to its buffer now."""
+        flat = self.flats[index]
+        if not self.active or (index in self._begun and not flat.grad_shared):
+            return False
+        return not flat.grad_shared or self._owners.get(flat.grad_home) == index
+
+    def _hook(self, index: int, flat: Flat, parameters: Mapping[str, nn.Parameter]) -> None:
         for slot in flat.slots:
             place = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
             parameter: Any = parameters[slot.parameter.name]
             buffer = self.buffers[flat.grad_home] if flat.grad_shared else None
-            write = self._writer(slot.parameter.name, buffer, place)
-            parameter.register_post_accumulate_grad_hook(write)
+            write = self._writer(slot.parameter.name, index, buffer, place)
+            self._hooks.append((parameter, parameter.register_post_accumulate_grad_hook(write).id))
 
-    def _writer(self, name: str, buffer: Tensor | None, place: Tensor) -> Callable[[Tensor], None]:
+    def _writer(
+        self, name: str, index: int, buffer: Tensor | None, place: Tensor
+    ) -> Callable[[Tensor], None]:
         """Return a hook that adds a parameter's gradient to its place. `buffer` is given if its
-        memory may be free.
+        memory may be free. If the place is not open, the gradient stays with the parameter: the next
+        one adds to it, or the end of the step (`add_late`).
         """
 
         def write(parameter: Tensor) -> None:
+            linked = id(parameter) in LINKED
+            LINKED.discard(id(parameter))
+            if linked:
+                self._keep_own(parameter)
+                return
+            if not self.holds(index):
+                raise BridgeError(
+                    f"{name}: got a gradient outside of its layer's turn, while its values are not whole;"
+                    " use zero.stage 2, or return what the loss needs from the model"
+                )
+            gradient = gradient_of(parameter)
+            if not self._open(index) or gradient is None:
+                self._keep_own(parameter)
+                return
             # Autograd's own gradient is freed at once, so that a whole second set of gradients
             # never stands.
-            gradient, parameter.grad = parameter.grad, None
-            assert gradient is not None, "a parameter has a gradient when this hook runs"
+            drop_gradient(parameter)
             if buffer is not None:
                 _claim(buffer)
+            self._touched.add(name)
             if name in self._written:
                 place.add_(gradient)
             else:
@@ -170,7 +320,16 @@ class Gradients:
 
         return write
 
+    def _keep_own(self, parameter: Any) -> None:
+        """Make it an error to read a gradient that is this rank's own until the end of the step."""
+        if self.group.size > 1:
+            hide_gradient(parameter, True)
+            self._withheld.append(parameter)
+
     def _reduce(self, index: int, flat: Flat) -> None:
+        self._begun.add(index)
+        if self._owners.get(flat.grad_home) == index:
+            del self._owners[flat.grad_home]
         _claim(self.buffers[flat.grad_home])
         whole = self.whole(flat)
         self._zero_untouched(flat, whole)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,12 +26,17 @@ class Arguments(NamedTuple):
 class Layer:
     """One layer of a model. `run` takes the output of the layer before. `parts` names the modules
     of the layer. If it is empty, the only module is the one with the layer's name.
+
+    A layer that runs the forward pass of the whole model, with substitutes for the other layers,
+    has `keys`: a name for each module of the model by `id`. Such layers draw the same random
+    numbers for the same calls.
     """
 
     name: str
     module: nn.Module
     run: Callable[[Any], Any]
     parts: tuple[str, ...] = ()
+    keys: Mapping[int, str] | None = None
 
     def __call__(self, inputs: Any) -> Any:
         """Run it."""
@@ -43,7 +48,9 @@ class Chain:
     """A model as a list of layers. The first `leading` layers (such as an embedding) and the last
     `trailing` layers (such as a head) are not blocks. If `called` is true, the first layer takes
     all arguments of the model as `Arguments`. `received(tensors, given)` makes the input of a layer
-    from tensors of another rank and from the model's arguments, and returns this input.
+    from tensors of another rank and from the model's arguments, and returns this input. `changed()`
+    yields a problem for each change to the model since the chain was made, so that the layers are no
+    longer those of the model.
     """
 
     layers: tuple[Layer, ...]
@@ -53,6 +60,7 @@ class Chain:
     received: Callable[[Sequence[Tensor], Arguments], Any] = lambda tensors, given: (
         tensors[0] if len(tensors) == 1 else tuple(tensors)
     )
+    changed: Callable[[], Iterable[str]] = tuple
 
 
 def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
@@ -61,16 +69,69 @@ def as_module(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
 
 
 def chain_of(model: nn.Module) -> Chain:
-    """Return the children of an `nn.Sequential` as layers. Its attributes `leading` and `trailing`,
-    if there are any, say how many layers stand before the blocks and after them. Any other module
-    becomes one layer.
+    """Return the modules that an `nn.Sequential` calls, in order, as layers. Its attributes `leading`
+    and `trailing`, if there are any, say how many layers stand before the blocks and after them. Any
+    other module becomes one layer, and so does an `nn.Sequential` that does more than call them.
     """
-    if isinstance(model, nn.Sequential):
-        layers = tuple(Layer(name, module, module) for name, module in model.named_children())
-        return Chain(layers, int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0)))
-    return Chain(
-        (Layer("", model, lambda inputs: model(*inputs.given, **inputs.named)),), called=True
-    )
+    if not isinstance(model, nn.Sequential) or more_than_children(model):
+        return Chain(
+            (Layer("", model, lambda inputs: model(*inputs.given, **inputs.named)),), called=True
+        )
+    first: dict[int, str] = {}
+    layers = []
+    for name, module in model._modules.items():
+        assert module is not None, "nn.Sequential cannot call None"
+        known = first.setdefault(id(module), name)
+        layers.append(Layer(name, module, module, () if known == name else (known,)))
+    ends = int(getattr(model, "leading", 0)), int(getattr(model, "trailing", 0))
+    return Chain(tuple(layers), *ends, changed=watched({"": model}))
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GUARDS = "guards"
+"""Attribute of a function that stands for a module's `forward` only to guard it: the `forward` itself.
+"""
+
+
+def hooks_of(module: nn.Module) -> int:
+    """Return the number of hooks on calls of `module` that a script registered."""
+    found = (hook for kind in HOOKS for hook in vars(module)[kind].values())
+    return sum(not str(getattr(hook, "__module__", "")).startswith(("bridge.", "compat.")) for hook in found)
+
+
+def more_than_children(model: nn.Sequential) -> str | None:
+    """Return what an `nn.Sequential` does in addition to calling its children one after the other;
+    None if it does nothing else.
+    """
+    forward = getattr(model.forward, GUARDS, model.forward)
+    if getattr(forward, "__func__", None) is not nn.Sequential.forward:
+        return f"{type(model).__name__} has a forward of its own"
+    return f"{type(model).__name__} has hooks on the whole model" if hooks_of(model) else None
+
+
+def watched(modules: Mapping[str, nn.Module]) -> Callable[[], Iterator[str]]:
+    """Return a function that yields a problem for each change since now to the children of `modules`
+    (by name) or to the hooks on them.
+    """
+    before = {name: (dict(each._modules), hooks_of(each)) for name, each in modules.items()}
+
+    def changed() -> Iterator[str]:
+        for name, module in modules.items():
+            children, hooks = before[name]
+            here, own = f"{name}." if name else "", module._modules
+            for child in dict.fromkeys((*children, *own)):
+                if children.get(child) is not own.get(child):
+                    yield f"{here}{child}: this module was replaced, added or removed {_LATER}"
+            if hooks_of(module) > hooks:
+                yield f"{name or 'model'}: this module got a hook {_LATER}"
+
+    return changed
+
+
+_LATER = (
+    "after the model was divided into layers, which run without this change;"
+    " make the change before initialize"
+)
 
 
 def facts(chain: Chain) -> Layers:

@@ -5,6 +5,7 @@ clipping by one norm over all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -106,6 +107,8 @@ class Run:
     group: int | None
     start: int
     stop: int
+    name: str = ""
+    """The parameter's name if the range is a single parameter."""
 
 
 class ShardOptimizer:
@@ -136,16 +139,11 @@ class ShardOptimizer:
         self._state = [
             {name: torch.zeros_like(master) for name in self.state_names} for master in masters
         ]
-        numbers = {name: number for number, group in enumerate(groups) for name in group.names}
-        self.runs = [
-            run for index, parts in enumerate(pieces) for run in _runs(index, parts, numbers)
-        ]
-        self.parameters = [
-            nn.Parameter(masters[run.slice][run.start : run.stop]) for run in self.runs
-        ]
-        self.torch = _MAKE[name](self._torch_groups(), settings) if self.runs else None
-        for run, parameter in zip(self.runs, self.parameters, strict=True):
-            self._prepare(run, parameter)
+        self._make: Callable[[Groups], torch.optim.Optimizer] = lambda groups: _MAKE[name](groups, settings)
+        self._masters = masters
+        self._pieces = [tuple(parts) for parts in pieces]
+        self._single = False
+        self._build()
 
     def lr(self, planned: float) -> float:
         """Return the learning rate to report for the next step: the rate of the first group, or
@@ -158,13 +156,22 @@ class ShardOptimizer:
         )
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], lr: float, decay: float | None = None) -> None:
+    def step(
+        self,
+        gradients: Sequence[Tensor],
+        lr: float,
+        decay: float | None = None,
+        skipped: AbstractSet[str] = frozenset(),
+    ) -> None:
         """Update the weights once. `gradients` has a tensor for each slice. The learning rate `lr`
         and the weight decay `decay` hold for parameters whose group does not set them; if `decay`
-        is None, the plan's value holds.
+        is None, the plan's value holds. Parameters with a name in `skipped` stay as they are, as
+        parameters without a gradient do in torch: neither decay nor momentum moves them.
         """
         if self.torch is None:
             return
+        if skipped and not self._single:
+            self._divide()
         for group in self.torch.param_groups:
             number = group["number"]
             rate = lr if number is None else lr * self.groups[number].rate
@@ -175,7 +182,8 @@ class ShardOptimizer:
             own = {name: settings[name] for name in HYPER if name in settings and name in group}
             group.update({**planned, **own})
         for run, parameter in zip(self.runs, self.parameters, strict=True):
-            parameter.grad = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
+            if run.name not in skipped:
+                parameter.grad = gradients[run.slice][run.start : run.stop].to(parameter.dtype)
         self.torch.step()
         # They may be copies in the master format, which would otherwise stay in memory until the
         # next step.
@@ -198,6 +206,29 @@ class ShardOptimizer:
         """Return all tensors of the optimizer's state that are as large as their slices."""
         return (tensor for state in self._state for tensor in state.values())
 
+    def _build(self) -> None:
+        """Make the ranges and torch's optimizer, which begins with no updates made."""
+        numbers = {name: number for number, group in enumerate(self.groups) for name in group.names}
+        self.runs = [
+            run
+            for index, parts in enumerate(self._pieces)
+            for run in _runs(index, parts, numbers, self._single)
+        ]
+        self.parameters = [
+            nn.Parameter(self._masters[run.slice][run.start : run.stop]) for run in self.runs
+        ]
+        self.torch = self._make(self._torch_groups()) if self.runs else None
+        for run, parameter in zip(self.runs, self.parameters, strict=True):
+            self._prepare(run, parameter)
+
+    def _divide(self) -> None:
+        """Make each parameter a range of its own, so that it can be left out of an update."""
+        states = () if self.torch is None else self.torch.state.values()
+        steps = max((int(state["step"]) for state in states if "step" in state), default=0)
+        self._single = True
+        self._build()
+        self.set_steps(steps)
+
     def _torch_groups(self) -> list[dict[str, Any]]:
         """Return parameter groups for torch's optimizer. What torch's optimizer takes as a
         parameter is here a range of a slice. `number` is the index of the engine's own group, or
@@ -217,14 +248,20 @@ class ShardOptimizer:
             state[name] = whole[run.start : run.stop]
 
 
-def _runs(index: int, pieces: Iterable[Piece], numbers: Mapping[str, int]) -> Iterator[Run]:
-    """Yield the longest ranges of slice `index` in which all parameters belong to the same group.
-    `numbers` has the group of each parameter.
+def _runs(
+    index: int, pieces: Iterable[Piece], numbers: Mapping[str, int], single: bool
+) -> Iterator[Run]:
+    """Yield the longest ranges of slice `index` in which all parameters belong to the same group, or
+    each parameter by itself if `single`. `numbers` has the group of each parameter.
     """
-    for number, members in groupby(pieces, lambda piece: numbers.get(piece.parameter.name)):
+
+    def key(piece: Piece) -> tuple[int | None, str]:
+        return numbers.get(piece.parameter.name), piece.parameter.name if single else ""
+
+    for (number, name), members in groupby(pieces, key):
         parts = list(members)
         first, last = parts[0], parts[-1]
-        yield Run(index, number, first.offset, last.offset + last.stop - last.start)
+        yield Run(index, number, first.offset, last.offset + last.stop - last.start, name)
 
 
 def squared_norm(parts: Iterable[Tensor]) -> Tensor:
@@ -284,7 +321,10 @@ class Lion(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the weights of every group once."""
         for group in self.param_groups:
-            weights, (first, second) = group["params"], group["betas"]
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            first, second = group["betas"]
+            if not weights:
+                continue
             gradients, moments = (
                 [weight.grad for weight in weights],
                 [self.state[weight]["exp_avg"] for weight in weights],

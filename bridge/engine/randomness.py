@@ -5,11 +5,16 @@ generators are as before.
 from __future__ import annotations
 
 import os
+import random
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from bridge.engine.device import generator
 
@@ -56,6 +61,45 @@ def scope(device: torch.device) -> Iterator[None]:
     finally:
         for one, state in states:
             one.set_state(state)
+
+
+def other_states() -> tuple[Any, ...]:
+    """Return the states of the random generators of Python and numpy."""
+    numpy = sys.modules.get("numpy")
+    last = numpy.random.get_state() if numpy else ("", b"")
+    return random.getstate(), (last[0], bytes(last[1]), *last[2:])
+
+
+def restore_others(before: tuple[Any, ...]) -> None:
+    """Set the generators of Python and numpy to states that `other_states` returned."""
+    random.setstate(before[0])
+    numpy = sys.modules.get("numpy")
+    if numpy and before[1][0]:
+        kind, key, *rest = before[1]
+        numpy.random.set_state((kind, numpy.frombuffer(key, dtype=numpy.uint32), *rest))
+
+
+class Keyed(TorchFunctionMode):
+    """Context in which the random numbers of a call of torch depend on nothing but `seed`, the
+    module that makes the call, the function, and how often the module called it before in this
+    context. `keys` has the names of modules by `id`.
+    """
+
+    def __init__(self, device: torch.device, seed: int, keys: Mapping[int, str]) -> None:
+        super().__init__()
+        self.device, self.seed, self.keys = device, seed, keys
+        self._calls = Counter[tuple[str, str]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(getattr(func, "__name__", func))
+        if name != "__get__":  # an attribute of a tensor
+            frame: Any = sys._getframe(1)
+            while frame is not None and id(frame.f_locals.get("self")) not in self.keys:
+                frame = frame.f_back
+            key = self.keys[id(frame.f_locals["self"])] if frame is not None else "", name
+            self._calls[key] += 1
+            reseed(seed_of(self.seed, *key, self._calls[key]), self.device)
+        return func(*args, **(kwargs or {}))
 
 
 def reseed(seed: int, device: torch.device) -> None:

@@ -22,7 +22,7 @@ from bridge.engine import expert_stacks
 from bridge.engine.executor import Executor, Feed
 from bridge.engine.fields import accumulation_of
 from bridge.engine.formats import TORCH
-from bridge.engine.gradients import Gradients
+from bridge.engine.gradients import LATE, MISSING, Gradients
 from bridge.engine.layers import Arguments, Chain, chain_of, facts, loss_in, parameter_facts
 from bridge.engine.learning_rate import learning_rate, weight_decay
 from bridge.engine.loss_scale import LIMIT, LossScaler
@@ -154,6 +154,7 @@ class Engine:
         self.weights = Weights(self.layout, parameters, comm, device)
         holders = _holders(comm, self.parameters, homes)
         self.gradients = Gradients(self.layout, parameters, comm, device, holders)
+        self.gradients.holds = self.weights.residency.holds
         self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
         self.gathered = tuple(site.name for site in sites if site.kind == "gather")
         self._parts = chunks(plan.recompute, self.pipeline.layers)
@@ -165,6 +166,8 @@ class Engine:
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self.say: Callable[[str], None] = _warn
         self.skips_allowed, self._in_vain = LIMIT, 0
+        self.casts = True
+        """Whether floating-point inputs are cast to the compute format."""
         # In fp16, losses are divided by their number before backward and not after it: the sum over
         # microbatches could overflow.
         self._share = 1 / self.accumulation if plan.precision.compute == "fp16" else 1.0
@@ -174,6 +177,7 @@ class Engine:
         """The tracer that logs this engine's tensors, if there is one."""
         self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
+        self._skipped = frozenset[str]()
 
     def _idle(self) -> None:
         """Set the state that holds before the first step: no data, and no forward pass that waits
@@ -186,7 +190,8 @@ class Engine:
         self._ends: dict[int, tuple[Any, Tensor | float]] = {}
         self._losses: dict[int, tuple[Tensor, Tensor | float]] = {}
         self._turns: list[Turn] = []
-        self._micro = self._rows = self._number = 0
+        self._backward_seen = self._handed = False
+        self._micro = self._rows = self._number = self._calls = 0
         self.unit = 1.0
         self._given: Any = None
 
@@ -220,7 +225,7 @@ class Engine:
         factor for gradients of activations is `unit`.
         """
         # Only reduced gradients were multiplied with the share of a data rank.
-        return self.unit / self.gradients.share
+        return 1.0 if self._handed else self.unit / self.gradients.share
 
     @property
     def module(self) -> nn.Module:
@@ -258,9 +263,12 @@ class Engine:
         """
         self._refuse_more("backward")
         weight = self._weight()
+        self._backward_seen = True
         self._losses[self._micro] = loss.detach(), weight
         root = self._scaled(loss, weight)
         turns = {turn.number: turn for turn in self._turns}
+        for turn in self._turns:
+            turn.reached = False  # by a backward pass of the script, such as that of a penalty
 
         def reached(number: int) -> bool:
             # Without a gradient at any output, nothing tells the passes apart: all are over then.
@@ -272,13 +280,46 @@ class Engine:
         self.executor.carry(self._micro)
         self._rows += sum(turn.rows for turn in self._turns if reached(turn.number))
         self._turns = [turn for turn in self._turns if not reached(turn.number)]
-        self._micro += 1
+        self._micro, self._calls = self._micro + 1, 0
+        if self.is_gradient_accumulation_boundary() and not self._by_token():
+            self._hand_over()
         return loss
+
+    def _by_token(self) -> bool:
+        return self.plan.loss == "per_token"
+
+    @property
+    def mean_unit(self) -> float:
+        """The factor that turns reduced gradients into those of the mean loss over all microbatches and
+        data ranks, before the update of a step.
+        """
+        return 1.0 if self._handed else self._factor
+
+    @property
+    def _factor(self) -> float:
+        number = self.accumulation * self.data.size
+        return 1 / (number * self.scaler.scale * self._share * self.gradients.share)
+
+    def _hand_over(self) -> None:
+        """Make whole gradients those of the parameters, so that the script can read and change them."""
+        if not self.executor.joined:
+            return
+        flats = self.gradients.flats.values()
+        exact = all(flat.reduce == flat.dtype and flat.reduce in ("fp32", "fp64") for flat in flats)
+        if exact and self.scaler.scale == 1 and not any(flat.sharded for flat in flats):
+            self.gradients.finish()
+            for index in self.gradients.late() if self.data.size == 1 else ():
+                self.gradients.add_late(index, 1.0)
+            self.gradients.hand_over(self.mean_unit)
+            self._handed = True
+        else:
+            self.gradients.withhold()
 
     def step(self) -> bool:
         """Update the weights if all microbatches of the step have run, and do nothing otherwise.
         Return whether weights changed.
         """
+        self.count_by_hand()
         if not self.is_gradient_accumulation_boundary():
             return False
         squares, loss, weight = self._reduced()
@@ -298,6 +339,24 @@ class Engine:
         self.scaler.update(overflow=not updated)
         self._begin(updated)
         return updated
+
+    def count_by_hand(self) -> None:
+        """Count a microbatch for which the script called `loss.backward()` itself: there are gradients,
+        and `backward` was not called since the last call of `step`.
+        """
+        seen, self._backward_seen = self._backward_seen, False
+        if seen or self.is_gradient_accumulation_boundary() or not self.gradients.late():
+            return
+        if self.scaler.scale != 1:
+            raise BridgeError(
+                "step: found gradients of loss.backward(), in which the loss scale is missing; call"
+                " engine.backward(loss)"
+            )
+        reached = [turn for turn in self._turns if turn.reached]
+        self._losses[self._micro] = self._totals.new_full((), math.nan), 1.0
+        self._rows += sum(turn.rows for turn in reached)
+        self._turns = [turn for turn in self._turns if not turn.reached]
+        self._micro, self._calls = self._micro + 1, 0
 
     def last(self) -> None:
         """End the step early, with the next microbatch that runs backward. Microbatches that did
@@ -544,7 +603,7 @@ class Engine:
             raise BridgeError(
                 "backward: no forward pass waits for backward; call engine(...) in training mode first"
             )
-        if len(self._turns) > 1 and self.plan.loss == "per_token":
+        if len(self._turns) > 1 and self._by_token():
             raise BridgeError(
                 f"backward: {len(self._turns)} forward passes wait for backward, but with plan.loss per_token only one"
                 " may; call backward after each forward pass, and eval_batch for losses without backward"
@@ -581,6 +640,7 @@ class Engine:
         return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
 
     def _enter(self, microbatch: int) -> Any:
+        BridgeError.raise_if(self.chain.changed())
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
     def _received(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
@@ -634,14 +694,16 @@ class Engine:
 
     def _train_pass(self, batch: Arguments) -> Any:
         self._refuse_parts()
+        BridgeError.raise_if(self.chain.changed())
         value = self._cast(self._inputs(batch))
         self._refuse_more("engine(...)")
         self._given = batch
         self._number += 1
         turn, draw = (
             Turn(self._number, _rows(value)),
-            replace(self._draw(self._micro), turn=len(self._turns)),
+            replace(self._draw(self._micro), turn=self._calls),
         )
+        self._calls += 1
         results: list[Any] = []
 
         def output(microbatch: int, value: Any) -> None:
@@ -672,6 +734,7 @@ class Engine:
                 tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING
             )
 
+        BridgeError.raise_if(self.chain.changed())
         with torch.no_grad():
             value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
             found = self.executor.evaluate(value, output, received)
@@ -709,7 +772,7 @@ class Engine:
         return found.given[0] if len(found.given) == 1 else found.given
 
     def _cast(self, inputs: Any) -> Any:
-        compute = self.plan.precision.compute
+        compute = self.plan.precision.compute if self.casts else None
 
         def cast(tensor: Tensor) -> Tensor:
             wanted = TORCH[compute] if compute and tensor.is_floating_point() else tensor.dtype
@@ -725,7 +788,7 @@ class Engine:
         found = self.loss_fn(
             output, tree_map_only(Tensor, lambda tensor: tensor.to(self.device), targets)
         )
-        per_token = self.plan.loss == "per_token"
+        per_token = self._by_token()
         if isinstance(found, tuple):
             count = torch.as_tensor(found[1], dtype=torch.float64, device=self.device)
             # A microbatch without a single token that counts has a sum of 0, and a weight of 0.
@@ -741,17 +804,45 @@ class Engine:
         of losses times their weights, and of these weights.
         """
         self._refuse_moved()
+        self.gradients.take_back()
         self.gradients.finish()
+        squares, loss, weight, ended, late, missing = self._agree()
+        if late:
+            self._add_late()
+            squares, *_ = self._agree()
+        self._skipped = self._without_gradient() if missing else frozenset()
         self._tell("reduced")
-        squares, loss, weight, ended = self._agree()
         if ended:
             self._drop(ended)
         return squares, loss, weight
 
-    def _agree(self) -> tuple[float, float, float, float]:
-        """Return four sums over all ranks: of squared gradients, of losses times their weights, of
-        these weights, and of marks of ranks whose data ended.
+    def _add_late(self) -> None:
+        """Add the gradients that came too late for their buffers, of flats of which any rank has some."""
+        if self.tensor.size * self.line.size > 1:
+            raise BridgeError(
+                "step: found gradients of weights outside of their layers, which tensor and pipeline ranks"
+                " cannot add; use data ranks alone"
+            )
+        flags = self._totals.new_zeros(len(self.layout.flats))
+        flags[self.gradients.late()] = 1
+        self.comm.all_reduce(LATE, flags, self.data)()
+        for index in flags.nonzero().flatten().tolist():
+            self.gradients.add_late(index, self._factor if self._handed else 1.0)
+
+    def _without_gradient(self) -> frozenset[str]:
+        """Return the names of the parameters of this rank that got no gradient from any data rank."""
+        names = [slot.parameter.name for flat in self.gradients.flats.values() for slot in flat.slots]
+        mine = set(self.gradients.missing())
+        flags = self._totals.new_tensor([float(name not in mine) for name in names])
+        self.comm.all_reduce(MISSING, flags, self.data)()
+        return frozenset(name for name, ranks in zip(names, flags.tolist(), strict=True) if not ranks)
+
+    def _agree(self) -> tuple[float, ...]:
+        """Return six sums over all ranks: of squared gradients, of losses times their weights, of
+        these weights, of marks of ranks whose data ended, of ranks with late gradients, and of ranks
+        on which a parameter got no gradient.
         """
+        self._totals.zero_()
         for loss, weight in self._losses.values():
             self._totals[0] += loss.double() * weight
             self._totals[1] += weight
@@ -763,11 +854,11 @@ class Engine:
         # numbers go in one collective.
         totals = self._totals if self.tensor.index == 0 else torch.zeros_like(self._totals)
         mine = self.comm.rank + self.comm.world.size if self._short is not None else 0
-        vector = torch.cat([squares.view(1), totals, totals.new_full((1,), mine)])
+        late, missing = float(bool(self.gradients.late())), float(bool(self.gradients.missing()))
+        vector = torch.cat([squares.view(1), totals, totals.new_tensor([mine, late, missing])])
         self.comm.all_reduce(AGREE, vector, self.comm.world)()
         arrive()
-        first, second, third, fourth = vector.tolist()
-        return first, second, third, fourth
+        return tuple(vector.tolist())
 
     def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
         """Yield the part of this rank's slice that counts for the global norm. Over all ranks,
@@ -843,7 +934,7 @@ class Engine:
         if gradients:
             torch._foreach_mul_(gradients, factor)
         decay = weight_decay(self.plan.optimizer.decay_ramp, self.progress.steps)
-        self.optimizer.step(gradients, self.progress.lr, decay)
+        self.optimizer.step(gradients, self.progress.lr, decay, self._skipped)
         self.weights.refresh()
 
     def _begin(self, updated: bool) -> None:
@@ -858,12 +949,14 @@ class Engine:
         """Delete everything that is kept only within a step."""
         HERE.step, self._short = self.started, None
         self.gradients.clear()
+        self.weights.show()
         self.executor.begin()
         self._totals.zero_()
         self._source = iter(())
         self._fed, self._turns, self._given = [], [], None
         self._ends, self._losses = {}, {}
-        self._micro = self._rows = 0
+        self._handed = False
+        self._micro = self._rows = self._calls = 0
 
     def _tell(self, moment: Moment) -> None:
         for call in self.watchers[moment]:

@@ -5,6 +5,7 @@ instead of storing them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from bridge.engine.layers import Layer
-from bridge.engine.randomness import reseed, scope, seed_of
+from bridge.engine.randomness import Keyed, reseed, scope, seed_of
 from bridge.findings import Finding
 from bridge.layout.recompute import Chunk
 from bridge.plan import Recompute
@@ -87,15 +88,21 @@ class Stage:
                     continue
                 # The seed names the layer, and no rank. The same dropout is drawn on every layout,
                 # and when it is recomputed.
-                with scope(self.device):
-                    reseed(
-                        seed_of(draw.seed, draw.step, draw.microbatch, draw.turn, layer.name),
-                        self.device,
-                    )
+                name = "" if layer.keys else layer.name
+                seed = seed_of(draw.seed, draw.step, draw.microbatch, draw.turn, name)
+                with scope(self.device), _drawing(layer, seed, self.device):
                     inputs = layer(inputs)
             return inputs
 
         return run
+
+
+def _drawing(layer: Layer, seed: int, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which `layer` draws the random numbers of `seed`."""
+    if layer.keys:
+        return Keyed(device, seed, layer.keys)
+    reseed(seed, device)
+    return nullcontext()
 
 
 def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bridge.comm import Comm, Wait
+from bridge.engine.absence import NAME, change, state_of
 from bridge.engine.formats import TORCH
 from bridge.layout.residency import Residency
 from bridge.layout.shard import Flat, Layout, Piece
@@ -45,6 +46,9 @@ class Weights:
                 self.shards.append(torch.zeros(flat.shard, dtype=TORCH[flat.master], device=device))
         self.residency = Residency(layout)
         self._pending: dict[int, Wait] = {}
+        # Parameters that share their buffer with those of other stages, by the index of their flat.
+        self._turns: dict[int, list[nn.Parameter]] = {}
+        self._shown = set[int]()
         self._adopt(parameters)
 
     def whole(self, flat: Flat) -> Tensor:
@@ -65,8 +69,26 @@ class Weights:
         if not self.residency.full:
             for index in self.residency.due((stage, *following)):
                 self._gather(index)
-        for index in self.residency.needed(stage):
+        needed = self.residency.needed(stage)
+        for index in needed:
             self._settle(index)
+        self.show(needed)
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether some parameters are whole only while their stage runs."""
+        return bool(self._turns)
+
+    def show(self, indices: Iterable[int] = ()) -> None:
+        """Let the parameters of these flats be read, and those of all other flats that share a buffer
+        with another stage not.
+        """
+        wanted = set(indices) & self._turns.keys()
+        for index in self._shown ^ wanted:
+            for parameter in self._turns[index]:
+                if state_of(parameter) != "linked":
+                    change(parameter, None if index in wanted else "absent")
+        self._shown = wanted
 
     def refresh(self) -> None:
         """After an update, mark all trained weights as out of date. Flats with a buffer of their
@@ -159,7 +181,12 @@ class Weights:
             # its values there.
             for slot in flat.slots:
                 view = self.whole(flat)[slot.start : slot.stop].view(slot.parameter.shape)
-                parameters[slot.parameter.name].data = view
+                parameter = parameters[slot.parameter.name]
+                parameter.data = view
+                setattr(parameter, NAME, slot.parameter.name)
+                if flat.weight_shared and self.layout.stages > 1:
+                    self._turns.setdefault(index, []).append(parameter)
+                    change(parameter, "absent")
 
     @torch.no_grad()
     def _load(self, flat: Flat, shard: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:

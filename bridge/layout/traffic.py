@@ -33,7 +33,7 @@ AGREE = "agree"
 the loss, the number by which the loss is divided, and a flag for the end of the data.
 """
 
-AGREED = 4
+AGREED = 6
 """Number of values in the collective `AGREE`, each in fp64."""
 
 HEADER_LENGTH = 64

@@ -150,10 +150,10 @@ def local_norm(engine: Engine, batches: Batches) -> None:
     """Each rank clips by the norm of what it owns."""
     agree = engine._agree
 
-    def patched() -> tuple[float, float, float, float]:
-        _, loss, weight, ended = agree()
+    def patched() -> tuple[float, ...]:
+        _, *others = agree()
         own = [part for flat, shard in engine.gradients.parts() for part in engine._counted(flat, shard)]
-        return float(squared_norm(own)), loss, weight, ended
+        return float(squared_norm(own)), *others
 
     engine._agree = patched  # type: ignore[method-assign]
 

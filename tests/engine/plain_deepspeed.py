@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from bridge.engine.randomness import seed_of
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-SEED = 1234
 RANKS = 2
 """Data ranks that the one process stands for: losses are divided by the microbatches of one, and gradients are their mean."""
 
@@ -56,7 +55,7 @@ class Engine(nn.Module):
         self.clip = config.get("gradient_clipping") or torch.inf
         self.number = config["train_batch_size"] // config["train_micro_batch_size_per_gpu"]
         self.micro = self.turn = self.global_steps = 0
-        self.last, self.norm, self.iterator = False, None, None
+        self.last, self.norm, self.iterator, self.seed = False, None, None, torch.initial_seed()
         self.device = torch.device("cpu")
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +81,7 @@ class Engine(nn.Module):
         return found
 
     def _seed(self, name: str) -> int:
-        return seed_of(SEED, self.global_steps, self.micro, self.turn, name)
+        return seed_of(self.seed, self.global_steps, self.micro, self.turn, name)
 
     def backward(self, loss: torch.Tensor) -> torch.Tensor:
         """Gradients of a microbatch."""

@@ -71,10 +71,12 @@ def most_held(rank: int, world: int, name: str) -> tuple[int, int]:
     def look(*_: Any) -> None:
         own = (engine.weights.stored(), engine.weights.masters_apart(), engine.gradients.tensors(), engine.optimizer.tensors())
         tensors = (tensor for each in (*own, engine.model.parameters()) for tensor in each)
-        storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, tensors)}
+        with torch._C.DisableTorchFunctionSubclass():  # also those of weights that are not whole now
+            storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, tensors)}
         found.append(sum(storages.values()))
 
-    for module in engine.model.modules():
+    around = [module for module in engine.model.modules() if any(isinstance(each, nn.ModuleList) for each in module.modules())]
+    for module in {*engine.model.modules()}.difference(around):  # nothing calls those around the layers
         module.register_forward_pre_hook(look)
         module.register_forward_hook(look)
     for parameter in engine.model.parameters():

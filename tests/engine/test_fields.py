@@ -17,6 +17,7 @@ import bridge.engine
 import bridge.plan
 from bridge.engine.fields import _SILENT, COURSE, DEFINED, LIMITS, check, remarks
 from bridge.errors import ConfigError
+from bridge.layout.traffic import AGREED
 from bridge.plan import Plan
 from bridge.rules import Effect
 
@@ -101,7 +102,7 @@ CHANGES = {
     "precision.reduce": Change("bytes", ("fp32", "bf16"), given=BF16),
     "precision.communicate": Change(
         *("sent", ("fp32", "bf16")),
-        ({"reduce gradients": 4 * WEIGHTS, "agree": 32}, {"reduce gradients": 2 * WEIGHTS, "agree": 32}),
+        ({"reduce gradients": 4 * WEIGHTS, "agree": 8 * AGREED}, {"reduce gradients": 2 * WEIGHTS, "agree": 8 * AGREED}),
         *(BF16, 2),
     ),
     "precision.loss_scale.static": Change("scales", (8.0, 32.0), ((8.0,), (32.0,)), FP16),

@@ -112,7 +112,7 @@ def far(rank: int, world: int, level: int) -> tuple[float, float]:
         "fp16": {"enabled": True, "loss_scale": 1.0},
     }
     engine = module("compat").initialize(model=model, config=config)[0]
-    engine.backward((engine(torch.ones(1, 1)).float() * 50_000).sum())
+    engine.backward((engine(torch.ones(1, 1).half()).float() * 50_000).sum())
     engine.step()
     return engine.get_global_grad_norm(), 50_000.0
 

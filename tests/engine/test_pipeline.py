@@ -315,7 +315,8 @@ def test_a_recipe_that_names_its_parts_runs_as_it_says(run: Any, tmp_path: Path,
     ranks = run(2, from_file, path)
     _, expected = from_file(0, 1, path, one=True)
     assert [held for held, _ in ranks] == layers
-    assert all(losses == pytest.approx(expected, rel=1e-5) for _, losses in ranks)
+    # On one rank autograd adds both gradients of the tied weight in bf16, as plain torch does.
+    assert all(losses == pytest.approx(expected, rel=1e-4) for _, losses in ranks)
 
 
 def test_stages_by_names_of_modules() -> None:

@@ -128,7 +128,7 @@ def test_a_scale_at_its_minimum_ends_a_deepspeed_run_as_it_does_deepspeeds() -> 
     config = config_of(1, fp16={"enabled": True, "initial_scale_power": 1, "hysteresis": 1, "min_loss_scale": 1})
     engine = compat.deepspeed.initialize(model=nn.Linear(1, 1), config={**config, "gradient_accumulation_steps": 1})[0]
     for _ in range(2):
-        loss = engine(torch.ones(1, 1)).float().sum() * 1e9
+        loss = engine(torch.ones(1, 1).half()).float().sum() * 1e9
         if engine.cur_scale > 1:
             engine.backward(loss)
             engine.step()

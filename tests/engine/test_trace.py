@@ -162,7 +162,7 @@ def scaled(engine: Engine, batches: Batches) -> None:
 def faster(engine: Engine, batches: Batches) -> None:
     """A rate that is 1 % too high."""
     step = engine.optimizer.step
-    engine.optimizer.step = lambda gradients, lr, decay=None: step(gradients, lr * 1.01, decay)  # type: ignore[method-assign,misc]
+    engine.optimizer.step = lambda gradients, lr, *rest: step(gradients, lr * 1.01, *rest)  # type: ignore[method-assign,misc]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
-from bridge.engine.layers import Arguments, Chain, Layer
+from bridge.engine.layers import Arguments, Chain, Layer, watched
 from bridge.engine.randomness import scope
 from bridge.errors import BridgeError
 
@@ -102,7 +102,8 @@ class Cut:
     inputs, in order. For each module outside the blocks, `blanks` has a function that makes a
     substitute for the module's output from a weight and a call. `beside` are the names of
     parameters of modules that contain the blocks. `fixed` are arguments for every call of the
-    model, which turn its caches off.
+    model, which turn its caches off. `packs` is true if the model then takes positions that restart
+    within a row for those of packed documents, and with its cache does not.
     """
 
     layers: tuple[Segment | Block, ...]
@@ -111,6 +112,7 @@ class Cut:
     blanks: Mapping[str, Callable[[Tensor, Call], Any]]
     beside: tuple[str, ...]
     fixed: Mapping[str, Any]
+    packs: bool = False
 
     @cached_property
     def places(self) -> Mapping[Step, int]:
@@ -287,21 +289,25 @@ class Blocks:
         """The layers, in order."""
         cut, layers = self.cut, list[Layer]()
         seen: Counter[str] = Counter()
+        names = {id(module): name for name, module in self.model.named_modules()}
         for place, layer in enumerate(cut.layers):
             parts: tuple[str, ...] = ()
+            keys: dict[int, str] | None = None
             if isinstance(layer, Block):
                 name = layer.step.name
                 module: nn.Module = self._modules[name]
                 run: Callable[[Any], Any] = partial(self._block, place)
             else:
-                name, parts = _title(cut, place), layer.modules
+                name, parts, keys = _title(cut, place), layer.modules, names
                 run = module = Part(self.model, parts, cut.beside, partial(self._segment, place))
             seen[name] += 1
             if seen[name] > 1:
                 # Names tell layers apart, also for their random numbers.
                 name, parts = f"{name}#{seen[name]}", parts or (name,)
-            layers.append(Layer(name, module, run, parts))
-        return Chain(tuple(layers), 1, 1, True, self.received)
+            layers.append(Layer(name, module, run, parts, keys))
+        around = {name for step in cut.places for name in ancestors(step.name)}
+        changed = watched({name: self.model.get_submodule(name) for name in sorted(around)})
+        return Chain(tuple(layers), 1, 1, True, self.received, changed)
 
     def received(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
         """Return the stream made of `tensors` from another rank and of this rank's own batch."""
@@ -315,6 +321,8 @@ class Blocks:
             batch, tensors = inputs.batch, inputs.tensors
         else:
             BridgeError.raise_if(asked(self.model, inputs.named))
+            if self.cut.packs and restarting(inputs.named):
+                raise BridgeError(_PACKED)
             batch, tensors = Batch(inputs), ()
         now = _Pass(place, self._named(place, tensors), True)
         if place == len(self.cut.layers) - 1:
@@ -369,12 +377,17 @@ class Blocks:
         raise BridgeError(f"{missed.step.name}: {_OUT_OF_TURN}")
 
     def _check(self, now: _Pass) -> None:
-        """Raise an error unless the pass called all modules that come before its end. The output of
-        a module that was not called would be missing.
+        """Raise an error unless the pass called all blocks that come before its end, and all modules
+        whose outputs later layers need. Other modules may be left out, such as the embedding if the
+        model gets embedded tokens.
         """
-        if now.turns.total() != self.cut.calls[now.place + len(now.calls)]:
-            missed = (step for step in self.cut.places if now.turns[step.name] <= step.turn)
-            raise BridgeError(f"{next(missed).name}: {_OUT_OF_TURN}")
+        if now.turns.total() == self.cut.calls[now.place + len(now.calls)]:
+            return
+        for step, place in self.cut.places.items():
+            left_out = place <= now.place + len(now.calls) and now.turns[step.name] <= step.turn
+            needed = not now.values.keys() >= set(self.cut.outputs[step].values.values())
+            if left_out and (needed or isinstance(self.cut.layers[place], Block)):
+                raise BridgeError(f"{step.name}: {_OUT_OF_TURN}")
 
     def _run(self, batch: Batch, now: _Pass) -> Any:
         """Run the model's forward pass with substitutes for modules."""
@@ -448,6 +461,22 @@ def _title(cut: Cut, place: int) -> str:
     return segment.steps[-1].name if last and segment.steps else segment.modules[0]
 
 
+def ancestors(name: str) -> list[str]:
+    """Return the names of all modules that contain the module `name`, from the model itself ("")
+    inwards.
+    """
+    words = name.split(".")
+    return [".".join(words[:number]) for number in range(len(words))]
+
+
+def restarting(named: Mapping[str, Any]) -> bool:
+    """Return whether positions without a mask restart within a row."""
+    positions = named.get("position_ids")
+    if not isinstance(positions, Tensor) or named.get("attention_mask") is not None:
+        return False
+    return bool((positions.diff(dim=-1) != 1).any())
+
+
 def left_out(model: nn.Module) -> str | None:
     """Return the setting, with its value, by which the model leaves out blocks at random in
     training, or None if it does not.
@@ -484,6 +513,11 @@ _NOT_KEPT = (
 _NO_CACHE = (
     "a model that is run in layers keeps no cache;"
     " leave this argument out, and call engine.module to generate"
+)
+_PACKED = (
+    "position_ids: the positions restart within a row. With its cache, this model attends across the"
+    " documents that they pack, and in layers, which keep no cache, it does not; set use_cache=False in"
+    " the model's config, or pass an attention_mask"
 )
 _OUT_OF_TURN = (
     "the model does not call this module in the order in which it was divided into layers;"

@@ -5,8 +5,10 @@ same output as the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from inspect import Parameter, signature
 from math import nan
 from typing import Any
@@ -15,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.engine.layers import Arguments
-from bridge.engine.models.blocks import Blocks, Cut, Stream, asked, left_out
+from bridge.engine.layers import Arguments, Layer, hooks_of, logits_in, more_than_children
+from bridge.engine.models.blocks import Blocks, Cut, Stream, ancestors, asked, left_out
 from bridge.engine.models.trial import WHOLE, Uncut, cut
-from bridge.engine.randomness import scope
-from bridge.errors import BridgeError
+from bridge.engine.randomness import Keyed, other_states, restore_others, scope
+from bridge.engine.stage import differentiable
+from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.layout.pipeline import ranks_of
 from bridge.plan import Plan
@@ -39,11 +42,14 @@ def planned(
     pipeline ranks must share the model, this is an error. With ZeRO 3 it is a finding, because a
     single layer is never sharded.
     """
-    if isinstance(model, nn.Sequential):
-        return None, ()
-    reason = "make the model an nn.Sequential, so that its weights can be sharded"
+    reason: str | None = "make the model an nn.Sequential, so that its weights can be sharded"
     shared = ranks_of(plan) > 1 or bool(parts)
-    if is_hugging_face(model) and not shared and (setting := left_out(model)):
+    if isinstance(model, nn.Sequential):
+        reason = more_than_children(model)
+        if reason is None:
+            return None, ()
+        ConfigError.raise_if([f"model: {reason}, so that pipeline ranks cannot share it"] * shared)
+    elif is_hugging_face(model) and not shared and (setting := left_out(model)):
         reason = f"the setting {setting} leaves out blocks at random; set it to 0"
     elif is_hugging_face(model):
         try:
@@ -80,18 +86,138 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
         fixed = uncached(model)
         given, expected = ran(model, trials(model, sample, *_named(model)), fixed)
         found = cut(model, given, fixed)
-        _prove(model, found, given, expected)
-    return found
+        around = _around(model, found)
+        Uncut.raise_if(
+            f"{name or type(model).__name__}: the module has hooks, which would run once for each layer; {WHOLE}"
+            for name, module in around.items()
+            if hooks_of(module)
+        )
+        with torch.no_grad():
+            evaluated = _in_layers(model, found, given)
+        if not _same(evaluated, expected):
+            raise Uncut(f"{found.blocks[0]}: {_OTHER}; {WHOLE}")
+        packs = _packs(model, given, fixed)
+        model.train()
+        _prove_training(model, found, given, around)
+    return replace(found, packs=packs)
 
 
-def _prove(model: nn.Module, found: Cut, given: Arguments, expected: Any) -> None:
-    """Run the layers one by one, each as if it were alone on a rank. Raises `Uncut` unless the last
-    layer gives, bit by bit, the output of the model.
+def _packs(model: nn.Module, given: Arguments, fixed: Mapping[str, Any]) -> bool:
+    """Return whether positions that restart within a row mean something else with `fixed` arguments."""
+    ids = given.named.get("input_ids")
+    if not fixed or not isinstance(ids, Tensor) or "position_ids" not in signature(model.forward).parameters:
+        return False
+    half = max(ids.shape[-1] // 2, 1)
+    positions = (torch.arange(ids.shape[-1], device=ids.device) % half).expand(ids.shape)
+    with torch.no_grad():
+        try:
+            written = model(input_ids=ids, position_ids=positions)
+        except Exception:  # whatever the model's own code raises: nobody can call it in this way
+            return False
+        changed = model(input_ids=ids, position_ids=positions, **fixed)
+    return not _same(logits_in(written), logits_in(changed))
+
+
+_OTHER = "the layers, run one by one, give another output than the model"
+
+
+def _around(model: nn.Module, found: Cut) -> dict[str, nn.Module]:
+    """Return the modules outside of all layers, which run with the forward pass of the model, once for
+    each segment.
+    """
+    layers = {step.name for step in found.places}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name not in layers and not layers.intersection(ancestors(name))
+    }
+
+
+def _prove_training(
+    model: nn.Module, found: Cut, given: Arguments, around: Mapping[str, nn.Module]
+) -> None:
+    """Run model and layers forward and backward in training mode. Raises `Uncut` unless outputs are
+    equal bit by bit, and gradients but for the order of sums. The forward pass of the model runs once
+    for each segment: it must change nothing, and what it draws by itself must not come to two segments.
+    """
+    device = next(model.parameters()).device
+    start, before = other_states(), _attributes(around)
+    names = {id(module): name for name, module in model.named_modules()}
+    with Keyed(device, 0, names):
+        expected = model(*given.given, **{**found.fixed, **given.named})
+    moved = next((name for name, value in _attributes(around).items() if before.get(name) != value), None)
+    if moved is not None:
+        raise Uncut(f"{moved}: the forward pass changes this attribute, and would run once for each layer; {WHOLE}")
+    gradients, end = _gradients(model, expected), other_states()
+    restore_others(start)
+    drawing = Keyed(device, 0, names)
+    output = _in_layers(
+        model, found, given, lambda layer: Keyed(device, 0, names) if layer.keys else drawing
+    )
+    if not _same(output, expected) or other_states() != end:
+        raise Uncut(f"{found.blocks[0]}: in training mode, {_OTHER}; {WHOLE}")
+    others = _gradients(model, output)
+    largest = max((float(one.norm()) for one in gradients.values()), default=0.0)
+    for name, gradient in gradients.items():
+        other = others.get(name, torch.zeros_like(gradient))
+        if float((gradient - other).norm()) > _ROUNDING * torch.finfo(gradient.dtype).eps * largest:
+            raise Uncut(f"{name}: the layers, run one by one, give another gradient than the model; {WHOLE}")
+
+
+_ROUNDING = 64
+"""How often the smallest difference between numbers two gradients may differ, since sums over several
+uses of a tensor may be taken in another order.
+"""
+
+
+def _gradients(model: nn.Module, output: Any) -> dict[str, Tensor]:
+    """Return the gradients of a sum over all outputs by name."""
+    roots = [leaf.double().square().sum() for leaf in differentiable(output)]
+    weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    if not roots:
+        return {}
+    found = torch.autograd.grad(sum(roots[1:], roots[0]), list(weights.values()), allow_unused=True)
+    return {name: one for name, one in zip(weights, found, strict=True) if one is not None}
+
+
+def _attributes(modules: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """Return what tells whether attributes and buffers of `modules` change: simple values themselves,
+    the elements of a collection, and the number of changes to a tensor in place.
+    """
+    return {
+        f"{name}.{key}" if name else key: _fingerprint(value)
+        for name, module in modules.items()
+        for key, value in {**vars(module), **module._buffers}.items()
+        if not key.startswith("_") or key not in vars(nn.Module())
+    }
+
+
+def _fingerprint(value: Any) -> Any:
+    if isinstance(value, str | int | float | bool | None):
+        return type(value), value
+    if isinstance(value, Mapping):
+        return [(id(key), _fingerprint(one)) for key, one in value.items()] if len(value) < MANY else len(value)
+    if isinstance(value, list | tuple | set | deque):
+        return [*map(_fingerprint, value)] if len(value) < MANY else len(value)
+    return id(value), value._version if isinstance(value, Tensor) else 0
+
+
+MANY = 1000
+
+
+def _in_layers(
+    model: nn.Module,
+    found: Cut,
+    given: Arguments,
+    context: Callable[[Layer], AbstractContextManager[object]] = lambda layer: nullcontext(),
+) -> Any:
+    """Run the layers one by one, each in its `context` and as if it were alone on a rank. Return the
+    output of the last one.
     """
     blocks = Blocks(model, found)
     value: Any = given
     for layer in blocks.chain().layers:
-        with _alone(model, layer.module), torch.no_grad():
+        with _alone(model, layer.module), context(layer):
             try:
                 value = layer(value)
             except BridgeError:
@@ -102,10 +228,7 @@ def _prove(model: nn.Module, found: Cut, given: Arguments, expected: Any) -> Non
                 ) from error
         # As from another rank: without the calls that an earlier layer noted.
         value = blocks.received(value.tensors, given) if isinstance(value, Stream) else value
-    if not _same(value, expected):
-        raise Uncut(
-            f"{found.blocks[0]}: the layers, run one by one, give another output than the model; {WHOLE}"
-        )
+    return value
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bridge.engine.layers import Arguments
-from bridge.engine.models.blocks import Block, Call, Cut, Output, Segment, Step
+from bridge.engine.models.blocks import Block, Call, Cut, Output, Segment, Step, ancestors
 from bridge.errors import ConfigError
 
 WHOLE = "the model can only run as one layer"
@@ -161,14 +161,6 @@ def _outer(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in found.items()
         if not any(parent in found for parent in ancestors(name))
     }
-
-
-def ancestors(name: str) -> list[str]:
-    """Return the names of all modules that contain the module `name`, from the model itself ("")
-    inwards.
-    """
-    words = name.split(".")
-    return [".".join(words[:number]) for number in range(len(words))]
 
 
 def units(model: nn.Module, rows: Sequence[str]) -> tuple[str, ...]:

@@ -30,6 +30,10 @@ OFF = ("amsgrad", "maximize", "nesterov", "dampening", "differentiable")
 """Switches of the classes in `CLASSES` that the engine supports only if they are off."""
 
 
+DECOUPLED = "decoupled_weight_decay"
+"""Switch of torch's Adam by which weight decay is not added to the gradients."""
+
+
 def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     """Return a torch optimizer with these `settings` over `parameters` (tensors or groups). The
     script gets this optimizer, but the engine computes the updates.
@@ -58,8 +62,9 @@ def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
 
 def name_of(optimizer: Any) -> str | None:
     """Return the name of an optimizer's update rule; None if the engine does not have the rule."""
-    if isinstance(optimizer, FusedAdam):
-        return "adamw" if optimizer.defaults["decoupled_weight_decay"] else "adam"
+    if isinstance(optimizer, FusedAdam) or type(optimizer) in (torch.optim.AdamW, torch.optim.Adam):
+        decoupled = {bool(group.get(DECOUPLED)) for group in optimizer.param_groups}
+        return "adamw" if decoupled == {True} else "adam"
     return next((name for name, known in CLASSES.items() if type(optimizer) is known), None)
 
 
@@ -71,7 +76,15 @@ def _unfit(optimizer: Any) -> Iterator[str]:
             f" {CHOICE}"
         )
         return
+    if optimizer.state:
+        yield (
+            "optimizer: found state of earlier steps, but the engine starts with none; pass an"
+            " optimizer that has made no step, and restore a run by engine.load_checkpoint(folder)"
+        )
+    usual = name_of(optimizer) == "adamw"
     for number, group in enumerate(optimizer.param_groups):
+        if DECOUPLED in group and bool(group[DECOUPLED]) is not usual:
+            yield f"optimizer: group {number} has another {DECOUPLED} than other groups; use one value"
         for name in OFF:
             if group.get(name):
                 yield (

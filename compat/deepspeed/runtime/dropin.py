@@ -325,10 +325,11 @@ def _native(
     given = {path: read.given[path] for path in sorted(read.given)}
     whole = Plan.of({**plan.values(), **own, **(WIDE if formats == {torch.float64} else {})})
     engine = bridge.engine.initialize(
-        model, whole, loss_fn, environment=here, groups=groups, alike=given
+        model, whole, loss_fn, seed=None, environment=here, groups=groups, alike=given
     )
     engine.findings += (*left, *frozen, *_narrow(formats))
     engine.divide_early()
+    engine.casts = False  # DeepSpeed passes inputs on as they are: runtime/engine.py, forward
     return engine
 
 

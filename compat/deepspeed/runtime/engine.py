@@ -20,14 +20,14 @@ from bridge.dialect import Config
 from bridge.engine import buffers
 from bridge.engine.checkpoint import LATEST, together
 from bridge.engine.formats import TORCH
-from bridge.engine.layers import loss_in
+from bridge.engine.layers import GUARDS, loss_in
 from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.state import tagged
 from bridge.state.schema import read as read_state
 from compat.deepspeed.runtime.names import parts
-from compat.deepspeed.runtime.names.zero import GatheredParameters, ZeroParamStatus, mark
+from compat.deepspeed.runtime.names.zero import WITHIN, GatheredParameters, ZeroParamStatus, mark
 
 EVALUATE = "evaluate"
 AWAY = ZeroParamStatus.NOT_AVAILABLE
@@ -85,6 +85,7 @@ class DeepSpeedEngine(nn.Module):
         self.training = native.model.training
         model: Any = native.model
         self._asks = model.register_state_dict_pre_hook(self._whole_or_refused)
+        self._takes = model.register_load_state_dict_pre_hook(self._reaching_masters)
         self._inside = False
         self._guards = list(self._guarded()) if self._in_turns() else []
         self.config, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
@@ -149,6 +150,7 @@ class DeepSpeedEngine(nn.Module):
                 " engine.eval_batch(batches)"
             )
 
+        setattr(forward, GUARDS, getattr(by_itself, GUARDS, by_itself))
         model.forward = forward
         for name, part in model.named_modules():
             weights = [
@@ -191,6 +193,7 @@ class DeepSpeedEngine(nn.Module):
         Otherwise only count the microbatch.
         """
         self._needs_optimizer("step")
+        self.native.count_by_hand()
         if not self.native.is_gradient_accumulation_boundary():
             self._applied, self._calls = False, self._calls + 1
             return
@@ -299,7 +302,7 @@ class DeepSpeedEngine(nn.Module):
         calls this method for `to`, `cuda`, `half` and `float`.
         """
         for name, weight in self.native.model.named_parameters():
-            found = fn(weight.data)
+            found = fn(torch.empty(0, dtype=weight.dtype, device=weight.device))
             if found.device != weight.device or found.dtype != weight.dtype:
                 raise BridgeError(
                     f"engine.to: {name} would change from {weight.dtype} on {weight.device} to"
@@ -317,7 +320,16 @@ class DeepSpeedEngine(nn.Module):
         yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing, because every step begins with new gradients."""
+        """Drop gradients that other backward passes than the engine's own left in the parameters. Every
+        step begins with new gradients.
+        """
+        if self.native.is_gradient_accumulation_boundary():
+            raise BridgeError(
+                "zero_grad: called between the last backward and step, whose update it would undo; call it"
+                " after engine.step()"
+            )
+        for weight in self.native.model.parameters():
+            weight.grad = None
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups."""
@@ -769,6 +781,16 @@ class DeepSpeedEngine(nn.Module):
                 " call state_dict() within zero.GatheredParameters(model.parameters())"
             )
 
+    def _reaching_masters(self, module: nn.Module, *_: Any) -> None:
+        """Raise `BridgeError` if weights that are loaded into the model would not reach its masters."""
+        flats = self.native.layout.flats
+        within = any(hasattr(weight, WITHIN) for weight in module.parameters())
+        if not within and not all(flat.master_is_weight for flat in flats):
+            raise BridgeError(
+                "load_state_dict: the engine keeps master weights apart from the model, which the next step"
+                " would bring back; call engine.load_module_state_dict(state)"
+            )
+
     def save_16bit_model(
         self,
         save_dir: str | Path,
@@ -804,7 +826,7 @@ class DeepSpeedEngine(nn.Module):
 
     def destroy(self) -> None:
         """Remove the hooks, close the native engine and leave the process group."""
-        for hook in (self._asks, *self._guards):
+        for hook in (self._asks, self._takes, *self._guards):
             hook.remove()
         self.native.model.__dict__.pop("forward", None)
         self.native.close()

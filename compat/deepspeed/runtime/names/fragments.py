@@ -64,7 +64,7 @@ def safe_get_full_grad(param: Tensor) -> Tensor | None:
     shard = None if place is None else parts.gradient(place[0], place[1])
     if place is None or shard is None:
         return None
-    return parts.whole(*place, shard) * parts.gradient_unit(place[0])
+    return parts.whole(*place, shard) * place[0].mean_unit
 
 
 def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
@@ -74,7 +74,7 @@ def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
     place = parts.place_of(param)
     shard = None if place is None else parts.gradient(place[0], place[1])
     if place is not None and shard is not None:
-        parts.put(*place, shard, value / parts.gradient_unit(place[0]))
+        parts.put(*place, shard, value / place[0].mean_unit)
 
 
 @torch.no_grad()

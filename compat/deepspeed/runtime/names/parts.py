@@ -146,15 +146,6 @@ def moment(native: Engine, index: int, key: str) -> Tensor:
     return state[key]
 
 
-def gradient_unit(native: Engine) -> float:
-    """Return the factor that turns the values in gradient buffers into mean gradients, before the
-    update of a step. The buffers contain sums over microbatches and data ranks, multiplied by the
-    loss scale. A part of the division for the mean may be done already.
-    """
-    number = native.accumulation * native.data.size
-    return 1 / (number * native.scaler.scale * native._share * native.gradients.share)
-
-
 def gradient(native: Engine, index: int) -> Tensor | None:
     """Return this rank's shard of a flat's reduced gradients; None if no microbatch has run or if the
     flat is frozen. Raises `BridgeError` in the middle of a step.

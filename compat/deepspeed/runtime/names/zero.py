@@ -13,6 +13,7 @@ import torch
 import torch.distributed as torch_distributed
 from torch import Tensor, nn
 
+from bridge.engine.absence import change
 from bridge.engine.layers import also_uses
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError
@@ -133,16 +134,19 @@ class GatheredParameters(AbstractContextManager[None]):
                     " already; leave this parameter out of one of the two"
                 )
             place[0].weights.settle()
-            self._held.append((*place, weight, weight.data))
             setattr(weight, WITHIN, weight.ds_status)
+            change(weight, "linked" if weight.ds_status is ZeroParamStatus.NOT_AVAILABLE else None)
+            self._held.append((*place, weight, weight.data))
             weight.data, weight.ds_status = parts.computed(*place), ZeroParamStatus.AVAILABLE
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         changed: dict[int, list[tuple[int, str, Tensor]]] = {}
         engines: dict[int, Engine] = {}
         for native, index, name, weight, before in self._held:
-            value, weight.data, weight.ds_status = weight.data, before, getattr(weight, WITHIN)
+            value, weight.ds_status = weight.data, getattr(weight, WITHIN)
+            weight.data = before
             delattr(weight, WITHIN)
+            change(weight, "absent" if weight.ds_status is ZeroParamStatus.NOT_AVAILABLE else None)
             engines[id(native)] = native
             changed.setdefault(id(native), []).append((index, name, value))
         self._held = []

@@ -1,0 +1,263 @@
+"""The engine runs the model and the script that were written: what is called, which graph there is, and whose gradients count."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from generated_scripts import OPTIMIZERS, Script, drawn, on_rank, outcome
+from torch import Tensor, nn
+
+import compat.deepspeed as deepspeed
+from bridge.errors import BridgeError, ConfigError
+
+SUITE = 20
+
+
+def engine_of(model: nn.Module, level: int = 0, optimizer: Any = None, **more: Any) -> Any:
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.0, "zero_optimization": {"stage": level}, **more}
+    if optimizer is None:
+        config["optimizer"] = {"type": "SGD", "params": {"lr": 0.1}}
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def batch(seed: int = 0) -> Tensor:
+    return torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(*sizes: int) -> nn.Linear:
+    return nn.Linear(*(sizes or (6, 6))).double()
+
+
+class Twice(nn.Sequential):
+    """A list of layers with a forward of its own."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value) + super().forward(value * 2)
+
+
+def _repeated() -> nn.Module:
+    act = nn.Tanh()
+    return nn.Sequential(linear(), act, linear(), act)
+
+
+def _hooked() -> nn.Module:
+    model = nn.Sequential(linear())
+    model.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+    return model
+
+
+@pytest.mark.parametrize("make", [_repeated, lambda: Twice(linear(), linear()), _hooked])
+@pytest.mark.parametrize("level", [0, 3])
+def test_a_list_of_layers_runs_as_it_is_called(make: Callable[[], nn.Module], level: int) -> None:
+    model = make()
+    expected = model(batch()).detach()
+    assert torch.equal(engine_of(model, level)(batch()), expected)
+
+
+def test_changes_after_initialize_are_refused_and_not_ignored() -> None:
+    engine = engine_of(nn.Sequential(linear(), nn.Tanh()))
+    engine.module[0] = linear()
+    with pytest.raises(BridgeError, match=r"0: this module was replaced, added or removed after the model was divided"):
+        engine(batch())
+    engine = engine_of(nn.Sequential(linear()))
+    engine.module.register_forward_hook(lambda module, given, output: output * 2)
+    with pytest.raises(BridgeError, match="this module got a hook after the model was divided into layers"):
+        engine(batch())
+
+
+def test_a_forward_that_draws_or_counts_is_that_of_one_call() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Masked(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        def forward(self, input_ids: Any = None, labels: Any = None, **more: Any) -> Any:
+            masks.append(torch.rand(input_ids.shape) < 0.3)
+            labels = torch.where(masks[-1], input_ids, -100)
+            return super().forward(torch.where(masks[-1], 0, input_ids), labels=labels, **more)
+
+    class Counting(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        seen = 0
+
+        def forward(self, **given: Any) -> Any:
+            self.seen += 1
+            return super().forward(**given)
+
+    masks: list[Tensor] = []
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words = torch.arange(16).view(2, 8)
+    engine = engine_of(Counting(transformers.LlamaConfig(**sizes)).train())
+    engine.module.seen = 0
+    engine(input_ids=words, labels=words)
+    assert len(engine.native.chain.layers) == 1 and engine.module.seen == 1
+    model = Masked(transformers.LlamaConfig(**sizes)).train()
+    plain = copy.deepcopy(model)
+    engine = engine_of(model)
+    masks.clear()
+    found = engine(input_ids=words, labels=words).loss
+    assert all(torch.equal(mask, masks[0]) for mask in masks), "each layer that runs the forward pass draws the same"
+    hidden, labels = torch.where(masks[0], 0, words), torch.where(masks[0], words, -100)
+    torch.testing.assert_close(found, transformers.LlamaForCausalLM.forward(plain, input_ids=hidden, labels=labels).loss)
+
+
+def test_a_cut_model_takes_embedded_tokens_and_refuses_positions_that_it_reads_differently() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words, positions = torch.arange(16).view(2, 8), (torch.arange(8) % 4).expand(2, 8)
+    for cached in (True, False):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, use_cache=cached)).train()
+        plain = copy.deepcopy(model)
+        engine = engine_of(model)
+        assert len(engine.native.chain.layers) > 2
+        vectors = torch.randn(2, 8, 8, requires_grad=True)
+        loss = plain(inputs_embeds=vectors, labels=words).loss
+        (expected,) = torch.autograd.grad(loss, vectors)
+        found = engine(inputs_embeds=vectors, labels=words).loss
+        engine.backward(found)
+        engine.step()
+        assert torch.equal(found, loss)
+        torch.testing.assert_close(vectors.grad, expected)
+        if cached:
+            with pytest.raises(BridgeError, match="position_ids: the positions restart within a row"):
+                engine(input_ids=words, position_ids=positions)
+        else:
+            engine.eval()
+            plain.load_state_dict(engine.module_state_dict())
+            given = {"input_ids": words, "position_ids": positions}
+            torch.testing.assert_close(engine(**given).logits, plain.eval()(**given).logits)
+
+
+@pytest.mark.parametrize("level", [0, 2])
+def test_what_lies_before_the_engine_learns(level: int) -> None:
+    torch.manual_seed(0)
+    generator, judge = nn.Sequential(linear(), nn.Tanh()), nn.Sequential(linear(), nn.ReLU(inplace=True), linear(6, 1))
+    plain = copy.deepcopy((generator, judge))
+    first, second = engine_of(generator, level), engine_of(judge, level)
+    given = batch().requires_grad_()
+    first.backward(second(first(given)).square().mean())
+    first.step()
+    other = batch().requires_grad_()
+    plain[1](plain[0](other)).square().mean().backward()
+    torch.optim.SGD(plain[0].parameters(), 0.1).step()
+    torch.testing.assert_close(given.grad, other.grad)
+    for name, weight in plain[0].state_dict().items():
+        torch.testing.assert_close(first.module_state_dict()[name], weight)
+    second.zero_grad()
+    assert all(weight.grad is None for weight in judge.parameters())
+
+
+def test_random_numbers_follow_torchs_seed_and_differ_between_calls() -> None:
+    def masks(seed: int) -> list[Any]:
+        torch.manual_seed(seed)
+        engine = engine_of(nn.Sequential(nn.Dropout(0.5), nn.Linear(32, 1, bias=False)))
+        seen: list[Any] = []
+        engine.module[0].register_forward_hook(lambda module, given, output: seen.append(tuple(output.flatten().tolist())))
+        with torch.no_grad():
+            for _ in range(3):
+                engine(torch.ones(1, 32))
+        return seen
+
+    assert len(set(masks(1))) == 3 and masks(1) == masks(1) != masks(2)
+
+
+class Sometimes(nn.Module):
+    """A module of which one half is used by some calls alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.seldom = linear(), linear()
+
+    def forward(self, value: Tensor, both: bool) -> Tensor:
+        return self.always(value) + (self.seldom(value) if both else 0)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_a_parameter_without_a_gradient_stays(name: str, level: int) -> None:
+    torch.manual_seed(0)
+    make = {
+        "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1, weight_decay=0.5),
+        "momentum": lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.5),
+    }[name]
+    model = Sometimes()
+    plain = copy.deepcopy(model)
+    engine, optimizer = engine_of(model, level, make(model.parameters())), make(plain.parameters())
+    for step, both in enumerate((True, False, False, True, False)):
+        engine.backward(engine(batch(step), both).square().mean())
+        engine.step()
+        optimizer.zero_grad()
+        plain(batch(step), both).square().mean().backward()
+        optimizer.step()
+        for key, weight in plain.state_dict().items():
+            torch.testing.assert_close(engine.module_state_dict()[key], weight, msg=f"{key} after step {step}")
+
+
+def test_inputs_keep_their_format() -> None:
+    seen = []
+    model = nn.Sequential(nn.Linear(1, 1))
+    model.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    engine = engine_of(model, bf16={"enabled": True})
+    with pytest.raises(RuntimeError, match="dtype"):
+        engine(torch.tensor([[777.0]]))
+    assert seen[0].item() == 777
+
+
+def test_an_optimizers_options_are_heard_or_refused() -> None:
+    model = nn.Sequential(linear())
+    expected = copy.deepcopy(model)
+    engine = engine_of(model, optimizer=OPTIMIZERS["decoupled"](model.parameters()))
+    engine.backward(engine(batch()).square().mean())
+    engine.step()
+    optimizer = OPTIMIZERS["decoupled"](expected.parameters())
+    expected(batch()).square().mean().backward()
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight, expected[0].weight)
+    with pytest.raises(ConfigError, match="optimizer: found state of earlier steps"):
+        engine_of(expected, optimizer=optimizer)
+
+
+def test_gradients_of_slices_are_no_silent_none(run: Any) -> None:
+    assert all("this rank has only a slice of the gradient" in line for line in run(2, _clipped, 1) + run(2, _clipped, 3))
+
+
+def _clipped(rank: int, world: int, level: int) -> str:
+    model = nn.Sequential(*(linear() for _ in range(4)))
+    engine = engine_of(model, level)
+    engine.backward(engine(batch()).square().mean())
+    try:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    except BridgeError as error:
+        return str(error)
+    return ""
+
+
+def test_generated_scripts_give_the_numbers_of_plain_torch_or_are_refused() -> None:
+    for number in range(SUITE):
+        script = drawn(number)
+        for level in (0, 3):
+            said = outcome(script, [on_rank(0, 1, script, level)])
+            assert not said.startswith("BUG"), (script, level, said)
+
+
+OVER_RANKS = (
+    "penalty after",
+    "penalty before",
+    "hidden loss",
+    "gradient penalty",
+    "two forwards",
+    "backward by hand",
+    "weight outside",
+)
+
+
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_a_graph_is_whole_over_ranks(run: Any, level: int) -> None:
+    refused = 0
+    for feature in OVER_RANKS:
+        script = Script(0, "chain", (feature,), 1, "momentum")
+        said = outcome(script, run(2, on_rank, script, level))
+        assert not said.startswith("BUG"), (feature, said)
+        refused += said != "equal"
+    assert refused == (4 if level == 3 else 0)
