@@ -134,8 +134,7 @@ class Engine:
         self.loss_fn, self.seed = loss_fn, seed
         self.findings = (*findings, *recompute_parts(model, plan.recompute))
         self.data = comm.group("data")
-        self.accumulation = accumulation_of(plan, self.data.size)
-        self.tensor = comm.group("tensor")
+        self.accumulation, self.tensor = accumulation_of(plan, self.data.size), comm.group("tensor")
         # The model is split before it is cut into layers: the layers have to hold the split
         # modules.
         marks, sites = _split(model, plan, comm, tensor_plan, sample)
@@ -165,7 +164,6 @@ class Engine:
         self.optimizer = ShardOptimizer(plan.optimizer, self.weights.masters(), self.weights.pieces(), groups)
         self.scaler, self.progress = LossScaler.of(plan), Progress()
         self.say: Callable[[str], None] = _warn
-        self.skips_allowed, self._in_vain = LIMIT, 0
         self.casts = True
         """Whether floating-point inputs are cast to the compute format."""
         # In fp16, losses are divided by their number before backward and not after it: the sum over
@@ -175,9 +173,7 @@ class Engine:
         self._idle()
         self.tracer: Tracer | None = None
         """The tracer that logs this engine's tensors, if there is one."""
-        self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
         self._totals = torch.zeros(2, dtype=torch.float64, device=device)
-        self._skipped = frozenset[str]()
 
     def _idle(self) -> None:
         """Set the state that holds before the first step: no data, and no forward pass that waits
@@ -194,6 +190,9 @@ class Engine:
         self._micro = self._rows = self._number = self._calls = 0
         self.unit = 1.0
         self._given: Any = None
+        self._skipped = frozenset[str]()
+        self.skips_allowed, self._in_vain = LIMIT, 0
+        self.watchers: dict[Moment, list[Callable[[], None]]] = {"reduced": [], "updated": [], "ended": []}
 
     @property
     def model(self) -> nn.Module:
