@@ -30,7 +30,8 @@ LARGEST = "largest logit"
 LOGITS = "sum logits"
 AGREE = "agree"
 """Name of the only collective over all ranks in a step. It sums the squared norm of the gradients,
-the loss, the number by which the loss is divided, and a flag for the end of the data.
+the loss, the number by which the loss is divided, and three numbers of ranks: those whose data ended,
+those with late gradients, and those that lack a gradient.
 """
 
 AGREED = 6

@@ -48,7 +48,7 @@ def test_closed_forms(stages: int, weights: int, grads: int, accumulation: int) 
 
 
 def test_replication_reduces_once_and_gathers_nothing() -> None:
-    assert step_traffic(layout(4, level=0), 3, 2) == {REDUCE: Traffic(4, 4 * SIZE * 4), AGREE: Traffic(1, 32)}
+    assert step_traffic(layout(4, level=0), 3, 2) == {REDUCE: Traffic(4, 4 * SIZE * 4), AGREE: Traffic(1, 48)}
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.integers(0, 3))
