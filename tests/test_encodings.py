@@ -164,6 +164,7 @@ def leaves(command: object, before: tuple[str, ...] = ()) -> set[tuple[str, ...]
 def run_all(folder: Path, encodings: Sequence[str]) -> Iterator[str]:
     """Run every command in every encoding, and yield a line for each that is wrong."""
     usual: dict[str, subprocess.CompletedProcess[bytes]] = {}
+    subprocess.run([sys.executable, "-P", "-m", "stagebridge", "--version"], check=True)  # it has to be installed
     for encoding in ("utf-8", *encodings):
         place = folder / encoding
         place.mkdir(parents=True)
