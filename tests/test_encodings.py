@@ -75,7 +75,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "trace run": ("trace", "run", "--run", "größe/watched", "--", sys.executable, "-c", "print('größe')"),
 }
 """In the order in which they need each other."""
-VARYING = re.compile(r"(?m)^ *\d+% .*\n|\d+(\.\d+)?(e-\d+)? (s\b|MB/s|tokens/s|[MG]iB)|pid \d+|\bin \S+ s\b|\d+ ms|0x\w+|loss +\S+")
+VARYING = re.compile(r"(?m)^ *\d+% .*\n|\d+(\.\d+)?(e-\d+)? (m?s\b|MB/s|tokens/s|[MG]iB)|pid \d+|\bin \S+ s\b|0x\w+|loss +\S+")
 
 
 def write_inputs(folder: Path) -> None:
