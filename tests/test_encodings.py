@@ -72,7 +72,7 @@ HEAVY: dict[str, tuple[str, ...]] = {
     "trace html": ("trace", "html", "größe/trace", "-o", "größe/page.html"),
     "trace watch": ("trace", "watch", "größe/trace"),
     "trace export": ("trace", "export", "größe/trace", "-o", "größe/board"),
-    "trace run": ("trace", "run", "--run", "größe/watched", "--", sys.executable, "-c", "print('größe')"),
+    "trace run": ("trace", "run", "--run", "größe/watched", "--", sys.executable, "-c", "print(ascii('größe'))"),
 }
 """In the order in which they need each other."""
 VARYING = re.compile(r"(?m)^ *\d+% .*\n|\d+(\.\d+)?(e-\d+)? (m?s\b|MB/s|tokens/s|[MG]iB)|pid \d+|\bin \S+ s\b|0x\w+|loss +\S+")
