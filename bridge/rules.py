@@ -357,6 +357,7 @@ def convert(
     tells: Callable[[Group], str] | None = None,
     reasons: Mapping[str, str] | None = None,
     becomes: Callable[[str, Group], str] | None = None,
+    kernels: tuple[str, ...] = (),
 ) -> Rule:
     """Return a rule for two groups of fields, with the functions `read` and `write` that convert
     between the groups. The parameters are the fields of `Rule`.
@@ -377,6 +378,7 @@ def convert(
         tells,
         reasons or {},
         becomes,
+        kernels=kernels,
     )
 
 

@@ -171,6 +171,7 @@ class Gradients:
                 place = self.shards[index][slot.start : slot.stop].view(slot.parameter.shape)
                 seen = slot.parameter.name in self._touched or (self.group.size > 1 and bool(place.any()))
                 if seen and gradient_of(parameter) is None:  # one that is there is late, and this rank's own
+                    hide_gradient(parameter, False)  # an own one, which the script dropped, was hidden
                     parameter.grad = self._handed[slot.parameter.name] = place
 
     def withhold(self) -> None:

@@ -4,7 +4,6 @@ learning-rate schedule, and back.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from bridge.rules import ADAM, Context, Effect, Group, convert, lacks, only_theirs
@@ -114,41 +113,39 @@ def _write(values: Group, context: Context) -> Group:
     return {"optimizer.type": TYPES[name], **given}
 
 
-OPTIMIZER = replace(
-    convert(
-        (
-            "optimizer.type",
-            *(f"{PARAMS}.{key}" for key in HYPER),
-            f"{PARAMS}.adam_w_mode",
-            f"{PARAMS}.torch_adam",
-            "zero_allow_untested_optimizer",
-        ),
-        ("optimizer.name", *(f"optimizer.{key}" for key in HYPER)),
-        _read,
-        _write,
-        sees=(*SCHEDULE_LR, "optimizer.amsgrad"),
-        carries={
-            "optimizer.type": "optimizer.name",
-            **{f"{PARAMS}.{key}": f"optimizer.{key}" for key in HYPER},
-            f"{PARAMS}.adam_w_mode": "optimizer.name",
-            f"{PARAMS}.torch_adam": "optimizer.weight_decay",
-            "zero_allow_untested_optimizer": "optimizer.name",
-            "scheduler.params.warmup_max_lr": "optimizer.lr",
-        },
-        blurs=lambda values: (
-            bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values))
-        ),
-        tells=lambda values: (
-            "the optimizer communicates one bit for each element, and has no bias correction"
-            if _compresses(values)
-            else ""
-        ),
-        lossy=(
-            "stagebridge translates only optimizers that several stacks have; others stay in the training"
-            " script"
-        ),
-        source="runtime/engine.py: _configure_basic_optimizer",
+OPTIMIZER = convert(
+    (
+        "optimizer.type",
+        *(f"{PARAMS}.{key}" for key in HYPER),
+        f"{PARAMS}.adam_w_mode",
+        f"{PARAMS}.torch_adam",
+        "zero_allow_untested_optimizer",
     ),
+    ("optimizer.name", *(f"optimizer.{key}" for key in HYPER)),
+    _read,
+    _write,
+    sees=(*SCHEDULE_LR, "optimizer.amsgrad"),
+    carries={
+        "optimizer.type": "optimizer.name",
+        **{f"{PARAMS}.{key}": f"optimizer.{key}" for key in HYPER},
+        f"{PARAMS}.adam_w_mode": "optimizer.name",
+        f"{PARAMS}.torch_adam": "optimizer.weight_decay",
+        "zero_allow_untested_optimizer": "optimizer.name",
+        "scheduler.params.warmup_max_lr": "optimizer.lr",
+    },
+    blurs=lambda values: (
+        bool(values.get("optimizer.type")) and (_name(values) is None or _compresses(values))
+    ),
+    tells=lambda values: (
+        "the optimizer communicates one bit for each element, and has no bias correction"
+        if _compresses(values)
+        else ""
+    ),
+    lossy=(
+        "stagebridge translates only optimizers that several stacks have; others stay in the training"
+        " script"
+    ),
+    source="runtime/engine.py: _configure_basic_optimizer",
     kernels=(f"{PARAMS}.torch_adam",),
 )
 

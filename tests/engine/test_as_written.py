@@ -261,3 +261,20 @@ def test_a_graph_is_whole_over_ranks(run: Any, level: int) -> None:
         assert not said.startswith("BUG"), (feature, said)
         refused += said != "equal"
     assert refused == (4 if level == 3 else 0)
+
+
+def _dropped(rank: int, world: int) -> bool:
+    models = [nn.Sequential(linear(), linear()) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    for number, model in enumerate(models):
+        engine = engine_of(model, 0)
+        if number:
+            engine(batch()).square().mean().backward()
+            engine.zero_grad()
+        engine.backward(engine(batch()).square().mean())
+        engine.step()
+    return all(torch.equal(*pair) for pair in zip(*(model.parameters() for model in models), strict=True))
+
+
+def test_gradients_of_a_backward_pass_by_hand_can_be_dropped(run: Any) -> None:
+    assert run(2, _dropped) == [True, True]

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from bridge.dialect import Config
 from bridge.engine import buffers
+from bridge.engine.absence import drop_gradient
 from bridge.engine.checkpoint import LATEST, together
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import GUARDS, loss_in
@@ -329,7 +330,7 @@ class DeepSpeedEngine(nn.Module):
                 " after engine.step()"
             )
         for weight in self.native.model.parameters():
-            weight.grad = None
+            drop_gradient(weight)
 
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups."""
