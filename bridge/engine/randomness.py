@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -50,17 +51,62 @@ def determine() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+States = list[tuple[torch.Generator, torch.Tensor]]
+
+
+@dataclass
+class _Region:
+    """The part of the innermost `scope` in which tensor ranks draw numbers of their own: the states
+    from before it, None outside of every scope, and the number of such parts so far.
+    """
+
+    before: States | None = None
+    number: int = 0
+
+
+_region = _Region()
+
+
 @contextmanager
 def scope(device: torch.device) -> Iterator[None]:
     """Context after which torch's generators have the same state as before."""
     # torch.random.fork_rng does the same in several times the time, and every layer has a scope.
-    own = generator(device)
-    states = [(one, one.get_state()) for one in (torch.default_generator, own) if one is not None]
+    global _region
+    states, outer = _states(device), _region
+    _region = _Region([])
     try:
         yield
     finally:
-        for one, state in states:
-            one.set_state(state)
+        _region = outer
+        _restore(states)
+
+
+def draw_apart(rank: int, device: torch.device) -> None:
+    """Within a `scope`, draw other numbers on each tensor rank until `draw_together` is called. The
+    ranks hold different heads or features there, whose masks must not be equal.
+    """
+    if _region.before == []:
+        _region.before, _region.number = _states(device), _region.number + 1
+        # The state is that of all ranks. A number that is drawn from it stands for it.
+        drawn = int(torch.randint(2**62, (), dtype=torch.int64))
+        reseed(seed_of(drawn, _region.number, rank), device)
+
+
+def draw_together() -> None:
+    """Draw the same numbers on all tensor ranks again, as if none had been drawn apart."""
+    if _region.before:
+        _restore(_region.before)
+        _region.before = []
+
+
+def _states(device: torch.device) -> States:
+    own = generator(device)
+    return [(one, one.get_state()) for one in (torch.default_generator, own) if one is not None]
+
+
+def _restore(states: States) -> None:
+    for one, state in states:
+        one.set_state(state)
 
 
 def other_states() -> tuple[Any, ...]:

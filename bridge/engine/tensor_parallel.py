@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import register_pytree_node
 
 from bridge.comm import Comm, Group, Wait
+from bridge.engine.randomness import draw_apart, draw_together
 from bridge.errors import ConfigError
 from bridge.layout.tensor import Site, SiteKind, TensorPlan, cut, matches
 from bridge.layout.traffic import (
@@ -376,7 +377,10 @@ class ColumnLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """From shape (..., in) to shape (..., out / ranks)."""
-        return self._entrance(inputs, self)
+        outputs = self._entrance(inputs, self)
+        if self.training:
+            draw_apart(self._entrance.split.group.index, inputs.device)
+        return outputs
 
 
 class RowLinear(nn.Module):
@@ -391,6 +395,7 @@ class RowLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """From shape (..., in / ranks) to shape (..., out)."""
+        draw_together()
         # The bias comes after the sum: every rank has it whole, and in the products it would be
         # added once for each rank.
         total = _leave(F.linear(inputs, self.weight), self._split)
@@ -413,8 +418,7 @@ class GatheredLinear(ColumnLinear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """From shape (..., in) to shape (..., out)."""
-        local = super().forward(inputs)
-        split = self._entrance.split
+        local, split = self._entrance(inputs, self), self._entrance.split
         found: Tensor = _GatherFeatures.apply(local, split, self._part, self.out_features)  # type: ignore[no-untyped-call]
         return found
 

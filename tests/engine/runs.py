@@ -369,6 +369,34 @@ def split_by_names(rank: int, world: int, names: TensorPlan) -> tuple[list[float
     return losses, expected, engine.layout.parameters < full
 
 
+class Dropping(nn.Module):
+    """A block that drops features before its split is over, and after; it keeps both masks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.inner, self.outer = list[Tensor](), list[Tensor]()
+
+    def forward(self, stream: Tensor) -> Tensor:
+        """(batch, tokens, 16) to the same."""
+        wide = self.widen(stream)
+        self.inner.append(nn.functional.dropout(torch.ones(64), 0.5))
+        narrow = self.narrow(wide)
+        self.outer.append(nn.functional.dropout(torch.ones(64), 0.5))
+        return narrow
+
+
+def masks(rank: int, world: int, values: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Masks of two blocks that are split over all ranks, in the order of their calls: within the split, and behind it."""
+    blocks = [Dropping(), Dropping()]
+    plan = Plan.of({"optimizer.name": "sgd", "optimizer.lr": 0.1, "parallel.tensor": world, **values})
+    names = TensorPlan(columns=("widen",), rows=("narrow",))
+    engine = initialize(nn.Sequential(*blocks), plan, nn.functional.mse_loss, tensor_plan=names if world > 1 else None)
+    for _ in range(2):
+        engine.train_batch([(torch.ones(2, 3, 16), torch.zeros(2, 3, 16))])
+    return [mask for block in blocks for mask in block.inner], [mask for block in blocks for mask in block.outer]
+
+
 def whole_logits(rank: int, world: int, case: Case) -> tuple[Tensor, Tensor]:
     """Logits of a split model, put together, and of the whole model."""
     tokens = global_batch(case, 0)[0]

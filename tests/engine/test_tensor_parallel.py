@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SHAPE, Case, Outcome, distance, events, plain, split_by_names, trained, trained_all, whole_logits
+from runs import SHAPE, Case, Outcome, distance, events, masks, plain, split_by_names, trained, trained_all, whole_logits
 
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan, cut
@@ -101,6 +101,17 @@ def test_dropout_masks_do_not_depend_on_the_split(run: Any, sequence: bool) -> N
     values = {**SGD, "batch.accumulation": 2, "parallel.tensor": 2, "parallel.sequence": sequence, **FULL}
     for outcome in run(2, trained, Case(values, shape)):
         assert distance(outcome.change, expected.change) < 1e-9
+
+
+@pytest.mark.parametrize("values", [{}, FULL], ids=["kept", "again"])
+def test_ranks_drop_their_own_features_and_the_same_whole_ones(run: Any, values: dict[str, Any]) -> None:
+    (inner, outer), (other, same) = run(2, masks, values)
+    for mask, theirs in zip(inner, other, strict=True):
+        assert 10 < int(((mask == 0) & (theirs == 0)).sum()) < 30 and not torch.equal(mask, theirs)
+    # What is drawn behind the split is what one process draws, unless it has drawn in the split before.
+    assert all(torch.equal(mask, theirs) for mask, theirs in zip(outer, same, strict=True))
+    drawn = {tuple(mask.tolist()) for mask in (*inner, *other, *outer)}
+    assert len(drawn) == (len(inner) + len(other) + len(outer)) // (2 if values else 1)
 
 
 @pytest.mark.parametrize("frozen", [("embedding",), ("norm", "bias")], ids="-".join)

@@ -139,8 +139,8 @@ def _sizes(values: Values) -> Iterator[Group]:
             "hidden_size": 64 * heads,
             "num_attention_heads": heads,
             "micro_batch_size": 1,
-            # Each context rank holds two chunks of a sequence.
-            "seq_length": 2 * (values.get("context_parallel_size") or 1),
+            # Each context rank holds two chunks of a sequence, which tensor ranks may share.
+            "seq_length": 2 * (values.get("context_parallel_size") or 1) * tensor,
             "max_position_embeddings": max(
                 *(values.get(f"{name}seq_length") or 0 for name in ("", "decoder_")), LONGEST
             ),

@@ -187,7 +187,8 @@ def _first_step(args: Args, model: Any, counts: set[int]) -> None:
     from megatron.core.tensor_parallel import mappings
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
-    tokens = torch.empty(args.seq_length // args.context_parallel_size, 1, 1, device="meta")
+    length = args.seq_length // args.context_parallel_size
+    tokens = torch.empty(length, 1, args.hidden_size, device="meta")
     if args.sequence_parallel:
         mappings._split_along_first_dim(tokens, parallel_state.get_tensor_model_parallel_group())
     for layer in model.modules():
