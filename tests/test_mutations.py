@@ -18,7 +18,7 @@ from bridge.testing.mutations import REST
 pytestmark = pytest.mark.once
 
 SOME = settings(
-    max_examples=50 * MORE,
+    max_examples=30 * MORE,
     derandomize=True,
     database=None,
     deadline=None,

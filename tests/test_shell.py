@@ -87,7 +87,8 @@ def test_what_a_script_leaves_running_is_ended(bash: Bash, tmp_path: Path) -> No
 @pytest.mark.once
 @needs_bash
 def test_families_of_constructs_are_read_as_bash_runs_them(bash: Bash) -> None:
-    scripts_ = FAMILIES.read_text("utf-8").split("\n%%\n")
+    # Every other one in the suite, all of them by hand.
+    scripts_ = FAMILIES.read_text("utf-8").split("\n%%\n")[:: 2 if MORE == 1 else 1]
     found = [(outcome(bash, f"{text}\n"), text) for text in scripts_]
     assert not [text for (kind, _), text in found if kind == "different"]
     refused = [(why, text) for (kind, why), text in found if kind == "refused"]
