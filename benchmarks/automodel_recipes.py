@@ -36,7 +36,7 @@ from bridge import comm
 from bridge.errors import BridgeError
 from bridge.translation import lift
 from compat.automodel import DIALECT
-from compat.automodel.runtime.recipe import opened
+from compat.automodel.runtime.recipe import open_recipe
 
 RECIPES: Mapping[str, str] = {
     "llama3_2/llama3_2_1b_squad": "llama",
@@ -214,7 +214,7 @@ def seen(tree: Tree) -> dict[str, Any]:
         found["plan"] = lift(config).values()
         if world == 1:
             comm.patient(None, None)
-            run = opened(config, 1)
+            run = open_recipe(config, 1)
             found["findings"] = sorted(finding.path for finding in run.findings)
             found["lines"] = [
                 {name: value for name, value in line.fields().items() if name not in ("tokens_per_second", "memory")}

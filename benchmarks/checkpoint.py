@@ -42,7 +42,7 @@ def without_digests(work: Callable[[], object]) -> Callable[[], object]:
     """The same work, as if digests were free."""
 
     def run() -> object:
-        with patch.object(digests, "digest_of", lambda path: "0" * 64), patch.object(digests, "verify"):
+        with patch.object(digests, "digest_of", lambda path: "0" * 64), patch.object(digests, "verify_digests"):
             return work()
 
     return run

@@ -264,9 +264,9 @@ def make(options: argparse.Namespace, top: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from compat.deepspeed.runtime.trainers import loaded
+    from compat.deepspeed.runtime.trainers import load_deepspeed
 
-    deepspeed = loaded()
+    deepspeed = load_deepspeed()
     deepspeed.init_distributed("gloo")
     torch.manual_seed(1)
     sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 8}

@@ -68,7 +68,7 @@ def places(stack: str) -> Iterator[Place]:
     for rule in dialect.rules:
         for path in rule.theirs:
             doc = known[path].doc if path in known else ""
-            yield Place(stack, path, words(path.rpartition(".")[2]), words(doc), bool(rule.carried(path)))
+            yield Place(stack, path, words(path.rpartition(".")[2]), words(doc), bool(rule.paths_of_plan(path)))
 
 
 def alone(stack: str) -> frozenset[str]:

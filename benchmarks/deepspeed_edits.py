@@ -28,8 +28,8 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError
 from bridge.files import load
 from bridge.testing import Mistake, configs, values
-from bridge.testing.mutations import REMOVE, Edit, edited, edits
-from bridge.testing.strategies import Case, part_of, paths_of
+from bridge.testing.mutations import REMOVE, Edit, edit_mapping, edits
+from bridge.testing.strategies import StrategyCase, part_of, paths_of
 from compat.deepspeed.runtime import real
 
 COUNT = 1050
@@ -38,7 +38,7 @@ HOME = Path(__file__).resolve().parents[1]
 CORPUS = Path(os.environ.get("STAGEBRIDGE_SHARED", ".")) / "corpus" / "deepspeed"
 PAGE = HOME / "docs" / "deepspeed_edits.md"
 DIALECT = compat.load("deepspeed")
-RELEASE = real.installed()
+RELEASE = real.release_of_package()
 ANOTHER = "another value"
 AUTO = {
     "hidden_size": 1024, "micro_batch": 1, "accumulation": 1, "lr": 1e-4, "betas": [0.9, 0.999], "eps": 1e-8,
@@ -120,7 +120,7 @@ def chosen(found: list[tuple[str, Config]]) -> Iterator[tuple[str, str, Config, 
 
 def _another() -> Any:
     """A key of the release and a value of its type."""
-    known, part, case = fields(DIALECT.schema), part_of(DIALECT), Case(RELEASE, RANKS, "file")
+    known, part, case = fields(DIALECT.schema), part_of(DIALECT), StrategyCase(RELEASE, RANKS, "file")
     paths = [path for path in paths_of(DIALECT, case) if not path.startswith(("code.", "optimizer.", "scheduler."))]
     return st.sampled_from(paths).flatmap(
         lambda path: st.tuples(st.just(path), part.values(case, path) or values(known[path].annotation))
@@ -130,7 +130,7 @@ def _another() -> Any:
 def judged(kind: str, name: str, config: Config, edit: Edit) -> Outcome:
     """Both sides' verdict on one edit."""
     source = part_of(DIALECT).source(config)
-    data = edited(source, edit)
+    data = edit_mapping(source, edit)
     code = data.pop("code", {})
     ours, theirs = _ours({**data, "code": code}), _theirs(data)
     if isinstance(theirs, str):
@@ -145,7 +145,7 @@ def judged(kind: str, name: str, config: Config, edit: Edit) -> Outcome:
 
 def _both(ours: Config, theirs: Mapping[str, Any], key: str) -> str:
     """What to say of an edit that both accept."""
-    expected = real.posed(ours)[1]
+    expected = real.pose_config(ours)[1]
     agree = all(_plain(expected[path]) == _plain(theirs[path]) for path in expected.keys() & theirs.keys() - set(ours.opaque))
     return "both accept, other values" if not agree else f"both accept, {'carried' if key in ours.opaque else 'same values'}"
 
@@ -153,7 +153,7 @@ def _both(ours: Config, theirs: Mapping[str, Any], key: str) -> str:
 def _left_out(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
     """The source without the edited key, old spelling and new."""
     try:
-        data = edited(source, Edit(edit.mistake, edit.leaves or edit.at, REMOVE))
+        data = edit_mapping(source, Edit(edit.mistake, edit.leaves or edit.at, REMOVE))
     except KeyError:
         data = dict(source)
     data.pop("code", None)

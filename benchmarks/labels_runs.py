@@ -186,9 +186,9 @@ def _format(source: Mapping[str, Any]) -> str:
 
 def deepspeed_bench(bench: Any) -> Any:
     """Return the bench of DeepSpeed."""
-    from compat.deepspeed.runtime.trainers import loaded
+    from compat.deepspeed.runtime.trainers import load_deepspeed
 
-    loaded()
+    load_deepspeed()
     dialect, version = compat.load("deepspeed"), "0.19.8"
     known = lambda path: (  # noqa: E731
         path.split(".")[0] not in (*SCRIPTED, *PRIVATE) and dialect.knows(path, True, version, "file")

@@ -15,7 +15,7 @@ from typing import Any
 import bridge
 import compat
 from bridge.cli.layout import Sizes, as_json, outline_of
-from bridge.cli.schedule import timed
+from bridge.cli.schedule import time_schedule
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 
@@ -69,7 +69,7 @@ def show(row: Mapping[str, Any], tally: Tally) -> None:
     outline = tally.tried("layout", lambda: outline_of(plan, Sizes("file", {}, None), row["world_size"]))
     if outline is not None:
         tally.unknown += bool(as_json(outline, ())["model"]["unknown"])
-    tally.tried("schedule", lambda: timed(plan, None))
+    tally.tried("schedule", lambda: time_schedule(plan, None))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bridge.testing.bash import Bash, outcome
 from bridge.testing.cases import case
-from bridge.testing.scripts import PRODUCTIONS, Script, written
+from bridge.testing.scripts import PRODUCTIONS, Script, write_script
 
 KINDS = ("equal", "stopped", "refused", "different")
 Chooser = Callable[[Sequence[str]], str]
@@ -90,7 +90,7 @@ def main() -> None:
     if options.table:
         print(table(row for path in options.table for row in kept(path)))
         return
-    write = case if options.cases else written
+    write = case if options.cases else write_script
     with tempfile.TemporaryDirectory() as folder:
         rows = []
         for row in compared(Bash(Path(folder)), range(options.first, options.first + options.count), write):

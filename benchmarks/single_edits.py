@@ -21,7 +21,7 @@ import compat
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError
 from bridge.files import load
-from bridge.testing.single_edits import KINDS, SILENT, Base, Edited, Source, edited, outcome
+from bridge.testing.single_edits import KINDS, SILENT, Base, Edited, Source, edit_source, outcome
 
 HOME = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("STAGEBRIDGE_SHARED", "."))
@@ -63,7 +63,7 @@ def edits(bases: Sequence[Base], count: int, chance: Random) -> Iterator[tuple[B
     seen, tries = set[tuple[Any, ...]](), 0
     while len(seen) < count and tries < 100 * count:
         tries, place = tries + 1, chance.randrange(len(bases))
-        edit = edited(bases[place].source, chance, KINDS[tries % len(KINDS)])
+        edit = edit_source(bases[place].source, chance, KINDS[tries % len(KINDS)])
         if edit is not None and (mark := (place, edit.kind, edit.was, edit.key, repr(edit.value))) not in seen:
             seen.add(mark)
             yield bases[place], edit

@@ -107,7 +107,7 @@ def _kind(reason: str) -> str:
 def run(target: str, sources: Sequence[str], number: int, count: int, stop: int = 10**9) -> Count:
     """Judge `count` configs, drawn evenly from the sources, and tell the progress on standard error."""
     starting = import_module(f"compat.{target}.runtime.starting")
-    version = starting.installed()
+    version = starting.release_of_package()
     found, began = Count(), time.monotonic()
     for name in sources:
 

@@ -21,7 +21,7 @@ from typing import Any
 from verify_cases import Case, own
 
 from bridge.cli.job import Job
-from bridge.cli.verify import Options, measured
+from bridge.cli.verify import VerifyOptions, run_tasks
 from bridge.errors import BridgeError
 
 HOME = Path(__file__).resolve().parents[1]
@@ -147,7 +147,7 @@ def judged(case: Case) -> Outcome:
         job = Job(str(path), case.dialect, case.version, case.world, case.lenient, True, auto=case.auto, code=case.code)
         start, before = time.monotonic(), _processor()
         try:
-            found = next(measured([(job, Options(case.to, ranks=RANKS))], RANKS))
+            found = next(run_tasks([(job, VerifyOptions(case.to, ranks=RANKS))], RANKS))
         except BridgeError as error:
             found = {"verdict": "not run", "problems": list(error.problems)}
     return Outcome(found, time.monotonic() - start, _processor() - before)

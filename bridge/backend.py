@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bridge.dialect import Config, Dialect, Written
-from bridge.edits import edited
+from bridge.edits import edit_config
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.model import Model
@@ -201,7 +201,7 @@ class Backend(ABC):
         """
         raise BridgeError(f"{self.name}: this engine runs no training scripts")
 
-    def taken(self, hub: Hub) -> Hub:
+    def as_loaded(self, hub: Hub) -> Hub:
         """Return the checkpoint `hub` with the values that this engine would have after loading it
         on this machine. If loading changes no value, this is `hub` itself.
         """
@@ -213,11 +213,11 @@ class Backend(ABC):
         """
         return self
 
-    def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
+    def edit_config(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
         """Return `config`, a config of this stack, changed so that the plan fields in `changes`
         have the given values. Everything else stays as it was written.
         """
-        return edited(config, changes, world)
+        return edit_config(config, changes, world)
 
     def meaning(self, config: Config) -> Plan:
         """Return the plan that `config`, a config of this stack, means when it runs with the

@@ -11,7 +11,7 @@ from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 
@@ -47,7 +47,7 @@ def beyond(
             continue
         is_beyond = value < limit if words.startswith("at least") else value > limit
         if is_beyond:
-            message = f"found {shown(value)}, which no run can use; expected {words}"
+            message = f"found {show_value(value)}, which no run can use; expected {words}"
             yield Finding(
                 path.replace(".*", ""), message, Effect.NUMBERS, True, origin=origins.get(path)
             )

@@ -14,11 +14,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bridge import limits
-from bridge.config import Count, Section, shown, validate
+from bridge.config import Count, Section, show_value, validate
 from bridge.dialect import Config, Dialect, code_beside
 from bridge.errors import ConfigError, SourceError
 from bridge.files import Original, check_nested
-from bridge.secrets import Secrets, left
+from bridge.secrets import Secrets, marks_in
 
 FORMAT = 1
 AGAIN = "delete this file, or convert again"
@@ -74,8 +74,8 @@ class Carry:
             "version": self.version,
             "world_size": self.world_size,
             "entry": self.entry,
-            "given": _encoded(self._without(dict(self.given))),
-            "meant": _encoded(self._without(dict(self.meant))),
+            "given": _encode_tuples(self._without(dict(self.given))),
+            "meant": _encode_tuples(self._without(dict(self.meant))),
         }
         if self.original is not None:
             text = (
@@ -90,7 +90,7 @@ class Carry:
             )
         # The file with the secrets is named only if a mark was left for one: other sidecars stay
         # free of paths.
-        if left(record):
+        if marks_in(record):
             record["source"] = self.source
         if files:
             record["files"] = {name: digest_of(text) for name, text in files.items()}
@@ -111,23 +111,23 @@ class Carry:
 TUPLE = "tuple"
 
 
-def _encoded(value: Any) -> Any:
+def _encode_tuples(value: Any) -> Any:
     """Return `value` with {"tuple": [...]} in place of each tuple. JSON has no tuples, and a
     translation back must restore each value exactly.
     """
     if isinstance(value, Mapping):
-        return {key: _encoded(inner) for key, inner in value.items()}
+        return {key: _encode_tuples(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
-        return {TUPLE: [_encoded(inner) for inner in value]}
-    return [_encoded(inner) for inner in value] if isinstance(value, list) else value
+        return {TUPLE: [_encode_tuples(inner) for inner in value]}
+    return [_encode_tuples(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _decoded(value: Any) -> Any:
+def _decode_tuples(value: Any) -> Any:
     if isinstance(value, dict) and value.keys() == {TUPLE}:
-        return tuple(map(_decoded, value[TUPLE]))
+        return tuple(map(_decode_tuples, value[TUPLE]))
     if isinstance(value, dict):
-        return {key: _decoded(inner) for key, inner in value.items()}
-    return [_decoded(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _decode_tuples(inner) for key, inner in value.items()}
+    return [_decode_tuples(inner) for inner in value] if isinstance(value, list) else value
 
 
 def digest_of(text: str) -> str:
@@ -210,9 +210,9 @@ def _settings(part: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Decode the settings in `part` of a sidecar. Raises `ValueError` if the result is not a
     mapping.
     """
-    found = _decoded(values)
+    found = _decode_tuples(values)
     if not isinstance(found, dict):
-        raise ValueError(f"{part}: found {shown(found)}, expected a mapping of settings")
+        raise ValueError(f"{part}: found {show_value(found)}, expected a mapping of settings")
     return found
 
 
@@ -226,25 +226,25 @@ def _mapping(text: str, where: str) -> dict[str, Any]:
     # adds a mapping around its list.
     check_nested(data, where, 4 * limits.VALUES)
     if not isinstance(data, dict):
-        raise ValueError(f"found {shown(data)}, expected a mapping")
+        raise ValueError(f"found {show_value(data)}, expected a mapping")
     return data
 
 
-def revealed(carry: Carry, secrets: Secrets) -> Carry:
+def reveal_secrets(carry: Carry, secrets: Secrets) -> Carry:
     """Return `carry` with each mark replaced by the secret that it stands for, as listed in
     `secrets`. A setting with an unknown mark is left out.
     """
     original = carry.original
     if original is not None:
-        outside = {name: secrets.shown(value) for name, value in original.outside.items()}
-        original = replace(original, text=secrets.shown(original.text), outside=outside)
+        outside = {name: secrets.reveal(value) for name, value in original.outside.items()}
+        original = replace(original, text=secrets.reveal(original.text), outside=outside)
     given = {
-        path: value for path, value in secrets.shown(dict(carry.given)).items() if not left(value)
+        path: value for path, value in secrets.reveal(dict(carry.given)).items() if not marks_in(value)
     }
     return replace(
         carry,
         given=given,
-        meant=secrets.shown(dict(carry.meant)),
+        meant=secrets.reveal(dict(carry.meant)),
         original=original,
         secrets=secrets,
     )
@@ -256,7 +256,7 @@ def marks(carry: Carry) -> tuple[str, ...]:
         dict(carry.given),
         *([carry.original.text, dict(carry.original.outside)] if carry.original else []),
     ]
-    return tuple(left(kept))
+    return tuple(marks_in(kept))
 
 
 def edits(carry: Carry, meant: Mapping[str, Any]) -> set[str]:
@@ -275,5 +275,5 @@ def overrulers(carry: Carry, dialect: Dialect, meant: Mapping[str, Any]) -> set[
         path
         for rule in rules
         for path in rule.sees
-        if path in rule.carries and not changed.isdisjoint(rule.carried(path))
+        if path in rule.carries and not changed.isdisjoint(rule.paths_of_plan(path))
     }

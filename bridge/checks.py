@@ -239,7 +239,7 @@ class Checks:
             if row.when(seen):
                 yield row
 
-    def refused(self, seen: Seen) -> Iterator[str]:
+    def refusal_lines(self, seen: Seen) -> Iterator[str]:
         """A line for each check that holds: the path of the setting and the message."""
         return (f"{row.path}: {row.says(seen.values)}" for row in self.holding(seen))
 
@@ -254,7 +254,7 @@ Remark = tuple[str, str, Effect]
 """A remark made by code: the path of a setting, a message about it, and the effect on the run."""
 
 
-def told(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
+def report_remarks(found: Iterable[Remark], seen: Seen, origins: Mapping[str, Origin]) -> Iterator[Finding]:
     """Yield a finding for each remark. Remarks are made by code where a check would depend on any
     number of settings, because a row of a table cannot express this.
     """

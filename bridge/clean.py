@@ -22,7 +22,7 @@ def clean(text: str, kept: str = KEPT["line"]) -> str:
     if text.isprintable():
         return text
     return "".join(
-        letter if letter.isprintable() or letter in kept else escaped(letter) for letter in text
+        letter if letter.isprintable() or letter in kept else escape_character(letter) for letter in text
     )
 
 
@@ -33,7 +33,7 @@ def clean_block(text: str) -> str:
     return clean(text, KEPT["block"])
 
 
-def escaped(letter: str) -> str:
+def escape_character(letter: str) -> str:
     """Return a character as Python escapes it. A printable ASCII character stays as it is."""
     return letter.encode("unicode_escape").decode("ascii")
 

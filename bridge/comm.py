@@ -35,7 +35,7 @@ Wait = Callable[[], None]
 Said = TypeVar("Said")
 
 
-def _done() -> None:
+def _wait_for_nothing() -> None:
     """Return at once: the wait function of a collective that moves nothing."""
 
 
@@ -288,10 +288,10 @@ class Comm:
         peer, found = group.ranks[source], tensor
         if _through_host(tensor, group):
             found = torch.empty_like(tensor, device="cpu", requires_grad=False)
-        wait = self._begun(
+        wait = self._begin_operation(
             name, group, lambda: dist.irecv(found, peer, group.handle, tag), (peer,)
         )
-        return wait if found is tensor else partial(_arrived, wait, found, tensor)
+        return wait if found is tensor else partial(_copy_arrival, wait, found, tensor)
 
     def meet(self, group: Group, source: int, to: int, device: torch.device) -> None:
         """Open the connection for messages from the rank with index `source` in the group to the
@@ -305,7 +305,7 @@ class Comm:
         send = partial(
             dist.isend if group.index == source else dist.irecv, token, peer, group.handle
         )
-        self._begun("open a link", group, send, (peer,))()
+        self._begin_operation("open a link", group, send, (peer,))()
 
     def _start(
         self,
@@ -316,11 +316,11 @@ class Comm:
         peers: Sequence[int] = (),
     ) -> Wait:
         if group.size == 1:
-            return _done
+            return _wait_for_nothing
         self.ledger.count(name, tensor)
-        return self._begun(name, group, start, peers)
+        return self._begin_operation(name, group, start, peers)
 
-    def _begun(
+    def _begin_operation(
         self, name: str, group: Group, start: Callable[[], dist.Work | None], peers: Sequence[int]
     ) -> Wait:
         """Start an operation with `peers` (if empty: with the whole group). Returns the function
@@ -379,8 +379,8 @@ def leave() -> None:
     """Wait for all ranks, then leave the process group, so that no rank ends while another still
     communicates with it.
     """
-    if joined() is not None:
-        with told("leave"):
+    if rank_and_world() is not None:
+        with announce_operation("leave"):
             # NCCL would guess the device from the rank's number.
             nccl = dist.get_backend() == "nccl"
             dist.barrier(device_ids=[torch.cuda.current_device()] if nccl else None)
@@ -431,11 +431,11 @@ def _abandon() -> None:
     _UNDER_WAY.clear()
     _ON_DEVICE.clear()
     _HANDLES.clear()
-    if joined() is not None:
+    if rank_and_world() is not None:
         end()
 
 
-def joined() -> tuple[int, int] | None:
+def rank_and_world() -> tuple[int, int] | None:
     """Return rank and world size in the process group that this process has joined, or None if it
     has joined none.
     """
@@ -450,9 +450,9 @@ def everyones(value: Said) -> list[Said]:
     """Return the `value` of each rank of the process group, in order of ranks. Values are pickled,
     so use this only for tests and reports.
     """
-    found: list[Any] = [None] * dist.get_world_size() if joined() else [value]
-    if joined():
-        with told("compare"):
+    found: list[Any] = [None] * dist.get_world_size() if rank_and_world() else [value]
+    if rank_and_world():
+        with announce_operation("compare"):
             dist.all_gather_object(found, value)
     return found
 
@@ -464,7 +464,7 @@ def together(patience: float) -> bool:
     The calls are counted in the store of the process group, and no collective runs. So this also
     works while other ranks wait for this rank in a collective.
     """
-    if not joined():
+    if not rank_and_world():
         return True
     store, key = (
         dist.distributed_c10d._get_default_store(),
@@ -484,11 +484,11 @@ calls.
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
+def announce_operation(name: str) -> Iterator[None]:
     """Context of an operation of all ranks that does not go through `Comm`. If a rank is lost, the
     error names the operation and the ranks.
     """
-    here = joined() or (0, 1)
+    here = rank_and_world() or (0, 1)
     peers = [rank for rank in range(here[1]) if rank != here[0]]
     with _telling(name, peers):
         HERE.enter(name, peers)
@@ -552,7 +552,7 @@ def board() -> Board | None:
     """Return a new board for messages between all ranks, or None if there is a single rank. All
     ranks must create their boards in the same order.
     """
-    here = joined()
+    here = rank_and_world()
     if here is None or here[1] == 1:
         return None
     return Board(dist.distributed_c10d._get_default_store(), *here, f"stagebridge/{next(_TURNS)}")
@@ -589,7 +589,7 @@ def _through_host(tensor: Tensor, group: Group) -> bool:
 
 
 @torch.no_grad()
-def _arrived(wait: Wait, found: Tensor, tensor: Tensor) -> None:
+def _copy_arrival(wait: Wait, found: Tensor, tensor: Tensor) -> None:
     """Wait for `found`, and copy it into `tensor` on the device."""
     wait()
     tensor.copy_(found)
@@ -650,7 +650,7 @@ class Presence:
             return waits, peers, since
         return device.name, device.peers, device.since
 
-    def told(self, tick: int) -> str:
+    def state_as_json(self, tick: int) -> str:
         """Return the state as JSON, for other ranks. `tick` counts the reports: a rank whose `tick`
         does not change is silent.
         """
@@ -688,7 +688,7 @@ class Watcher(Thread):
         with suppress(RuntimeError):
             while not self.ended.wait(SILENCE / 4):
                 tick += 1
-                self.store.set(f"stagebridge/now/{self.rank}", HERE.told(tick))
+                self.store.set(f"stagebridge/now/{self.rank}", HERE.state_as_json(tick))
                 self._look()
 
     def _look(self) -> None:
@@ -711,7 +711,7 @@ class Watcher(Thread):
         self._named = since
         for peer in silent or peers:
             self.say(
-                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_told(peer, said[peer])};"
+                f"rank {self.rank} waits in {waits!r} for rank {peer}; {_silence_text(peer, said[peer])};"
                 f" rank {self.rank} gives up after {TIMEOUT:g} s"
             )
 
@@ -721,7 +721,7 @@ class Watcher(Thread):
         return found
 
 
-def _told(rank: int, now: Mapping[str, Any]) -> str:
+def _silence_text(rank: int, now: Mapping[str, Any]) -> str:
     if not now:
         return f"rank {rank} has not reported anything yet"
     if now["waits"]:

@@ -156,7 +156,7 @@ class Values(Mapping[str, Any]):
         """The same values as a plain dictionary."""
         return dict(self._flat)
 
-    def nested(self) -> dict[str, Any]:
+    def as_nested(self) -> dict[str, Any]:
         """The same values as nested dictionaries."""
         return nest(self._flat)
 
@@ -168,14 +168,14 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
         *parents, leaf = path.split(".")
         if len(parents) > limits.DEPTH:
             raise ConfigError(
-                f"{shown(path)}: found a name of more than {limits.DEPTH} parts; no config is nested that deep"
+                f"{show_value(path)}: found a name of more than {limits.DEPTH} parts; no config is nested that deep"
             )
         place = root
         for parent in parents:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
                 raise ConfigError(
-                    f"{shown(path)}: found a value and also keys below this name; keep either the value or the keys"
+                    f"{show_value(path)}: found a value and also keys below this name; keep either the value or the keys"
                 )
         place[leaf] = value
     return root
@@ -216,7 +216,7 @@ def _problem(detail: Any, schema: type[Section]) -> str:
     if detail["type"] == "extra_forbidden":
         return unknown_key(path, schema)
     message = detail["msg"].removeprefix("Value error, ")
-    return f"{path}: found {shown(detail['input'])}; {message[:1].lower()}{message[1:]}"
+    return f"{path}: found {show_value(detail['input'])}; {message[:1].lower()}{message[1:]}"
 
 
 def unknown_key(path: str, schema: type[Section]) -> str:
@@ -231,7 +231,7 @@ def unknown_key(path: str, schema: type[Section]) -> str:
     return f"{brief(path)}: unknown key{nearest(leaf, level)}"
 
 
-def shown(value: Any, limit: int | None = 60) -> str:
+def show_value(value: Any, limit: int | None = 60) -> str:
     """`value` as Python writes it, secrets hidden, cut to `limit` characters (None: never cut)."""
     try:
         text = hide(repr(value))

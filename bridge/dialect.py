@@ -93,7 +93,7 @@ class Written:
         """The command with its arguments; empty if no command can start the file as it is."""
         return fed(self.launch, self.file, self.text) if self.arguments else self.launch
 
-    def named(self, name: str) -> Written:
+    def under_name(self, name: str) -> Written:
         """The same config, with snippet and command for a file of that name."""
         launch = tuple(name if word == self.file else word for word in self.launch)
         snippet = (
@@ -196,9 +196,9 @@ class Config:
         return tuple(self.dialect.missing(self))
 
     @property
-    def typed(self) -> Section:
+    def as_section(self) -> Section:
         """`given` as an instance of the dialect's pydantic schema."""
-        return self.dialect.typed(self.given)
+        return self.dialect.as_section(self.given)
 
     def text(self, format: str | None = None) -> str:
         """The text of the config in one of the dialect's formats."""
@@ -318,7 +318,7 @@ class Dialect(ABC):
             "launch command of the report"
         )
 
-    def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
+    def model_fields_in_script(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
         """Return the model fields of the plan that are written into the script of `program`,
         because the config of the model has no key for them.
         """
@@ -338,7 +338,7 @@ class Dialect(ABC):
         """
         return None
 
-    def grouped(self, file: str) -> Mapping[str, Any]:
+    def settings_for_groups(self, file: str) -> Mapping[str, Any]:
         """Return the settings that make the training script build the optimizer's parameter groups
         from `file`.
         """
@@ -490,9 +490,9 @@ class Dialect(ABC):
             f"{self.name}: this stack has no config object; write the config as {' or '.join(self.formats)}"
         )
 
-    def typed(self, given: Values) -> Section:
+    def as_section(self, given: Values) -> Section:
         """`given` as an instance of the schema."""
-        return self.schema.model_validate(given.nested())
+        return self.schema.model_validate(given.as_nested())
 
     def release(self, version: str | None) -> str:
         """Return `version` if this release is known, and the newest known release for None. Raises
@@ -528,9 +528,9 @@ class Dialect(ABC):
         Raises `BridgeError` with every problem.
         """
         release = self.release(version)
-        return self.settled(lambda: self.parse(source, release, lenient), release, world_size)
+        return self.check_reading(lambda: self.parse(source, release, lenient), release, world_size)
 
-    def settled(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
+    def check_reading(self, parse: Callable[[], Reading], version: str, world_size: int | None) -> Config:
         """The checked config from the reading that `parse` returns.
 
         If reading or checking finds problems, raises one `ConfigError` with all of them.
@@ -538,7 +538,7 @@ class Dialect(ABC):
         reading = None
         try:
             reading = parse()
-            return self._checked(reading, version, world_size)
+            return self._check_config(reading, version, world_size)
         except ConfigError as error:
             # Reading failed with nothing to check, or with a part; or reading went well and
             # checking failed.
@@ -547,7 +547,7 @@ class Dialect(ABC):
                 raise
             raise self._refusal(error, part, version, world_size) from None
 
-    def _checked(self, reading: Reading, version: str, world_size: int | None) -> Config:
+    def _check_config(self, reading: Reading, version: str, world_size: int | None) -> Config:
         config = self.build(reading, version, world_size)
         _ = (
             config.effective
@@ -562,15 +562,15 @@ class Dialect(ABC):
         """
 
         def judge(given: Values, world: int | None) -> None:
-            self._checked(replace(part, given=given, world_size=world), version, world)
+            self._check_config(replace(part, given=given, world_size=world), version, world)
 
         found = every(first.problems, part.given, world_size or part.world_size, judge)
-        told = dict.fromkeys(self._located(problem, part) for problem in found)
+        told = dict.fromkeys(self._locate_problem(problem, part) for problem in found)
         error = ConfigError(*told, *part.gaps)
         error.words = first.words
         return error
 
-    def _located(self, problem: str, part: Reading) -> str:
+    def _locate_problem(self, problem: str, part: Reading) -> str:
         """Return `problem`, which begins with a setting, with the setting's line number in front.
         If another file than the one that was read has this line, the name of that file is added. If
         the line is not known, return `problem` unchanged.
@@ -624,7 +624,7 @@ class Dialect(ABC):
 
         written = self.render(config, format or self.format_of(path))
         if path is not None:
-            written = written.named(Path(path).name)
+            written = written.under_name(Path(path).name)
             texts = self.files(written, Path(path))
             # The user named `path` and may overwrite it; files beside it were not named, so they
             # must be ours.
@@ -642,10 +642,10 @@ class Dialect(ABC):
         if format is None or format not in self.rewrites or original.document.format != format:
             return None
         return replace(
-            self.render(config), text=self.reworded(config, original, was), format=format
+            self.render(config), text=self.reword_for_release(config, original, was), format=format
         )
 
-    def reworded(self, config: Config, original: Original, was: str) -> str:
+    def reword_for_release(self, config: Config, original: Original, was: str) -> str:
         """Return the text of `original`, which was read for release `was`, changed so that the text
         means the same as `config`.
 
@@ -657,7 +657,7 @@ class Dialect(ABC):
         """Return the texts of all files for `path`: the config, and the file with the settings for
         the training script.
         """
-        written = written.named(path.name)
+        written = written.under_name(path.name)
         texts = {path: written.text}
         if written.code:
             texts[code_beside(path)] = json.dumps(dict(written.code), indent=2) + "\n"
@@ -688,7 +688,7 @@ class Dialect(ABC):
             for path, value in given.items()
             if value is not None or self.nullable(path, release)
         }
-        return self._checked(
+        return self._check_config(
             Reading(Values(kept), entry or self.default_entry), release, world_size
         )
 

@@ -17,7 +17,7 @@ from bridge.lifting import Meaning, claims, differing, meaning_of, plan_claims, 
 from bridge.plan import in_words
 from bridge.ranks import effect_of_ranks
 from bridge.rules import HABITS, Effect, How, Rule
-from bridge.sections import Setting, leaves, settings, worth
+from bridge.sections import SectionSetting, leaves, settings, worth
 from bridge.translation import full_text, plainly, remarks, told_of, translate, unheld, untranslated
 
 RULE = "difference"
@@ -33,7 +33,7 @@ defines no model, and if it does.
 
 
 @dataclass(frozen=True)
-class Pair:
+class ConfigPair:
     """Two configs with their meanings, and the plan fields in which the meanings differ."""
 
     one: Config
@@ -106,7 +106,7 @@ class Pair:
         return min(known, key=lambda effect: effect[0].rank)
 
     @classmethod
-    def of(cls, one: Config, other: Config) -> Pair:
+    def of(cls, one: Config, other: Config) -> ConfigPair:
         """The pair of the two configs; raises `BridgeError` if a stack refuses one of them."""
         meant, kept = meaning_of(one), meaning_of(other)
         return cls(one, other, meant, kept, frozenset(unlike(meant, kept)))
@@ -118,12 +118,12 @@ def compare(one: Config, other: Config) -> tuple[Finding, ...]:
 
     Raises `BridgeError` if a stack refuses its config.
     """
-    pair = Pair.of(one, other)
+    pair = ConfigPair.of(one, other)
     found = _settings(pair) if one.dialect.name == other.dialect.name else _apart(pair)
-    return (*_asked(pair, [*found, *_sized(pair)]), *_unknown(pair))
+    return (*_add_rule_findings(pair, [*found, *_find_world_difference(pair)]), *_unknown(pair))
 
 
-def _unknown(pair: Pair) -> Iterator[Finding]:
+def _unknown(pair: ConfigPair) -> Iterator[Finding]:
     """Yield a finding for each setting that nobody knows and that only one of the configs has, or that
     has another value there. Two configs of one stack with the same such setting agree in it, whatever
     it does. What belongs to the program of a launch counts between two launches alone.
@@ -154,7 +154,7 @@ def _unread(config: Config) -> dict[str, list[Finding]]:
     return found
 
 
-def _asked(pair: Pair, rows: list[Finding]) -> Iterator[Finding]:
+def _add_rule_findings(pair: ConfigPair, rows: list[Finding]) -> Iterator[Finding]:
     """Yield `rows`, and what the rules of both stacks have to add: a difference is never milder
     than the loss in a translation of one of the configs to the stack of the other. Rows about the
     same setting or plan fields are joined.
@@ -170,10 +170,10 @@ def _asked(pair: Pair, rows: list[Finding]) -> Iterator[Finding]:
             if all(rows[at].effect is not loss.effect for at in about):
                 rows.append(_as_difference(pair, loss, source))
     yield from rows
-    yield from _remarked(pair)
+    yield from _find_remarks(pair)
 
 
-def _losses(pair: Pair, source: Config, target: Config) -> Iterator[Finding]:
+def _losses(pair: ConfigPair, source: Config, target: Config) -> Iterator[Finding]:
     """Yield the losses in a translation of `source` to the stack of `target` that hold for `target`
     too: what no plan can hold, and what differs in the plans.
     """
@@ -201,13 +201,13 @@ def _concerns(row: Finding, loss: Finding) -> bool:
     return loss.path in (row.path, *row.about)
 
 
-def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
+def _as_difference(pair: ConfigPair, loss: Finding, source: Config) -> Finding:
     """Return a loss in a translation of `source` as a difference between the two configs."""
     back = source is pair.other
     held = (pair.meant if back else pair.kept).plain
     rule = claims(source.dialect).get(loss.path)
     # What the translation made of the value is not what the user's other config has.
-    fields = loss.about or (rule.carried(loss.path) if rule else ())
+    fields = loss.about or (rule.paths_of_plan(loss.path) if rule else ())
     found = [held[ours] for ours in fields if ours in held]
     other = found[0] if len(found) == 1 else None
     before, after = (other, loss.before) if back else (loss.before, other)
@@ -227,7 +227,7 @@ def _as_difference(pair: Pair, loss: Finding, source: Config) -> Finding:
     return plainly(row, pair.meant.plain, pair.kept.plain)
 
 
-def _remarked(pair: Pair) -> Iterator[Finding]:
+def _find_remarks(pair: ConfigPair) -> Iterator[Finding]:
     """Yield the remarks of a stack on one of the configs that do not hold for the other. That a
     stack does something else than a setting says is no difference between two runs of the stack.
     """
@@ -253,7 +253,7 @@ def _remarked(pair: Pair) -> Iterator[Finding]:
                 )
 
 
-def _sized(pair: Pair) -> Iterator[Finding]:
+def _find_world_difference(pair: ConfigPair) -> Iterator[Finding]:
     """Yield a finding if the two configs have different numbers of ranks and no plan field shows
     it.
     """
@@ -272,7 +272,7 @@ def _sized(pair: Pair) -> Iterator[Finding]:
         )
 
 
-def _settings(pair: Pair) -> Iterator[Finding]:
+def _settings(pair: ConfigPair) -> Iterator[Finding]:
     """Differences between two configs of one stack, setting by setting."""
     one, other = pair.one, pair.other
     table, before, after = claims(one.dialect), one.effective.flat(), other.effective.flat()
@@ -284,11 +284,11 @@ def _settings(pair: Pair) -> Iterator[Finding]:
         rule = table.get(path)
         if rule is None:
             continue
-        lost = tuple(ours for ours in rule.carried(path) if ours in pair.strayed)
+        lost = tuple(ours for ours in rule.paths_of_plan(path) if ours in pair.strayed)
         if path not in written and (not lost or told.issuperset(lost)):
             continue
         told.update(lost)
-        why = "; ".join(dict.fromkeys(_rounded(pair.one, path) + _rounded(pair.other, path)))
+        why = "; ".join(dict.fromkeys(_rounding_text(pair.one, path) + _rounding_text(pair.other, path)))
         blurred = [config for config in (pair.one, pair.other) if _blurs(config, path)]
         if rule.ours and not lost and not why and blurred:
             why = told_of(rule, blurred[0])
@@ -305,7 +305,7 @@ def _settings(pair: Pair) -> Iterator[Finding]:
 
 
 def _in_parts(
-    pair: Pair, rule: Rule, whole: Finding, lost: tuple[str, ...]
+    pair: ConfigPair, rule: Rule, whole: Finding, lost: tuple[str, ...]
 ) -> Iterator[Finding]:
     """Yield one finding for each setting that differs in a section, with its own line. A finding
     that is not on a section is yielded as it is.
@@ -337,7 +337,7 @@ def _in_parts(
         yield replace(found, given=True, rule=whole.rule, about=whole.about)
 
 
-def _worth_of(rule: Rule, whole: Finding, part: Setting, lost: tuple[str, ...]) -> Effect:
+def _worth_of(rule: Rule, whole: Finding, part: SectionSetting, lost: tuple[str, ...]) -> Effect:
     mine = tuple(ours for ours in lost if ours in part.stands)
     if mine:
         return rule.effect_of_losing(mine, part.alone)
@@ -348,12 +348,12 @@ def _rank(effect: Effect) -> int:
     return effect.rank
 
 
-def _weight(pair: Pair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
+def _weight(pair: ConfigPair, ours: tuple[str, ...], lost: tuple[str, ...], path: str) -> Effect:
     """Return the effect on the run of a setting that differs between the two configs. Each config
     has an effect of losing the setting. Unless the rule states the effect of another value, the
     worse of these two effects is returned.
     """
-    held = not any(_rounded(config, path) or _blurs(config, path) for config in (pair.one, pair.other))
+    held = not any(_rounding_text(config, path) or _blurs(config, path) for config in (pair.one, pair.other))
     rule = claims(pair.one.dialect)[path]
     if ours and not lost and held:
         return Effect.ROUNDING if path in rule.kernels else Effect.NONE
@@ -368,27 +368,27 @@ def _blurs(config: Config, path: str) -> bool:
     rule = claims(config.dialect).get(path)
     if rule is None or rule.blurs is None or path not in config.given:
         return False
-    seen = rule.seen(rule.theirs, config.effective)
+    seen = rule.values_in_view(rule.theirs, config.effective)
     return rule.blurs(seen) and not (rule.becomes and not rule.becomes(path, seen))
 
 
-def _rounded(config: Config, path: str) -> tuple[str, ...]:
+def _rounding_text(config: Config, path: str) -> tuple[str, ...]:
     """Return how a plan rounds the value at `path`, in words, or nothing if a plan holds it."""
     rule = claims(config.dialect).get(path)
     if rule is None or rule.becomes is None or path not in config.given:
         return ()
-    said = rule.becomes(path, rule.seen(rule.theirs, config.effective))
+    said = rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
     return (said,) if said else ()
 
 
-def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair: Pair) -> Finding:
+def _finding(path: str, effect: Effect, why: str, before: Any, after: Any, pair: ConfigPair) -> Finding:
     given = path in pair.one.given or path in pair.other.given
     change = f"{full_text(before)} -> {full_text(after)}"
     origin, rule = pair.other.origins.get(path), f"{RULE}/{path}"
     return Finding(path, why, effect, given, How.APPROXIMATE, before, after, origin, rule, change)
 
 
-def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
+def _untold(pair: ConfigPair, told: Iterable[str]) -> Iterator[Finding]:
     """Yield a finding for each plan field that differs and is not in `told`, the plan fields that
     findings on settings already report.
     """
@@ -410,11 +410,11 @@ def _untold(pair: Pair, told: Iterable[str]) -> Iterator[Finding]:
         yield replace(found, rule=f"{RULE}/{ours}", about=(ours,))
 
 
-def _spoken(pair: Pair, ours: str) -> str:
+def _spoken(pair: ConfigPair, ours: str) -> str:
     """Return the setting that stands for a plan field, or what the field is, in plain English, if the
     setting has another value than the field.
     """
-    path = _named(pair, pair.one, ours)
+    path = _setting_for(pair, pair.one, ours)
     for config in (pair.one, pair.other):
         value = config.effective.get(path)
         if path == ours or value not in (None, pair.meaning(config).plain.get(ours)):
@@ -425,7 +425,7 @@ def _spoken(pair: Pair, ours: str) -> str:
 # Two stacks
 
 
-def _apart(pair: Pair) -> Iterator[Finding]:
+def _apart(pair: ConfigPair) -> Iterator[Finding]:
     """Yield the differences between configs of two stacks. First come plan fields, with the names
     that the two stacks have for them, then the settings of each stack that no plan field stands
     for.
@@ -433,7 +433,7 @@ def _apart(pair: Pair) -> Iterator[Finding]:
     # Several fields may have one setting on both sides; they make one row.
     rows: dict[tuple[str, str], list[str]] = {}
     for ours in sorted(pair.strayed):
-        rows.setdefault((_named(pair, pair.one, ours), _named(pair, pair.other, ours)), []).append(ours)
+        rows.setdefault((_setting_for(pair, pair.one, ours), _setting_for(pair, pair.other, ours)), []).append(ours)
     for (mine, theirs), fields in rows.items():
         row = _row(pair, mine, theirs, fields)
         if row.given or theirs in pair.other.given or row.effect.reaches(Effect.NUMBERS):
@@ -449,14 +449,14 @@ def _apart(pair: Pair) -> Iterator[Finding]:
                 )
 
 
-def _counts(pair: Pair, config: Config) -> Iterator[Finding]:
+def _counts(pair: ConfigPair, config: Config) -> Iterator[Finding]:
     """Yield a finding for each value of `config` that a plan rounds. Two meanings can be equal only
     because of the rounding; where they differ, the plan field has a finding already.
     """
     for path in config.given:
         rule = claims(config.dialect).get(path)
-        for said in _rounded(config, path):
-            if rule and pair.strayed.isdisjoint(rule.carried(path)):
+        for said in _rounding_text(config, path):
+            if rule and pair.strayed.isdisjoint(rule.paths_of_plan(path)):
                 yield Finding(
                     path,
                     rule.lossy,
@@ -487,7 +487,7 @@ def _alone(config: Config, whole: Finding) -> Iterator[Finding]:
         yield whole
 
 
-def _named(pair: Pair, config: Config, ours: str) -> str:
+def _setting_for(pair: ConfigPair, config: Config, ours: str) -> str:
     """Return the setting of `config` that stands for a plan field, preferably a given one. Return
     the plan field if there is no such setting.
     """
@@ -501,10 +501,10 @@ def _named(pair: Pair, config: Config, ours: str) -> str:
         if not paths:
             return ours  # a habit that only another release could change
     # Of settings that make several fields together, the one that says most about this field alone.
-    return min(paths, key=lambda path: (len(rule.carried(path)), path not in config.given))
+    return min(paths, key=lambda path: (len(rule.paths_of_plan(path)), path not in config.given))
 
 
-def _row(pair: Pair, mine: str, theirs: str, fields: list[str]) -> Finding:
+def _row(pair: ConfigPair, mine: str, theirs: str, fields: list[str]) -> Finding:
     weights = {ours: _worth(pair, ours) for ours in fields}
     worst = min(weights, key=lambda ours: weights[ours][0].rank)
     effect, why = weights[worst]
@@ -547,7 +547,7 @@ def _own(config: Config, path: str, meant: Any) -> Any:
     return meant if isinstance(value, Mapping) else value
 
 
-def _worth(pair: Pair, ours: str) -> tuple[Effect, str]:
+def _worth(pair: ConfigPair, ours: str) -> tuple[Effect, str]:
     """The effect of a difference in a plan field on the run, and the reason for the difference."""
     sides: tuple[tuple[Config, Mapping[str, Any]], ...] = (
         (pair.one, pair.meant.plain),

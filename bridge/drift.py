@@ -10,16 +10,16 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from bridge.config import fields, shown
+from bridge.config import fields, show_value
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.findings import Finding, Origin
-from bridge.migration import Aim, differing, has, migrate, moves, readable, reworded, settable
+from bridge.migration import Aim, differing, has, migrate, moves, readable, reword_settings, settable
 from bridge.rules import HABITS, Effect
 from bridge.translation import claims, lift, plan_claims
 
 
-class Kind(StrEnum):
+class ChangeKind(StrEnum):
     """The ways in which a setting differs between two releases."""
 
     RENAMED = "renamed"
@@ -32,13 +32,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DriftChange:
     """One difference between two releases: the effective values `before` and `after`, whether the
     file sets the field, and the effect on the run.
     """
 
     path: str
-    kind: Kind
+    kind: ChangeKind
     message: str
     effect: Effect
     given: bool = False
@@ -63,12 +63,12 @@ class Drift:
     before: Config
     version: str
     after: Config | None
-    changes: tuple[Change, ...]
+    changes: tuple[DriftChange, ...]
     new: Mapping[str, Any]
     lapsed: Mapping[str, Any]
     remarks: tuple[Finding, ...]
     migrated: Config | None
-    left: tuple[Change, ...]
+    left: tuple[DriftChange, ...]
 
     @property
     def same(self) -> bool:
@@ -98,16 +98,16 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
     if problems:
         # A reader that stops at a name which the release lost says nothing about the values of the
         # others.
-        given = settable(before.dialect, reworded(before, to_version), to_version, before.entry)
+        given = settable(before.dialect, reword_settings(before, to_version), to_version, before.entry)
         _, more = _attempt(
             lambda: before.dialect.config(given, to_version, before.world_size, before.entry)
         )
         problems = dict.fromkeys((*problems, *more))
     seen = after or readable(before, before.given, to_version)
     migrated = migrate(before, to_version) if to_version != version else before
-    changes = [*_renamed(before, to_version)]
+    changes = [*_find_renames(before, to_version)]
     for problem in problems:
-        change = _change(before, _path_of(problem, before), Kind.REFUSED, problem)
+        change = _change(before, _path_of(problem, before), ChangeKind.REFUSED, problem)
         changes.append(replace(change, effect=Effect.STOPS))
     if seen:
         changes += _unlike(before, seen)
@@ -122,12 +122,12 @@ def drift(read: Callable[[str], Config], version: str, to_version: str) -> Drift
         before,
         to_version,
         after,
-        tuple(_merged(changes)),
+        tuple(_merge_changes(changes)),
         _alone(seen, before) if seen else {},
         _alone(before, seen) if seen else {},
         tuple(remarks),
         migrated,
-        tuple(_left(before, migrated)) if migrated else (),
+        tuple(_remaining_changes(before, migrated)) if migrated else (),
     )
 
 
@@ -138,46 +138,46 @@ def _attempt(read: Callable[[], Config]) -> tuple[Config | None, Iterable[str]]:
         return None, error.problems
 
 
-def _left(before: Config, migrated: Config) -> Iterator[Change]:
+def _remaining_changes(before: Config, migrated: Config) -> Iterator[DriftChange]:
     """Yield the changes between releases that remain in the migrated file. Fields that the migrated
     file sets through other settings do not count.
     """
-    renamed = {change.path for change in _renamed(before, migrated.version)}
+    renamed = {change.path for change in _find_renames(before, migrated.version)}
     aim = Aim(before)
-    kept = aim.meant.keys() - aim.strayed(migrated)
-    found = [*_gone(before, migrated), *_values(before, migrated)]
-    for change in _merged(
+    kept = aim.meaning.keys() - aim.differing_fields(migrated)
+    found = [*_find_removals(before, migrated), *_values(before, migrated)]
+    for change in _merge_changes(
         (*found, *_meanings(before, migrated, {change.path for change in found}))
     ):
         rule = claims(before.dialect).get(change.path)
-        carried = rule.carried(change.path) if rule else ()
-        moved = change.kind is Kind.GONE or (
+        carried = rule.paths_of_plan(change.path) if rule else ()
+        moved = change.kind is ChangeKind.GONE or (
             change.path in migrated.given and change.path not in before.given
         )
         if change.path not in renamed and not (moved and carried and kept.issuperset(carried)):
             yield change
 
 
-def _merged(changes: Iterable[Change]) -> Iterator[Change]:
+def _merge_changes(changes: Iterable[DriftChange]) -> Iterator[DriftChange]:
     """Return one change for each path, the first one found. If one of the changes of a path is a
     refusal, the result has the message of this refusal.
     """
-    found: dict[str, Change] = {}
+    found: dict[str, DriftChange] = {}
     for change in changes:
         first = found.setdefault(change.path, change)
-        if change.kind is Kind.REFUSED and first is not change:
+        if change.kind is ChangeKind.REFUSED and first is not change:
             found[change.path] = replace(first, message=change.message, effect=change.effect)
-        elif first.kind is Kind.REFUSED and change.kind is Kind.GONE:
+        elif first.kind is ChangeKind.REFUSED and change.kind is ChangeKind.GONE:
             found[change.path] = replace(change, message=first.message, effect=first.effect)
     return iter(found.values())
 
 
 def _change(
-    config: Config, path: str, kind: Kind, message: str, before: Any = None, after: Any = None
-) -> Change:
+    config: Config, path: str, kind: ChangeKind, message: str, before: Any = None, after: Any = None
+) -> DriftChange:
     given = path in config.given
     before = config.given.get(path) if before is None else before
-    return Change(
+    return DriftChange(
         path, kind, message, _effect(config, path), given, before, after, config.origins.get(path)
     )
 
@@ -189,19 +189,19 @@ def _effect(config: Config, path: str) -> Effect:
     return rule.effect_of(config.effective)
 
 
-def _renamed(before: Config, version: str) -> Iterator[Change]:
+def _find_renames(before: Config, version: str) -> Iterator[DriftChange]:
     if version == before.version:
         return
     for move, forward in moves(before.dialect, before.version, version):
         path, words = (move.old[0], move.new) if forward else (move.new[0], move.old)
-        said = move.applied(before.given, forward)
+        said = move.apply_to(before.given, forward)
         if path in before.given and path not in said:
             new = {name: said[name] for name in words if name in said}
-            spelled = ", ".join(f"{name}={shown(value)}" for name, value in new.items())
+            spelled = ", ".join(f"{name}={show_value(value)}" for name, value in new.items())
             message = f"here {spelled}"
             if forward:
                 message = f"{spelled} since {move.since}" + (f"; {move.note}" if move.note else "")
-            yield _change(before, path, Kind.RENAMED, message, None, next(iter(new.values()), None))
+            yield _change(before, path, ChangeKind.RENAMED, message, None, next(iter(new.values()), None))
 
 
 def _path_of(problem: str, config: Config) -> str:
@@ -222,43 +222,43 @@ def _path_of(problem: str, config: Config) -> str:
     return next((path for path in (*named, *inside, *known) if path), heads[0])
 
 
-def _unlike(before: Config, after: Config) -> Iterator[Change]:
-    found = [*_gone(before, after), *_came(before, after), *_values(before, after)]
+def _unlike(before: Config, after: Config) -> Iterator[DriftChange]:
+    found = [*_find_removals(before, after), *_came(before, after), *_values(before, after)]
     yield from (*found, *_meanings(before, after, {change.path for change in found}))
 
 
-def _gone(before: Config, after: Config) -> Iterator[Change]:
+def _find_removals(before: Config, after: Config) -> Iterator[DriftChange]:
     for path, value in before.given.items():
         if path not in after.given and not has(after, path, value):
-            yield _change(before, path, Kind.GONE, f"{after.version} does not have this setting")
+            yield _change(before, path, ChangeKind.GONE, f"{after.version} does not have this setting")
 
 
-def _came(before: Config, after: Config) -> Iterator[Change]:
+def _came(before: Config, after: Config) -> Iterator[DriftChange]:
     """Yield a change for each setting of the file that only the second release knows."""
     for path, value in after.given.items():
         if path not in before.given and not has(before, path, value):
             message = f"{before.version} does not have this setting and ignores it"
-            yield replace(_change(after, path, Kind.NEW, message, None, value), before=None)
+            yield replace(_change(after, path, ChangeKind.NEW, message, None, value), before=None)
 
 
-def _values(before: Config, after: Config) -> Iterator[Change]:
+def _values(before: Config, after: Config) -> Iterator[DriftChange]:
     old, new = before.dialect.defaults(before.version), before.dialect.defaults(after.version)
     for path, (was, now) in differing(before, after).items():
         default = (
             path not in before.given and path not in after.given and old.get(path) != new.get(path)
         )
-        kind = Kind.DEFAULT if default else Kind.DERIVED
-        message = f"{before.version} uses {shown(was)}, {after.version} uses {shown(now)}"
+        kind = ChangeKind.DEFAULT if default else ChangeKind.DERIVED
+        message = f"{before.version} uses {show_value(was)}, {after.version} uses {show_value(now)}"
         yield replace(_change(before, path, kind, message, None, now), before=was)
 
 
-def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Change]:
+def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[DriftChange]:
     """Yield a change for each setting that keeps its value and changes its meaning, and for each
     plan field whose value changes although no setting changes.
     """
     rules, aim, kept = plan_claims(before.dialect), Aim(before), lift(after).values()
-    for ours in aim.strayed(after):
-        rule, was, now = rules[ours], aim.meant.get(ours), kept.get(ours)
+    for ours in aim.differing_fields(after):
+        rule, was, now = rules[ours], aim.meaning.get(ours), kept.get(ours)
         same = [
             path
             for path in rule.theirs
@@ -268,11 +268,11 @@ def _meanings(before: Config, after: Config, explained: set[str]) -> Iterator[Ch
             was is not None and now is not None and explained.isdisjoint((*rule.theirs, *rule.sees))
         )
         if same or silent:
-            message = f"the setting means {ours} {shown(was)} in {before.version}, but {shown(now)} in {after.version}"
+            message = f"the setting means {ours} {show_value(was)} in {before.version}, but {show_value(now)} in {after.version}"
             if not same and ours.startswith(HABITS):
                 message = rule.note
             path = same[0] if same else ours
-            yield replace(_change(before, path, Kind.MEANING, message), before=was, after=now)
+            yield replace(_change(before, path, ChangeKind.MEANING, message), before=was, after=now)
 
 
 def _alone(one: Config, other: Config) -> dict[str, Any]:

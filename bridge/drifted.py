@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from bridge.clean import clean
-from bridge.config import shown
-from bridge.drift import Change, Drift, Kind
+from bridge.config import show_value
+from bridge.drift import ChangeKind, Drift, DriftChange
 from bridge.grid import Grid
 from bridge.printed import EFFECT_STYLE, first, name, release_named, remarks
 
@@ -44,15 +44,15 @@ def drift_text(drift: Drift, console: Console) -> None:
             console.print(
                 f"{len(settings)} settings exist {where}; the file sets none of these", markup=False
             )
-    _migrated(drift, console)
+    _print_migration(drift, console)
 
 
-def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Grid:
+def _changes(title: str, changes: Iterable[DriftChange], old: str, new: str) -> Grid:
     from rich.markup import escape
 
     rows = Grid(title, ("setting", old, new, "why"))
     for change in sorted(
-        changes, key=lambda change: (change.effect.rank, list(Kind).index(change.kind))
+        changes, key=lambda change: (change.effect.rank, list(ChangeKind).index(change.kind))
     ):
         where = (
             f"{change.path} (line {change.origin.line})"
@@ -61,17 +61,17 @@ def _changes(title: str, changes: Iterable[Change], old: str, new: str) -> Grid:
         )
         why = f"[{EFFECT_STYLE[change.effect]}]{change.effect}[/]: {change.kind}"
         # The messages of these two kinds repeat the values, which stand in the columns beside.
-        if change.kind not in (Kind.DEFAULT, Kind.DERIVED):
+        if change.kind not in (ChangeKind.DEFAULT, ChangeKind.DERIVED):
             why += f"; {escape(change.message)}"
-        rows.add_row(escape(where), escape(_said(change.before)), escape(_said(change.after)), why)
+        rows.add_row(escape(where), escape(_value_text(change.before)), escape(_value_text(change.after)), why)
     return rows
 
 
-def _said(value: Any) -> str:
-    return "-" if value is None else shown(value, 24)
+def _value_text(value: Any) -> str:
+    return "-" if value is None else show_value(value, 24)
 
 
-def _migrated(drift: Drift, console: Console) -> None:
+def _print_migration(drift: Drift, console: Console) -> None:
     from rich.markup import escape
 
     if drift.migrated is None:
@@ -80,7 +80,7 @@ def _migrated(drift: Drift, console: Console) -> None:
     if drift.edits:
         rows = Grid(f"Changes that keep the meaning of the file in {drift.version}", ("setting", "in the file", "to write"))
         for path, (old, new) in drift.edits.items():
-            rows.add_row(*map(escape, (path, _said(old), _said(new))))
+            rows.add_row(*map(escape, (path, _value_text(old), _value_text(new))))
         console.print(rows)
     if drift.left:
         console.print(

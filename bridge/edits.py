@@ -9,10 +9,10 @@ from typing import Any
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.rules import Context
-from bridge.translation import lift, seen_by
+from bridge.translation import lift, rules_for
 
 
-def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = None) -> Config:
+def edit_config(config: Config, changes: Mapping[str, Any], world_size: int | None = None) -> Config:
     """Return `config` for `world_size` ranks, with settings changed so that the plan fields in
     `changes` have the given values. None stands for unset.
 
@@ -26,7 +26,7 @@ def edited(config: Config, changes: Mapping[str, Any], world_size: int | None = 
         if value is not None
     }
     given, context = dict(config.given), Context(version, world_size, frozenset(config.given))
-    for rule, values in seen_by(ours, config.dialect, world_size):
+    for rule, values in rules_for(ours, config.dialect, world_size):
         # One rule may claim several settings; only those that carry a changed field are written
         # anew.
         changed = [path for path in changes if path in rule.ours]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.config import brief
-from bridge.files.document import Document, dotted
+from bridge.files.document import Document, key_with_dots
 from bridge.rules import Effect, How
 
 if TYPE_CHECKING:
@@ -111,12 +111,12 @@ def unknown(
     )
 
 
-def assumed(script: Script, launch: Launch) -> Iterator[Finding]:
+def find_unread_sources(script: Script, launch: Launch) -> Iterator[Finding]:
     """A finding for each file that a launch script sources (by `source FILE`) and that is not read,
     with the assumption about the file, and one if the script's variables leave the number of ranks
     of `launch` unknown.
     """
-    for line, name, message in script.assumed:
+    for line, name, message in script.unread_sources:
         yield Finding(name, message, Effect.NONE, origin=Origin(line))
     if launch.unranked:
         message = f"not known: {launch.unranked}; or set --world-size"
@@ -134,7 +134,7 @@ def twice(document: Document | None) -> Iterator[Finding]:
             "delete the other line"
         )
         effect = Effect.NUMBERS if found.differs else Effect.NONE
-        yield Finding(dotted(found.key), message, effect, given=found.differs, origin=Origin(last))
+        yield Finding(key_with_dots(found.key), message, effect, given=found.differs, origin=Origin(last))
 
 
 @dataclass(frozen=True, slots=True)

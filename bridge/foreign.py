@@ -10,7 +10,7 @@ FILES = (".json", ".hjson", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Kind:
+class ForeignKind:
     """A kind of file: `needed` are keys that all such files have, of `usual` they have at least `least`.
 
     A key is dotted, and begins at the top level. `source` is the place in the program's code that
@@ -31,7 +31,7 @@ class Kind:
         found = sum(_value(data, key) is not None for key in self.usual)
         return all(_value(data, key) is not None for key in self.needed) and found >= self.least
 
-    def said(self, data: Mapping[Any, Any]) -> str:
+    def sentence_about(self, data: Mapping[Any, Any]) -> str:
         """Return the sentence about a file of this kind."""
         named = _value(data, self.naming) if self.naming else None
         file = named if isinstance(named, str) and named.endswith(FILES) else ""
@@ -48,12 +48,12 @@ def _value(data: Any, key: str) -> Any:
     return False if data is None else data
 
 
-def _kind(title: str, source: str, needed: str, usual: str = "", least: int = 0, **more: str) -> Kind:
-    return Kind(title, source, frozenset(needed.split()), frozenset(usual.split()), least, **more)
+def _kind(title: str, source: str, needed: str, usual: str = "", least: int = 0, **more: str) -> ForeignKind:
+    return ForeignKind(title, source, frozenset(needed.split()), frozenset(usual.split()), least, **more)
 
 
 ENGINE = "give the DeepSpeed file of the run, or the launch script that names it"
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[ForeignKind, ...] = (
     _kind(
         "a config of GPT-NeoX",
         "EleutherAI/gpt-neox: megatron/neox_arguments/neox_args.py",
@@ -167,4 +167,4 @@ def foreign(data: Any) -> str:
     """Return a sentence on a file of a program that no dialect reads, with what to give instead; empty for other files."""
     if not isinstance(data, Mapping):
         return ""
-    return next((kind.said(data) for kind in KINDS if kind.fits(data)), "")
+    return next((kind.sentence_about(data) for kind in KINDS if kind.fits(data)), "")

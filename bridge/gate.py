@@ -140,17 +140,17 @@ def baseline(records: Iterable[Record], where: Path) -> str:
     """
     folder = os.path.realpath(where.parent)
 
-    def kept(file: str) -> str:
+    def relative_name(file: str) -> str:
         place = place_of(file)
         return Path(os.path.relpath(place, folder)).as_posix() if os.path.isabs(place) else place
 
     # By file, rule and setting, not by line: lines move with every edit above them.
-    rows = sorted({(kept(one.file), one.rule, one.path) for one in records if one.rule != REFUSED})
+    rows = sorted({(relative_name(one.file), one.rule, one.path) for one in records if one.rule != REFUSED})
     known = [{"file": file, "rule": rule, "path": path} for file, rule, path in rows]
     return json.dumps({"stagebridge": 1, "known": known}, indent=1) + "\n"
 
 
-def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
+def read_baseline(text: str, where: str) -> frozenset[tuple[str, str, str]]:
     """Return file, rule and path of each finding in the baseline file `where`. Files are named as by
     `place_of`. Raises `BridgeError` if the text is not a baseline.
     """
@@ -159,13 +159,13 @@ def known_of(text: str, where: str) -> frozenset[tuple[str, str, str]]:
         data = json.loads(text)
         rows = data["known"] if data["stagebridge"] == 1 else None
         return frozenset(
-            (_found(folder, row["file"]), row["rule"], row["path"]) for row in rows or ()
+            (_path_in_folder(folder, row["file"]), row["rule"], row["path"]) for row in rows or ()
         )
     except (ValueError, TypeError, KeyError, RecursionError):
         raise BridgeError(f"{where}: not a baseline file; write a baseline with --write-baseline") from None
 
 
-def _found(folder: str, file: str) -> str:
+def _path_in_folder(folder: str, file: str) -> str:
     place = place_of(os.path.join(folder, file))
     return place if os.path.isabs(place) else file
 
@@ -173,7 +173,7 @@ def _found(folder: str, file: str) -> str:
 def is_baseline(content: bytes) -> bool:
     """Return whether `content` is that of a baseline file."""
     try:
-        known_of(content.decode(), "")
+        read_baseline(content.decode(), "")
     except (BridgeError, UnicodeDecodeError):
         return False
     return True
@@ -196,9 +196,9 @@ def as_github(records: Sequence[Record], code: int) -> str:
 
 
 def _command(one: Record) -> str:
-    place = f"file={_escaped(one.file)}" + (f",line={one.line}" if one.line else "")
+    place = f"file={_escape_property(one.file)}" + (f",line={one.line}" if one.line else "")
     words = _data(": ".join(filter(None, (one.path, str(one.effect), one.message))))
-    return f"::{GITHUB[LEVELS[one.effect]]} {place},title={_escaped(one.rule)}::{words}"
+    return f"::{GITHUB[LEVELS[one.effect]]} {place},title={_escape_property(one.rule)}::{words}"
 
 
 def _data(text: str) -> str:
@@ -206,7 +206,7 @@ def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _escaped(text: str) -> str:
+def _escape_property(text: str) -> str:
     # In a property a colon or a comma would end it.
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 

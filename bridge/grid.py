@@ -46,7 +46,7 @@ class Hung:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yield the lines of the text."""
         indent, width = self.first, options.max_width - max(self.first, self.rest)
-        for line in wrapped(self.text, console, width, self.whole):
+        for line in wrap_text(self.text, console, width, self.whole):
             yield blanks(indent) + line
             indent = self.rest
 
@@ -58,7 +58,7 @@ def blanks(count: int) -> Text:
     return Text(" " * count)
 
 
-def marked(markup: str) -> Text:
+def markup_text(markup: str) -> Text:
     """A text from markup, with secrets hidden, control characters escaped and long words cut."""
     from rich.text import Text
 
@@ -67,7 +67,7 @@ def marked(markup: str) -> Text:
     return Text.from_markup(brief(hide(clean(markup))))
 
 
-def wrapped(text: Text, console: Console, width: int, whole: bool = False) -> list[Text]:
+def wrap_text(text: Text, console: Console, width: int, whole: bool = False) -> list[Text]:
     """Wrap `text` into lines of at most `width` columns, without blanks at line ends. An arrow and
     the value behind it stay on one line. If `whole`, a word that is wider than a line stays whole.
     """
@@ -113,16 +113,16 @@ class Grid:
 
     def add_row(self, *cells: str, style: str = "") -> None:
         """Add a row of cells, from the left; a short row has empty cells at its end."""
-        self.rows.append(([marked(cell) for cell in cells], style))
+        self.rows.append(([markup_text(cell) for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         """Yield title, heads, rows and caption."""
         if self.title:
-            yield Hung(marked(f"[bold]{self.title}[/]"))
+            yield Hung(markup_text(f"[bold]{self.title}[/]"))
         widths = self._widths(options.max_width)
-        yield from self._aligned(console, widths) if widths else self._stacked()
+        yield from self._align_rows(console, widths) if widths else self._stack_rows()
         if self.caption:
-            yield Hung(marked(self.caption), 1, 1)
+            yield Hung(markup_text(self.caption), 1, 1)
 
     def _widths(self, width: int) -> list[int] | None:
         """Return the widths of the columns. Return None if a word does not fit into its column, or
@@ -154,7 +154,7 @@ class Grid:
         share = min(1.0, spare / short) if short else 1.0
         return [low + int((high - low) * share) for low, high in zip(least, wanted, strict=True)]
 
-    def _aligned(self, console: Console, widths: Sequence[int]) -> Iterator[Text]:
+    def _align_rows(self, console: Console, widths: Sequence[int]) -> Iterator[Text]:
         from rich.text import Text
 
         if any(self.columns):
@@ -163,7 +163,7 @@ class Grid:
                 yield Text(" " + "─" * (sum(widths) + GAP * (len(widths) - 1)))
         for cells, style in self.rows:
             parts = [
-                wrapped(cell, console, width) for cell, width in zip(cells, widths, strict=False)
+                wrap_text(cell, console, width) for cell, width in zip(cells, widths, strict=False)
             ]
             for number in range(max(map(len, parts), default=0)):
                 line = self._line(
@@ -185,7 +185,7 @@ class Grid:
         line.rstrip()
         return line
 
-    def _stacked(self) -> Iterator[Hung]:
+    def _stack_rows(self) -> Iterator[Hung]:
         from rich.text import Text
 
         for cells, style in self.rows:

@@ -33,7 +33,7 @@ def kind(annotation: Any) -> str:
     """
     origin, inside = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _bounded(inside[0], inside[1:])
+        return _bounds_text(inside[0], inside[1:])
     if origin in (Union, types.UnionType):
         return " or ".join(
             dict.fromkeys(kind(part) for part in inside if part is not types.NoneType)
@@ -50,7 +50,7 @@ def kind(annotation: Any) -> str:
     return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-def _bounded(inner: Any, limits: Iterable[Any]) -> str:
+def _bounds_text(inner: Any, limits: Iterable[Any]) -> str:
     known = [limit for limit in limits if type(limit) in SIGNS]
     signs = [f"{SIGNS[type(limit)][0]} {getattr(limit, SIGNS[type(limit)][1])}" for limit in known]
     filled = ", not empty" if any(isinstance(limit, MinLen) for limit in limits) else ""

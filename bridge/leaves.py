@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from bridge import limits
-from bridge.config import Section, fields, shown
+from bridge.config import Section, fields, show_value
 
 PLACEHOLDER = re.compile(
     r"(?:[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+|<[^<>]+>|\{\{.*\}\}|\$\w+|\$\{.*\}|@\w+@),?"
@@ -51,7 +51,7 @@ class Leaves:
     def _adapter(self, path: str) -> TypeAdapter[Any]:
         return TypeAdapter(fields(self.schema)[path].annotation, config=_STRICT)
 
-    def typed(self, path: str, value: Any) -> Any:
+    def as_typed(self, path: str, value: Any) -> Any:
         """Return `value` as the schema types it, without coercion. Raises `ValueError` with the
         value that was found and the values that are expected.
         """
@@ -62,33 +62,33 @@ class Leaves:
         try:
             return self._adapter(path).validate_python(value)
         except ValidationError:
-            found = f"found {shown(value)}"
+            found = f"found {show_value(value)}"
             if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
                 found = f"{found}, a placeholder of a template that is not filled in"
-            raise ValueError(f"{found}, expected {self.expected(path)}") from None
+            raise ValueError(f"{found}, expected {self.describe_values(path)}") from None
 
     def nullable(self, path: str) -> bool:
         """Whether `path` accepts null."""
         return NoneType in get_args(fields(self.schema)[path].annotation)
 
     @cache  # noqa: B019
-    def expected(self, path: str) -> str:
+    def describe_values(self, path: str) -> str:
         """Return the values that the schema accepts at `path`, in words."""
-        return self._said(fields(self.schema)[path].annotation)
+        return self._annotation_text(fields(self.schema)[path].annotation)
 
-    def _said(self, annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
+    def _annotation_text(self, annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
         origin = get_origin(annotation)
         if annotation in self.words:
             return self.words[annotation]
         if origin is Annotated:
             inner, *metadata = get_args(annotation)
-            return self._said(
+            return self._annotation_text(
                 inner, (*(item for item in metadata if type(item) in _BOUNDS), *bounds)
             )
         if origin in (Union, UnionType):
             return " or ".join(
                 dict.fromkeys(
-                    self._said(part) for part in get_args(annotation) if part is not NoneType
+                    self._annotation_text(part) for part in get_args(annotation) if part is not NoneType
                 )
             )
         if origin is Literal:
@@ -99,7 +99,7 @@ class Leaves:
             return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
         if origin is tuple and Ellipsis not in get_args(annotation):
             return (
-                f"a list of {len(get_args(annotation))}, each {self._said(get_args(annotation)[0])}"
+                f"a list of {len(get_args(annotation))}, each {self._annotation_text(get_args(annotation)[0])}"
             )
         ends = []
         for bound in bounds:

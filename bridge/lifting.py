@@ -44,7 +44,7 @@ def lower(
     """`plan` as a config of `dialect`; raises `BridgeError` if the stack would refuse the config.
     """
     ours = plan.values()
-    return lowered(ours, dialect, dialect.release(version), world_size or world_of(ours))
+    return lower_values(ours, dialect, dialect.release(version), world_size or world_of(ours))
 
 
 def meaning_of(config: Config) -> Meaning:
@@ -70,17 +70,17 @@ def _beyond(ours: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path}: found {value:,}, expected at most {most:,}; no run has that many"
 
 
-def lowered(
+def lower_values(
     ours: Mapping[str, Any], dialect: Dialect, version: str, world_size: int | None
 ) -> Config:
     """The plan values `ours` as a config of `dialect`; raises `BridgeError` if the stack would
     refuse the config.
     """
-    given, entry = written_by(ours, dialect, version, world_size), dialect.default_entry
+    given, entry = settings_for(ours, dialect, version, world_size), dialect.default_entry
     return dialect.config(settable(given, dialect, version, entry), version, world_size, entry)
 
 
-def written_by(
+def settings_for(
     ours: Mapping[str, Any],
     dialect: Dialect,
     version: str,
@@ -94,22 +94,22 @@ def written_by(
     the config that is replaced.
     """
     given: dict[str, Any] = {}
-    solved, context = _solved(ours, world_size), Context(version, world_size, frozenset(had))
+    solved, context = _solve_batch(ours, world_size), Context(version, world_size, frozenset(had))
     for rule in dialect.rules:
         if rule.theirs:
             given.update(rule.write(solved, context))
     return given
 
 
-def seen_by(
+def rules_for(
     ours: Mapping[str, Any], dialect: Dialect, world_size: int | None
 ) -> Iterator[tuple[Rule, dict[str, Any]]]:
     """Yield the rules of `dialect` that write settings, each with the plan values that the rule
     sees.
     """
-    solved = _solved(ours, world_size)
+    solved = _solve_batch(ours, world_size)
     yield from (
-        (rule, rule.seen(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs
+        (rule, rule.values_in_view(rule.ours, solved)) for rule in dialect.rules if rule.ours and rule.theirs
     )
 
 
@@ -127,7 +127,7 @@ def settable(
     return dialect.fitting(known, version)
 
 
-def _solved(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
+def _solve_batch(ours: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:
     sides = ("batch.micro", "batch.accumulation", "batch.global_", "parallel.data")
     micro, accumulation, global_, data = (ours.get(side) for side in sides)
     if not data and world_size:

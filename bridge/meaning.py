@@ -196,7 +196,7 @@ def _whole(values: Values) -> bool:
     return not every or bool(steps and steps <= every)
 
 
-def _unbounded(values: Values) -> bool:
+def _positions_bound_nothing(values: Values) -> bool:
     """Return whether the number of positions bounds nothing that is computed: only learned positions
     have a table of that size, and only some scaled rotary positions depend on it.
     """
@@ -217,7 +217,7 @@ def _learned(values: Values) -> bool:
 
 
 UNREACHED: Mapping[str, Callable[[Values], bool]] = {
-    "model.embedding.max_positions": lambda values: _unbounded(values),
+    "model.embedding.max_positions": lambda values: _positions_bound_nothing(values),
     **{SCHEDULE + name: _level for name in ("minimum", "total_steps")},
     EXIT: _whole,
     SCHEDULE + "warmup_from": lambda values: values.get(SCHEDULE + "warmup_steps") == 0,

@@ -12,7 +12,7 @@ from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.moves import Move
 from bridge.rules import Context, Group
-from bridge.translation import lift, seen_by
+from bridge.translation import lift, rules_for
 
 
 def migrate(config: Config, version: str) -> Config | None:
@@ -22,7 +22,7 @@ def migrate(config: Config, version: str) -> Config | None:
     """
     if version == config.version:
         return config
-    found = readable(config, reworded(config, version), version)
+    found = readable(config, reword_settings(config, version), version)
     if found is None:
         return None
     # First everything that the release still accepts, then what its table writes for the rest, then
@@ -30,15 +30,15 @@ def migrate(config: Config, version: str) -> Config | None:
     # again.
     aim, start = Aim(config), grown(found, nearest_words(config, found))
     near = aim.nearer(start, aim.groups(start))
-    return replace(as_read(aim.trimmed(near, start)), opaque=config.opaque)
+    return replace(as_read(aim.trim_changes(near, start)), opaque=config.opaque)
 
 
 def nearest_words(config: Config, start: Config) -> list[Group]:
     """Return the settings that can replace the settings of `config` that `start` had to leave out.
     Each group has the settings that one rule of the table writes.
     """
-    said = lowered(config, start.version)
-    out = reworded(config, start.version).keys() - start.given.keys()
+    said = lower_for_release(config, start.version)
+    out = reword_settings(config, start.version).keys() - start.given.keys()
     rules = (rule for rule in config.dialect.rules if not out.isdisjoint(rule.theirs))
     return [
         {path: said[path] for path in rule.theirs if path in said and path not in start.given}
@@ -51,7 +51,7 @@ def as_read(config: Config) -> Config:
     """
     reading = config.dialect.parse(config.text(), config.version, lenient=False)
     read = {path: reading.given.get(path, value) for path, value in config.given.items()}
-    return built(config, read, config.version) or config
+    return build_config(config, read, config.version) or config
 
 
 def readable(config: Config, given: Group, version: str) -> Config | None:
@@ -59,15 +59,15 @@ def readable(config: Config, given: Group, version: str) -> Config | None:
     accepts none.
     """
     known = settable(config.dialect, given, version, config.entry)
-    if whole := built(config, known, version):
+    if whole := build_config(config, known, version):
         return whole
     # Some stacks refuse an empty config, so the second base is what the table writes for the
     # meaning.
-    base = built(config, {}, version) or built(config, lowered(config, version), version)
+    base = build_config(config, {}, version) or build_config(config, lower_for_release(config, version), version)
     return base and grown(base, [{path: value} for path, value in known.items()])
 
 
-def built(config: Config, given: Group, version: str) -> Config | None:
+def build_config(config: Config, given: Group, version: str) -> Config | None:
     """Return a config of release `version` with the settings `given`, or None if the release
     refuses these settings.
     """
@@ -85,7 +85,7 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
     group.
     """
     given = {**config.given, **{path: value for group in groups for path, value in group.items()}}
-    more = built(config, given, config.version) if groups else config
+    more = build_config(config, given, config.version) if groups else config
     if more is not None or len(groups) < 2:
         return more or config
     half = len(groups) // 2
@@ -99,13 +99,13 @@ def settable(dialect: Dialect, given: Group, version: str, entry: str) -> dict[s
     }
 
 
-def lowered(config: Config, version: str) -> dict[str, Any]:
+def lower_for_release(config: Config, version: str) -> dict[str, Any]:
     """Return the plan of `config` as settings of a release. Fields for which the release has no
     setting are left out.
     """
     written: dict[str, Any] = {}
-    for rule, values in seen_by(lift(config).values(), config.dialect, config.world_size):
-        # A rule that cannot write these values for the release leaves its settings out; `strayed`
+    for rule, values in rules_for(lift(config).values(), config.dialect, config.world_size):
+        # A rule that cannot write these values for the release leaves its settings out; `differing_fields`
         # then shows the loss.
         with suppress(BridgeError):
             written.update(rule.write(values, Context(version, config.world_size)))
@@ -116,11 +116,11 @@ def lowered(config: Config, version: str) -> dict[str, Any]:
 # Words
 
 
-def reworded(config: Config, version: str) -> dict[str, Any]:
+def reword_settings(config: Config, version: str) -> dict[str, Any]:
     """The settings given in `config`, under the names that release `version` has for them."""
     given = dict(config.given)
     for move, forward in moves(config.dialect, config.version, version):
-        said = move.applied(given, forward)
+        said = move.apply_to(given, forward)
         added = {path: value for path, value in said.items() if path not in given}
         # A move is made only if the release knows all of its new settings; else the old ones stay
         # and are told as lost.
@@ -180,33 +180,33 @@ class Aim:
     config: Config
 
     @cached_property
-    def meant(self) -> Mapping[str, Any]:
+    def meaning(self) -> Mapping[str, Any]:
         """The values of the plan that `config` means."""
         return lift(self.config).values()
 
-    def strayed(self, other: Config) -> list[str]:
+    def differing_fields(self, other: Config) -> list[str]:
         """Plan fields in which `other` differs from `config`."""
         kept = lift(other).values()
-        return [path for path in {**self.meant, **kept} if self.meant.get(path) != kept.get(path)]
+        return [path for path in {**self.meaning, **kept} if self.meaning.get(path) != kept.get(path)]
 
     def distance(self, other: Config) -> tuple[int, int]:
         """Return the number of plan fields that differ and the number of settings that differ. The
         smaller of two such pairs is nearer to the aim.
         """
-        return len(self.strayed(other)), len(differing(self.config, other))
+        return len(self.differing_fields(other)), len(differing(self.config, other))
 
     def groups(self, start: Config) -> list[Group]:
         """Return groups of settings that may bring `start` nearer to the aim. First come the
         settings that the table writes for each plan field that differs, then each single setting
         whose effective value differs.
         """
-        said, strayed = lowered(self.config, start.version), self.strayed(start)
+        said, strayed = lower_for_release(self.config, start.version), self.differing_fields(start)
         rules = [
             rule for rule in self.config.dialect.rules if not set(strayed).isdisjoint(rule.ours)
         ]
         planned = [{path: said[path] for path in rule.theirs if path in said} for rule in rules]
         # Settings that have another name by now would only be refused, or undo the move.
-        old = self.config.given.keys() - reworded(self.config, start.version).keys()
+        old = self.config.given.keys() - reword_settings(self.config, start.version).keys()
         unlike = {
             path: before
             for path, (before, _) in differing(self.config, start).items()
@@ -228,7 +228,7 @@ class Aim:
             **config.given,
             **{path: value for group in groups for path, value in group.items()},
         }
-        more = built(config, given, config.version) if groups else None
+        more = build_config(config, given, config.version) if groups else None
         if more is not None and self.distance(more) < self.distance(config):
             return more
         if len(groups) < 2:
@@ -236,14 +236,14 @@ class Aim:
         half = len(groups) // 2
         return self.nearer(self.nearer(config, groups[:half]), groups[half:])
 
-    def trimmed(self, config: Config, start: Config) -> Config:
+    def trim_changes(self, config: Config, start: Config) -> Config:
         """Return `config` with settings put back to their values in `start`. A setting is put back
         if this does not move the config away from the aim.
         """
         for path in [path for path in config.given if config.given[path] != start.given.get(path)]:
             kept = {path: start.given[path]} if path in start.given else {}
             rest = {name: value for name, value in config.given.items() if name != path}
-            less = built(config, {**rest, **kept}, config.version)
+            less = build_config(config, {**rest, **kept}, config.version)
             if less is not None and self.distance(less) <= self.distance(config):
                 config = less
         return config

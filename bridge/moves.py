@@ -35,7 +35,7 @@ class Move:
     note: str = ""
     source: str = ""
 
-    def applied(self, given: Words, forward: bool) -> dict[str, Any]:
+    def apply_to(self, given: Words, forward: bool) -> dict[str, Any]:
         """Return `given` with old settings replaced by new ones, or new settings by old ones if
         `forward` is false. Return `given` unchanged if there is nothing to replace.
         """
@@ -48,7 +48,7 @@ class Move:
         return {**rest, **said}
 
 
-def renamed(old: str, new: str, since: str, note: str = "", source: str = "") -> Move:
+def rename_setting(old: str, new: str, since: str, note: str = "", source: str = "") -> Move:
     """Return a move for a setting that keeps its value under another name."""
     return Move(
         since,
@@ -61,7 +61,7 @@ def renamed(old: str, new: str, since: str, note: str = "", source: str = "") ->
     )
 
 
-def switched(old: str, new: str, value: Any, since: str, note: str = "", source: str = "") -> Move:
+def switch_to_value(old: str, new: str, value: Any, since: str, note: str = "", source: str = "") -> Move:
     """Return a move for a switch that became one value of another setting."""
 
     def forward(given: Words) -> Words:

@@ -52,7 +52,7 @@ def _has(data: Any, parts: Sequence[str]) -> bool:
 
 
 @cache
-def found(
+def find_dialects(
     folders: tuple[str, ...], taken: tuple[str, ...]
 ) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     """Return the dialects in `folders`, the first one of each name, and a line with the reason for
@@ -91,7 +91,7 @@ def _read(place: Path) -> Plugin | str:
     # MemoryError in the parser.
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return f"the file __init__.py cannot be read ({type(error).__name__})"
-    bound = dict(_bound(tree.body))
+    bound = dict(_top_level_names(tree.body))
     if DIALECT not in bound:
         return f"the file __init__.py does not set {DIALECT}"
     value = bound.get(SIGNATURE)
@@ -104,7 +104,7 @@ def _read(place: Path) -> Plugin | str:
     return Plugin(place.name, place, tuple(texts))
 
 
-def _bound(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
+def _top_level_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
     """Yield each name that a module sets at its top level, with the syntax of the value."""
     for node in body:
         if isinstance(node, ast.Assign):

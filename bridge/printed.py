@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from bridge import launching
 from bridge.clean import clean
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.dialect import Config, Dialect
 from bridge.findings import UNKNOWN, Finding, Origin
-from bridge.grid import Grid, Hung, marked
+from bridge.grid import Grid, Hung, markup_text
 from bridge.report import all_of
 from bridge.rules import Effect, How
 from bridge.translation import FieldReport, Result
@@ -132,7 +132,7 @@ def verdict(
     return "; ".join([same[worst], *parts, *([lacks] if lacks else [])])
 
 
-def translated(findings: Iterable[Finding], snippet: str) -> str:
+def translation_verdict(findings: Iterable[Finding], snippet: str) -> str:
     """Return the verdict on a translation. If its `snippet` leaves objects to the training script, such
     as the model, the run is the same only if the script makes the same ones.
     """
@@ -180,7 +180,7 @@ def _number(count: int, word: str) -> str:
     return f"{count} {word}{'' if count == 1 else 's'}"
 
 
-def _judged(said: str, findings: Iterable[Finding], console: Console) -> None:
+def _print_verdict(said: str, findings: Iterable[Finding], console: Console) -> None:
     """Print the verdict in the colour of the worst effect."""
     worst = min(
         (finding.effect for finding in findings),
@@ -188,14 +188,14 @@ def _judged(said: str, findings: Iterable[Finding], console: Console) -> None:
         default=Effect.NONE,
     )
     style = "bold green" if not worst.reaches(Effect.NUMBERS) else EFFECT_STYLE[worst]
-    _headed(f"[{style}]{said}[/]", console)
+    _print_heading(f"[{style}]{said}[/]", console)
 
 
-def _headed(markup: str, console: Console, rest: int = 0) -> None:
+def _print_heading(markup: str, console: Console, rest: int = 0) -> None:
     """Print a heading. A word that is wider than a line, such as a path, stays whole, so that it
     can be copied.
     """
-    console.print(Hung(marked(markup), 0, rest, whole=True), soft_wrap=True)
+    console.print(Hung(markup_text(markup), 0, rest, whole=True), soft_wrap=True)
 
 
 # What is shown
@@ -217,11 +217,11 @@ def text(
     source, target = result.source, result.config
     told = (*all_of(source), *result.findings, *result.missing) if findings is None else findings
     first(told, console)
-    _judged(translated(told, result.written.snippet), told, console)
+    _print_verdict(translation_verdict(told, result.written.snippet), told, console)
     if view.quiet:
         return
     console.print(
-        Hung(marked(f"{name(source)} -> {name(target)}, {target.world_size or '?'} ranks"))
+        Hung(markup_text(f"{name(source)} -> {name(target)}, {target.world_size or '?'} ranks"))
     )
     _causes(told, console, view, result.fields)
     _missing(told, console)
@@ -233,7 +233,7 @@ def text(
     code = next((path for path in files if path.name.endswith(".code.py")), None)
     _outside(result, console, None if view.origins else code)
     _footer(told, console, view, result)
-    listed(files, console)
+    print_files(files, console)
 
 
 def check_text(
@@ -250,12 +250,12 @@ def check_text(
 
     told, view = all_of(config) if findings is None else findings, replace(view, everything=True)
     first(told, console)
-    _judged(verdict(told, AS_WRITTEN, WRITTEN), told, console)
+    _print_verdict(verdict(told, AS_WRITTEN, WRITTEN), told, console)
     if view.quiet:
         return
     where = f"{escape(file)}: " if file else ""
     given = _number(len(config.given), "setting")
-    _headed(f"{where}{name(config)}, {given} given", console)
+    _print_heading(f"{where}{name(config)}, {given} given", console)
     _causes(told, console, view)
     _missing(told, console)
     _footer(told, console, view)
@@ -266,12 +266,12 @@ def one_of_many(file: str, told: Sequence[Finding], console: Console, view: View
     from rich.markup import escape
 
     first(told, console)
-    _judged(f"{escape(file)}: {verdict(told, AS_WRITTEN, WRITTEN)}", told, console)
+    _print_verdict(f"{escape(file)}: {verdict(told, AS_WRITTEN, WRITTEN)}", told, console)
     if not view.quiet:
         _causes(told, console, view, gap=False)
         lacking = [finding.path for finding in _once(told) if finding.how is How.MISSING]
         if lacking:
-            console.print(Hung(marked(escape(f"still to be added: {', '.join(lacking)}")), 2, 4))
+            console.print(Hung(markup_text(escape(f"still to be added: {', '.join(lacking)}")), 2, 4))
 
 
 def unshown(told: Iterable[Finding], view: View) -> int:
@@ -280,7 +280,7 @@ def unshown(told: Iterable[Finding], view: View) -> int:
     return sum(one.effect is Effect.NONE and not view.shows(one.effect) for one in rows)
 
 
-def compared(
+def print_differences(
     names: tuple[str, str],
     sides: tuple[Config, Config],
     told: Sequence[Finding],
@@ -293,12 +293,12 @@ def compared(
     from rich.markup import escape
 
     told = [_of_first(finding, sides[0]) for finding in told]
-    _judged(verdict(told), told, console)
+    _print_verdict(verdict(told), told, console)
     if not view.quiet:
         said = (
             f"{escape(file)} ({name(config)})" for file, config in zip(names, sides, strict=True)
         )
-        _headed(" -> ".join(said), console)
+        _print_heading(" -> ".join(said), console)
         _causes(told, console, view)
         _footer(told, console, view)
 
@@ -357,7 +357,7 @@ def _causes(
             console.print()
         if rows:
             console.print(
-                Hung(marked(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]"), 0 if gap else 2)
+                Hung(markup_text(f"[{EFFECT_STYLE[effect]}]{effect.capitalize()}[/]"), 0 if gap else 2)
             )
         for number, cause in enumerate(rows, 1):
             for line in _row(
@@ -386,10 +386,10 @@ def _row(cause: Cause, number: str, width: int, fields: Sequence[FieldReport]) -
         yield from _heads(heads, label)
         return
     if len(heads) == 1 and len(heads[0]) + len(why) + indent + 4 <= width:
-        yield Hung(marked(f"{label}{heads[0]}: {why}"), 2, 4 + indent)
+        yield Hung(markup_text(f"{label}{heads[0]}: {why}"), 2, 4 + indent)
         return
     yield from _heads(heads, label)
-    yield Hung(marked(why), 4 + indent, 4 + indent)
+    yield Hung(markup_text(why), 4 + indent, 4 + indent)
 
 
 def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
@@ -398,9 +398,9 @@ def _heads(heads: Iterable[str], label: str) -> Iterator[Hung]:
     """
     for place, head in enumerate(heads):
         if place == 0:
-            yield Hung(marked(label + head), 2, 6 + len(label))
+            yield Hung(markup_text(label + head), 2, 6 + len(label))
         else:
-            yield Hung(marked(head), 2 + len(label), 6 + len(label))
+            yield Hung(markup_text(head), 2 + len(label), 6 + len(label))
 
 
 def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
@@ -410,8 +410,8 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
     if finding.change or finding.how is None:
         return finding.change
     if finding.how is How.DEFAULTED:
-        return f"{'' if finding.cause else 'not set -> '}{shown(finding.after, LONG)}"
-    before = f"{shown(finding.before, LONG)} " if finding.before is not None else ""
+        return f"{'' if finding.cause else 'not set -> '}{show_value(finding.after, LONG)}"
+    before = f"{show_value(finding.before, LONG)} " if finding.before is not None else ""
     # A section would not show which of its values is meant.
     targets = [
         field for field in fields if finding.path in field.sources and not isinstance(field.value, Mapping)
@@ -424,7 +424,7 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
         and all(field.value != finding.before for field in near)
     ):
         return (
-            f"{before}-> {', '.join(f'{field.path} {shown(field.value, LONG)}' for field in near)}"
+            f"{before}-> {', '.join(f'{field.path} {show_value(field.value, LONG)}' for field in near)}"
         )
     if finding.how in FATES and finding.after is None and finding.effect is Effect.NONE:
         # The reason says that its meaning is kept; an arrow behind each setting would say no more.
@@ -433,7 +433,7 @@ def _change(finding: Finding, fields: Sequence[FieldReport]) -> str:
         return f"{before}-> nothing"
     if finding.how is How.DROPPED or finding.after is None:
         return f"{before}-> {FATES.get(finding.how, 'nothing')}"
-    return f"{before}-> {shown(finding.after, LONG)}"
+    return f"{before}-> {show_value(finding.after, LONG)}"
 
 
 def _place(finding: Finding) -> str:
@@ -459,7 +459,7 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
     lacking = [finding for finding in findings if finding.how is How.MISSING]
     if lacking:
         console.print()
-        console.print(Hung(marked("[bold]You still have to add[/]")))
+        console.print(Hung(markup_text("[bold]You still have to add[/]")))
     for cause in causes(lacking):
         for finding in cause.findings:
             what = (
@@ -468,13 +468,13 @@ def _missing(findings: Iterable[Finding], console: Console) -> None:
                 else finding.message
             )
             named = finding.path in what.replace("-", "_")
-            console.print(Hung(marked(escape(what if named else f"{finding.path}: {what}")), 2, 6))
+            console.print(Hung(markup_text(escape(what if named else f"{finding.path}: {what}")), 2, 6))
         # Whether numbers hang on it is no news here: the run does not start without it.
         stops = cause.effect is Effect.STOPS
         parts = [f"[{EFFECT_STYLE[cause.effect]}]{cause.effect}[/]"] if stops else []
         parts += [escape(cause.message)] if cause.findings[0].cause else []
         if parts:
-            console.print(Hung(marked(": ".join(parts)), 4, 4))
+            console.print(Hung(markup_text(": ".join(parts)), 4, 4))
 
 
 def remarks(title: str, findings: Iterable[Finding]) -> Grid:
@@ -505,7 +505,7 @@ def _origins(result: Result) -> Grid:
         )
         row = (
             field_.path,
-            shown(field_.value),
+            show_value(field_.value),
             from_ or f"default of {field_.default_of}",
             str(field_.how),
         )
@@ -554,12 +554,12 @@ def _footer(
         )
     if parts:
         console.print()
-        console.print(Hung(marked("; ".join(parts))))
+        console.print(Hung(markup_text("; ".join(parts))))
 
 
-def listed(files: Sequence[Path], console: Console) -> None:
+def print_files(files: Sequence[Path], console: Console) -> None:
     """Print the names of the files that were written."""
     if files:
         from rich.markup import escape
 
-        _headed(escape(f"wrote {', '.join(map(str, files))}"), console, 6)
+        _print_heading(escape(f"wrote {', '.join(map(str, files))}"), console, 6)

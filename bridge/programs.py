@@ -15,18 +15,18 @@ from bridge.lifting import claims
 from bridge.translation import Result, translate
 
 
-def scripted(result: Result, output: Path | None) -> Result:
+def add_script(result: Result, output: Path | None) -> Result:
     """Add the script that starts the run to `result`. In the returned result, `findings` also has
     the losses of the model's config, and `lacking` has a finding for each missing setting.
     """
     if output is None or result.put is None:
         raise BridgeError("--script: needs -o OUT; the script is written next to OUT")
-    model, findings = described(result)
+    model, findings = describe_model(result)
     program = result.config.dialect.program(result.put, result.config, result.plan.values(), model)
     return replace(result, put=program.written, findings=findings, lacking=program.lacking)
 
 
-def described(result: Result) -> tuple[Config | None, tuple[Finding, ...]]:
+def describe_model(result: Result) -> tuple[Config | None, tuple[Finding, ...]]:
     """Return the model's own config, and the findings of the whole translation.
 
     The config is None if the target's config defines the model, or if the source lacks a part of
@@ -36,11 +36,11 @@ def described(result: Result) -> tuple[Config | None, tuple[Finding, ...]]:
         return None, result.findings
     model = translate(result.source, about_models())
     told = None if model.missing else model.config
-    held = result.config.dialect.held(result.plan.values(), told)
+    held = result.config.dialect.model_fields_in_script(result.plan.values(), told)
     source = result.source.dialect
     # The target alone would lose every setting of the model. What its own config carries, or the
     # script holds, is not lost.
-    rest = [one for one in result.findings if not (one.given and _told(source, one))]
+    rest = [one for one in result.findings if not (one.given and _is_about_model(source, one))]
     kept = {
         *held,
         *(
@@ -49,7 +49,7 @@ def described(result: Result) -> tuple[Config | None, tuple[Finding, ...]]:
             if rule.ours and held.issuperset(rule.ours)
         ),
     }
-    lost = [one for one in model.findings if _told(source, one) and one.path not in kept]
+    lost = [one for one in model.findings if _is_about_model(source, one) and one.path not in kept]
     return told, (*rest, *lost)
 
 
@@ -58,7 +58,7 @@ def about_models() -> Dialect:
     return next(dialect for dialect in map(stacks.load, stacks.OWN) if dialect.about == "model")
 
 
-def _told(dialect: Dialect, finding: Finding) -> bool:
+def _is_about_model(dialect: Dialect, finding: Finding) -> bool:
     """Return whether a finding is about the model."""
     rule = claims(dialect).get(finding.path)
     return finding.path.startswith("model") or (rule is not None and rule.about_model)

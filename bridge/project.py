@@ -175,7 +175,7 @@ def project_of(text: str, where: str) -> Project:
     files = list(_tables(tables, f"{place}.{FILES}", problems, folder))
     BridgeError.raise_if(problems)
     gate = {name.replace("-", "_"): value for name, value in found.items() if name in GATE}
-    return Project(folder, **gate, reading=_placed(found, folder), files=tuple(files))
+    return Project(folder, **gate, reading=_resolve_paths(found, folder), files=tuple(files))
 
 
 def _tables(
@@ -186,7 +186,7 @@ def _tables(
         if "pattern" not in table:
             problems.append(f"{place}[{number}]: has no pattern; say which files it is for")
         else:
-            yield Table(found.get("pattern", ()), _placed(found, folder))
+            yield Table(found.get("pattern", ()), _resolve_paths(found, folder))
 
 
 def _values(
@@ -208,15 +208,15 @@ def _values(
     return found
 
 
-def _placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the values for reading. Paths in them are relative to the folder of the pyproject.toml."""
 
-    def placed(words: str) -> str:
+    def resolve_path(words: str) -> str:
         path = folder / words
         return str(path) if "=" not in words or path.is_file() else words
 
     return {
-        name: tuple(map(placed, value)) if name in PATHS else value
+        name: tuple(map(resolve_path, value)) if name in PATHS else value
         for name, value in values.items()
         if name in READING
     }

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files import Document
 from bridge.findings import UNTOLD, Finding, Origin, unknown
@@ -38,7 +38,7 @@ class Reader:
         """Return the line of the key `written`, if the source has line numbers."""
         return self.document.line(*written.split(".")) if self.document else None
 
-    def written(self, path: str) -> bool:
+    def has_key(self, path: str) -> bool:
         """Return whether the source has the key at `path`. If not, findings on the key have no line
         number.
         """
@@ -52,12 +52,12 @@ class Reader:
 
     def finding(self, path: str, message: str, effect: Effect) -> None:
         """Record a finding. With effect NONE, the finding counts as a remark and not as a loss."""
-        origin = Origin(self.line(path) if self.written(path) else None, path, self.file)
+        origin = Origin(self.line(path) if self.has_key(path) else None, path, self.file)
         self.findings.append(
             Finding(path, message, effect, given=effect is not Effect.NONE, origin=origin)
         )
 
-    def left_out(self, path: str, message: str, end: str = UNTOLD) -> None:
+    def record_omission(self, path: str, message: str, end: str = UNTOLD) -> None:
         """Record that the key at `path` was left out, because no table stands for it."""
         origin = Origin(self.line(path), path, self.file)
         self.findings.append(unknown(path, message, None, origin, end))
@@ -67,7 +67,7 @@ def mapping(document: Document, expected: str) -> Mapping[str, Any]:
     """Return the data of a document. Raises `SourceError` if the data is no mapping."""
     if not isinstance(document.data, Mapping):
         raise SourceError(
-            f"{document.name}: found {shown(document.data)}, expected {expected}"
+            f"{document.name}: found {show_value(document.data)}, expected {expected}"
         )
     return document.data
 

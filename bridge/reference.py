@@ -292,7 +292,7 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class DialectPair:
     """The translation from one dialect to another, in the newest releases of both dialects.
 
     `passages` has each field of the source. Fields whose passage is not `kept` exist only in the
@@ -308,7 +308,7 @@ class Pair:
     own: int
 
     @property
-    def meant(self) -> tuple[Passage, ...]:
+    def passages_with_meaning(self) -> tuple[Passage, ...]:
         """The passages of all fields that a plan path stands for."""
         return tuple(passage for passage in self.passages if passage.kept)
 
@@ -319,11 +319,11 @@ class Pair:
         """
         if how is How.DEFAULTED:
             return tuple(opening.effect for opening in self.openings)
-        return tuple(passage.effect for passage in self.meant if passage.how is how)
+        return tuple(passage.effect for passage in self.passages_with_meaning if passage.how is how)
 
 
 @cache
-def pair(source: Dialect, target: Dialect) -> Pair:
+def pair(source: Dialect, target: Dialect) -> DialectPair:
     """The facts that hold for every translation from `source` to `target`."""
     passages = []
     for path in fields(source.schema):
@@ -335,7 +335,7 @@ def pair(source: Dialect, target: Dialect) -> Pair:
         for path in fields(target.schema)
         if path in current(target) and path not in meanings(target)
     ]
-    return Pair(source, target, tuple(passages), tuple(_open(source, target)), len(own))
+    return DialectPair(source, target, tuple(passages), tuple(_open(source, target)), len(own))
 
 
 def _open(source: Dialect, target: Dialect) -> Iterator[Opening]:

@@ -77,9 +77,9 @@ def every(
             if path in subjects or any(path.startswith(f"{name}.") for name in subjects)
         }
         nameless = [one for one in found if not _subject(one) and (turn or not _surplus(one))]
-        about |= _mentioned(nameless, left)
+        about |= _mentions(nameless, left)
         if turn or not any(map(_surplus, found)):
-            about = about or _mentioned(found, left)
+            about = about or _mentions(found, left)
         gone = gone | about | subjects
         left = {path: value for path, value in left.items() if path not in about}
         try:
@@ -146,7 +146,7 @@ def _plain(text: str) -> str:
     return text.lstrip("-").replace("-", "_")
 
 
-def _mentioned(problems: Sequence[str], given: Iterable[str]) -> set[str]:
+def _mentions(problems: Sequence[str], given: Iterable[str]) -> set[str]:
     """Return the given settings that problems mention."""
     return {path for path in given if any(_speaks(problem, (path,)) for problem in problems)}
 

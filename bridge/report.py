@@ -8,14 +8,14 @@ from typing import Any
 from bridge import outputs
 from bridge.config import Values
 from bridge.dialect import Config
-from bridge.drift import Change, Drift
+from bridge.drift import Drift, DriftChange
 from bridge.exits import Exit
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.translation import Result
 
 
-def exit_of(remarks: Iterable[Finding | Change], threshold: Effect = Effect.NUMBERS) -> Exit:
+def exit_of(remarks: Iterable[Finding | DriftChange], threshold: Effect = Effect.NUMBERS) -> Exit:
     """The exit code for these remarks: an error if one stops the run, findings if one reaches the threshold, else clean."""
     effects = {remark.effect for remark in remarks}
     if Effect.STOPS in effects:
@@ -94,7 +94,7 @@ def difference_json(
     names: tuple[str, str], sides: tuple[Config, Config], told: Iterable[Finding], code: Exit
 ) -> outputs.Compared:
     """The differences in meaning of two configs as one JSON object."""
-    first, second = (_named(name, config) for name, config in zip(names, sides, strict=True))
+    first, second = (_side_with_file(name, config) for name, config in zip(names, sides, strict=True))
     return {
         "first": first,
         "second": second,
@@ -103,7 +103,7 @@ def difference_json(
     }
 
 
-def _named(name: str, config: Config) -> outputs.Named:
+def _side_with_file(name: str, config: Config) -> outputs.Named:
     return {"file": name, **_side(config)}
 
 
@@ -118,7 +118,7 @@ def drift_json(
         "source": _side(drift.before),
         "to_version": drift.version,
         "accepted": drift.after is not None,
-        "changes": [_drifted(change) for change in drift.changes],
+        "changes": [_change_as_json(change) for change in drift.changes],
         "new": _plain(drift.new),
         "lapsed": _plain(drift.lapsed),
         "remarks": [finding_json(finding) for finding in drift.remarks],
@@ -127,12 +127,12 @@ def drift_json(
             for path, (old, new) in drift.edits.items()
         ],
         "migrated": {**_side(migrated), "text": migrated.text(format)} if migrated else None,
-        "left": [_drifted(change) for change in drift.left],
+        "left": [_change_as_json(change) for change in drift.left],
         "exit_code": exit_of((*drift.changes, *drift.remarks), threshold),
     }
 
 
-def _drifted(change: Change) -> outputs.Drifted:
+def _change_as_json(change: DriftChange) -> outputs.Drifted:
     return {
         "path": change.path,
         "kind": str(change.kind),

@@ -32,10 +32,10 @@ class Need:
 
     def met(self, given: Given) -> bool:
         """Return whether one of the paths is set, or `unless` makes the setting unnecessary."""
-        return any(said(given, path) for path in self.paths) or bool(self.unless(given))
+        return any(is_given(given, path) for path in self.paths) or bool(self.unless(given))
 
 
-def said(given: Given, path: str) -> bool:
+def is_given(given: Given, path: str) -> bool:
     """Return whether the setting at `path`, or a setting below it, is given. The setting may also
     be inside a section that the schema keeps as one mapping.
     """

@@ -10,14 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from bridge.carry import Carry, edits, overrulers
-from bridge.config import Values, shown
+from bridge.config import Values, show_value
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
-from bridge.lifting import Meaning, claims, meaning_of, plan_claims, settable, unlike, written_by
+from bridge.lifting import Meaning, claims, meaning_of, plan_claims, settable, settings_for, unlike
 from bridge.plan import Plan
 from bridge.rules import Effect, How, Rule
-from bridge.sections import moved, worth, written
+from bridge.sections import section_settings, settings_that_changed, worth
 
 Given = Mapping[str, Any]
 Unit = tuple[str, ...]
@@ -36,7 +36,7 @@ def sound(carry: Carry, dialect: Dialect) -> Given:
 
 def _valid(dialect: Dialect, given: Given) -> bool:
     try:
-        dialect.typed(Values(given))
+        dialect.as_section(Values(given))
     except ValueError:
         return False
     return True
@@ -88,7 +88,7 @@ class Way:
         self.best: _Attempt | None = None
 
     @cached_property
-    def kept(self) -> Given:
+    def settings_with_rule(self) -> Given:
         """The settings of the sidecar that the stack's table still has a rule for."""
         return {
             path: value for path, value in self.carry.given.items() if path in claims(self.dialect)
@@ -125,7 +125,7 @@ class Way:
     @cached_property
     def anew(self) -> Given:
         """All settings, as the table writes them from the meaning of the edited config."""
-        return written_by(self.ours, self.dialect, self.version, self.world_size, self.kept)
+        return settings_for(self.ours, self.dialect, self.version, self.world_size, self.settings_with_rule)
 
     @cached_property
     def own(self) -> Given:
@@ -135,9 +135,9 @@ class Way:
         return self._in_own_terms(self.goal)
 
     def _in_own_terms(self, ours: Meaning) -> Given:
-        return written_by(ours, self.dialect, self.version, self.carry.world_size, self.kept)
+        return settings_for(ours, self.dialect, self.version, self.carry.world_size, self.settings_with_rule)
 
-    def restored(self) -> Config:
+    def best_config(self) -> Config:
         """Return the candidate that loses the fewest edits. Among several, choose the one with the
         fewest wrong fields, and then the one that keeps the most settings of the user. Without
         edits, return the settings of the sidecar as a config.
@@ -145,7 +145,7 @@ class Way:
         Raises `BridgeError` if the stack refuses all candidates.
         """
         if not self.changed:
-            return self._config(self.kept)
+            return self._config(self.settings_with_rule)
         refusal = None
         for values in self._values():
             try:
@@ -165,14 +165,14 @@ class Way:
 
     def _values(self) -> Iterator[Given]:
         """Yield candidates for the given values, until the best one has no wrong field."""
-        edited = _with(self.kept, self.edited, self.own)
+        edited = _with(self.settings_with_rule, self.edited, self.own)
         yield self._slightly()
         yield edited
         yield {path: value for path, value in edited.items() if path not in self.overruling}
         for _ in range(ROUNDS):
-            yield from self._mended()
-        yield _with(self.kept, self.edited, self.anew)
-        yield from self._mended()
+            yield from self._mend_rules()
+        yield _with(self.settings_with_rule, self.edited, self.anew)
+        yield from self._mend_rules()
         yield from self._least()
 
     def _slightly(self) -> Given:
@@ -181,14 +181,14 @@ class Way:
         """
         was, table = self._in_own_terms(self.before), claims(self.dialect)
         stand = [
-            path for path in self.edited if not self.changed.isdisjoint(table[path].carried(path))
+            path for path in self.edited if not self.changed.isdisjoint(table[path].paths_of_plan(path))
         ]
         written = {
-            path: _merged(self.kept.get(path), was.get(path), self.own.get(path)) for path in stand
+            path: _merge_values(self.settings_with_rule.get(path), was.get(path), self.own.get(path)) for path in stand
         }
-        return _with(self.kept, self.overruling.union(stand), {**self.own, **written})
+        return _with(self.settings_with_rule, self.overruling.union(stand), {**self.own, **written})
 
-    def _mended(self) -> Iterator[Given]:
+    def _mend_rules(self) -> Iterator[Given]:
         """Yield a variant of the best values so far: the settings of each rule with a wrong field
         are written anew.
         """
@@ -204,14 +204,14 @@ class Way:
         """
         if rule.blurs is None or self.source is None or not self.edited.isdisjoint(rule.theirs):
             return False
-        return rule.blurs(rule.seen(rule.theirs, self.source.effective))
+        return rule.blurs(rule.values_in_view(rule.theirs, self.source.effective))
 
     def _least(self) -> Iterator[Given]:
         """Yield values in which all settings are written anew, if they are better than the best so
         far. As many settings of the sidecar as possible are put back first, beginning with the
         settings whose loss has the worst effect.
         """
-        whole = self._tried(self.anew)
+        whole = self._try_values(self.anew)
         if whole is None or (self.best is not None and whole.score[:2] >= self.best.score[:2]):
             return
         best, left = self._fuller(whole)
@@ -245,8 +245,8 @@ class Way:
         """Return `whole` with the settings in `units` put back, or None if the stack refuses the
         new config or if more fields are wrong in the new config.
         """
-        fuller = self._tried(
-            _with(whole.values, {path for unit in units for path in unit}, self.kept)
+        fuller = self._try_values(
+            _with(whole.values, {path for unit in units for path in unit}, self.settings_with_rule)
         )
         return fuller if fuller is not None and fuller.score[:2] <= whole.score[:2] else None
 
@@ -260,11 +260,11 @@ class Way:
             (rule.effect_of(effective).rank, not rule.ours, unit)
             for rule in self.dialect.rules
             for unit in ([rule.theirs] if rule.ours else [(path,) for path in rule.theirs])
-            if self.edited.isdisjoint(unit) and not self.kept.keys().isdisjoint(unit)
+            if self.edited.isdisjoint(unit) and not self.settings_with_rule.keys().isdisjoint(unit)
         ]
         return [unit for _, _, unit in sorted(ranked)]
 
-    def _tried(self, values: Given) -> _Attempt | None:
+    def _try_values(self, values: Given) -> _Attempt | None:
         try:
             return self._attempt(values)
         except BridgeError:  # that, too, the stack refuses
@@ -279,7 +279,7 @@ class Way:
         lost = {path for path in wrong & self.changed if path in self.ours}
         gone = [
             path
-            for path, value in self.kept.items()
+            for path, value in self.settings_with_rule.items()
             if path not in self.edited and config.given.get(path) != value
         ]
         return _Attempt(values, config, wrong, (len(lost), len(wrong) - len(lost), len(gone)))
@@ -308,7 +308,7 @@ class Way:
         """
         return self.goal.plain.keys() - self.changed - unlike(self.goal, kept)
 
-    def unused(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
+    def findings_on_rest(self, told: Given, edited: Config, target: Config) -> Iterator[Finding]:
         """Yield a finding for each setting in `told` that no edit concerns and that could not be
         put back; `told` are settings of the sidecar. Then yield a finding for each plan field whose
         meaning changed although nobody edited the field.
@@ -321,8 +321,8 @@ class Way:
         )
         yield from odd
         for path, reason in left:
-            yield from _left(path, told[path], reason, table.get(path), target)
-        yield from self._moved(
+            yield from _finding_on_setting(path, told[path], reason, table.get(path), target)
+        yield from self._findings_on_meaning(
             target, why, {*(finding.path for finding in odd), *(path for path, _ in left)}
         )
 
@@ -355,12 +355,12 @@ class Way:
                     else Effect.NUMBERS
                 )
                 message = (
-                    f"the sidecar states the meaning {shown(value, 30)}, which is not a valid "
+                    f"the sidecar states the meaning {show_value(value, 30)}, which is not a valid "
                     "value; the value in the file is used"
                 )
                 yield Finding(path, message, effect, True, How.DROPPED, value)
 
-    def _moved(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
+    def _findings_on_meaning(self, target: Config, why: str, told: set[str]) -> Iterator[Finding]:
         """Yield a finding for each plan field that nobody edited and whose meaning is different
         now.
         """
@@ -372,7 +372,7 @@ class Way:
             carriers = rules[ours].carriers(ours)
             if told.isdisjoint(carriers):
                 path = next(
-                    (path for path in carriers if path in self.kept or path in target.given), ours
+                    (path for path in carriers if path in self.settings_with_rule or path in target.given), ours
                 )
                 effect = rules[ours].effect_of_losing((ours,), target.effective)
                 message = f"{ours} has another value than before: {why}"
@@ -380,14 +380,14 @@ class Way:
                     path,
                     message,
                     effect,
-                    path in self.kept,
+                    path in self.settings_with_rule,
                     How.APPROXIMATE,
                     self.goal[ours],
                     now.get(ours),
                 )
 
 
-def _left(
+def _finding_on_setting(
     path: str, value: Any, reason: str, rule: Rule | None, target: Config
 ) -> Iterator[Finding]:
     """Yield a finding for a setting that was not put back. For a section, yield one finding for
@@ -397,19 +397,19 @@ def _left(
         target.effective.get(path),
         rule.effect_of(target.effective) if rule else Effect.NUMBERS,
     )
-    parts = written(path, value, target.effective) if rule else ()
+    parts = section_settings(path, value, target.effective) if rule else ()
     rows = [
         (part.path, part.value, worth(rule, effect, part), None)
-        for part in moved(parts, held)
+        for part in settings_that_changed(parts, held)
         if rule
     ]
     for place, said, weight, now in rows if parts else [(path, value, effect, held)]:
         # A setting of the file is not missing: it has another value, which the edit leads to.
         stays = not parts and path in target.given
-        fate = f"the file has {shown(now, 30)}" if stays else "which was not put back"
+        fate = f"the file has {show_value(now, 30)}" if stays else "which was not put back"
         how = How.APPROXIMATE if stays else How.DROPPED
         yield Finding(
-            place, f"the sidecar says {shown(said, 30)}, {fate}: {reason}", weight, True, how, said, now
+            place, f"the sidecar says {show_value(said, 30)}, {fate}: {reason}", weight, True, how, said, now
         )
 
 
@@ -429,7 +429,7 @@ def _with(values: Given, paths: Collection[str], others: Given) -> dict[str, Any
     return kept | {path: value for path, value in others.items() if path in paths}
 
 
-def _merged(kept: Any, was: Any, now: Any) -> Any:
+def _merge_values(kept: Any, was: Any, now: Any) -> Any:
     """Return `kept` with the changes from `was` to `now`. Mappings are changed entry by entry,
     other values are replaced as a whole.
     """
@@ -438,7 +438,7 @@ def _merged(kept: Any, was: Any, now: Any) -> Any:
     others = {name: value for name, value in kept.items() if name in now or name not in was}
     moved = {name: value for name, value in now.items() if name not in was or was[name] != value}
     return others | {
-        name: _merged(kept.get(name), was.get(name), value) for name, value in moved.items()
+        name: _merge_values(kept.get(name), was.get(name), value) for name, value in moved.items()
     }
 
 

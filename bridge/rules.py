@@ -179,7 +179,7 @@ class Rule:
             return self.model
         return bool(self.ours) and all(path.startswith("model.") for path in self.ours)
 
-    def carried(self, theirs: str) -> tuple[str, ...]:
+    def paths_of_plan(self, theirs: str) -> tuple[str, ...]:
         """Return the plan paths that `theirs`, a path of the stack, stands for."""
         return self.carries.get(theirs, self.ours)
 
@@ -189,7 +189,7 @@ class Rule:
         group, and paths in `sees` that `carries` names.
         """
         seen = (path for path in self.sees if path in self.carries)
-        return tuple(path for path in (*self.theirs, *seen) if ours in self.carried(path))
+        return tuple(path for path in (*self.theirs, *seen) if ours in self.paths_of_plan(path))
 
     def why(self, ours: str) -> str:
         """Return the reason why a plan path may be lost. This is the reason under the longest
@@ -207,7 +207,7 @@ class Rule:
         return (
             self.effect
             if isinstance(self.effect, Effect)
-            else self.effect(self.seen(self.theirs, values))
+            else self.effect(self.values_in_view(self.theirs, values))
         )
 
     def effect_of_losing(self, ours: tuple[str, ...], values: Group) -> Effect:
@@ -220,7 +220,7 @@ class Rule:
             (EFFECTS.get(path, Effect.NUMBERS) for path in ours), key=lambda effect: effect.rank
         )
 
-    def seen(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
+    def values_in_view(self, claimed: tuple[str, ...], values: Group) -> dict[str, Any]:
         """Return the values that one side of this rule sees: the values at the `claimed` paths and
         at the paths in `sees`.
         """
@@ -234,7 +234,7 @@ def effects(table: Iterable[Rule]) -> Mapping[str, Effect]:
 
     def worst(rule: Rule, path: str) -> Effect:
         fixed = rule.effect if isinstance(rule.effect, Effect) else Effect.NUMBERS
-        ours = rule.carried(path) if rule.mixed else ()
+        ours = rule.paths_of_plan(path) if rule.mixed else ()
         known = (EFFECTS.get(field, Effect.NUMBERS) for field in ours)
         return min(known, key=lambda effect: effect.rank, default=fixed)
 
@@ -269,7 +269,7 @@ def rename(
     )
 
 
-def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = "") -> Rule:
+def spare_parameters(decay: str, scope: str, note: str, *, lossy: str = "", source: str = "") -> Rule:
     """A rule for parameters that a stack never decays. It has an effect only if the setting `decay`
     is given.
     """
@@ -287,7 +287,7 @@ def spared(decay: str, scope: str, note: str, *, lossy: str = "", source: str = 
     )
 
 
-def counted(
+def count_rule(
     theirs: str, ours: str, *, never: int | None = 0, note: str = "", source: str = ""
 ) -> Rule:
     """Return a rule for one number of steps or parts. In the plan 0 means never, and `never` is the
@@ -310,7 +310,7 @@ def counted(
     )
 
 
-def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
+def opposite_switch(theirs: str, ours: str, *, note: str = "", source: str = "") -> Rule:
     """Return a rule for a switch of the stack that is the opposite of the switch in a plan field.
     """
     return convert(
@@ -324,7 +324,7 @@ def switched_off(theirs: str, ours: str, *, note: str = "", source: str = "") ->
     )
 
 
-def scaled(theirs: str, ours: str, factor: float, *, note: str = "", source: str = "") -> Rule:
+def scale_rule(theirs: str, ours: str, factor: float, *, note: str = "", source: str = "") -> Rule:
     """Return a rule for one quantity in two units: the plan's value is `factor` times the stack's
     value.
     """
@@ -507,7 +507,7 @@ def longest(path: str, reasons: Mapping[str, T], other: T) -> T:
     return reasons[max(starts, key=len)] if starts else other
 
 
-def _lost(path: str) -> Effect:
+def _effect_of_loss(path: str) -> Effect:
     if path not in EFFECTS:
         raise KeyError(
             f"{path}: _LOSSES does not state the effect of losing this field; list the field there"
@@ -515,7 +515,7 @@ def _lost(path: str) -> Effect:
     return EFFECTS[path]
 
 
-def completed(
+def complete_rules(
     mapped: Iterable[Rule],
     lacks: Mapping[str, str],
     theirs: Iterable[str],
@@ -536,7 +536,7 @@ def completed(
             rows.setdefault(why(path), []).append(path)
     return (
         *mapped,
-        *(only_ours(path, note=note, effect=_lost(path)) for path, note in left.items() if note),
+        *(only_ours(path, note=note, effect=_effect_of_loss(path)) for path, note in left.items() if note),
         *(
             only_theirs(
                 *found,

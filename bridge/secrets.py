@@ -337,7 +337,7 @@ def spans(text: str) -> list[tuple[int, int, str]]:
         small = "".join(min(letter.lower(), letter, key=len) for letter in text)
     # At one place the longest comes first, and all that overlap it are dropped.
     found = sorted(
-        [*_named(text, small), *_shaped(text, small)], key=lambda span: (span[0], -span[1])
+        [*_find_by_name(text, small), *_find_by_shape(text, small)], key=lambda span: (span[0], -span[1])
     )
     kept: list[tuple[int, int, str]] = []
     for span in found:
@@ -360,7 +360,7 @@ def _keyword(small: str, position: int, places: dict[str, int]) -> tuple[int, in
     return (place, place + len(word)) if place < len(small) else None
 
 
-def _named(text: str, small: str) -> Iterator[tuple[int, int, str]]:
+def _find_by_name(text: str, small: str) -> Iterator[tuple[int, int, str]]:
     position, end, places = 0, 0, dict.fromkeys(KEYWORDS, -1)
     while keyword := _keyword(small, position, places):
         # The keyword is only a part of the name: the rest before it is matched backwards, from the
@@ -408,7 +408,7 @@ def _items(text: str, place: int) -> Iterator[tuple[int, int]]:
         place = item.end()
 
 
-def _shaped(text: str, small: str) -> Iterator[tuple[int, int, str]]:
+def _find_by_shape(text: str, small: str) -> Iterator[tuple[int, int, str]]:
     yield from (
         (*match.span(), "token") for shape in _shapes(text) for match in shape.finditer(text)
     )
@@ -499,18 +499,18 @@ class Secrets:
         for start, end, name in spans(text):
             parts += (text[done:start], self.marks.get(text[start:end]) or f"__hidden_{name}__")
             done = end
-        return self.known("".join((*parts, text[done:])))
+        return self.hide_known("".join((*parts, text[done:])))
 
-    def known(self, text: str) -> str:
+    def hide_known(self, text: str) -> str:
         """`text` with marks in place of known values and of everything that has the shape of a
         secret.
         """
-        found = self._replaced(text) if self._begun else text
+        found = self._replace_known(text) if self._begun else text
         for shape in _shapes(found):
             found = shape.sub("__hidden_token__", found)
         return found
 
-    def _replaced(self, text: str) -> str:
+    def _replace_known(self, text: str) -> str:
         """Return `text` with marks in place of known values. If several values begin at one
         position, the longest is replaced.
         """
@@ -544,7 +544,7 @@ class Secrets:
         if isinstance(value, str):
             if is_secret(name, value):
                 return self.add(_word(name), value)
-            return self.marks.get(value) or self.known(value)
+            return self.marks.get(value) or self.hide_known(value)
         if isinstance(value, Mapping):
             # A report has {"path": "wandb.api_key", "value": ...}: there the path is the name of
             # the value.
@@ -557,15 +557,15 @@ class Secrets:
             return type(value)([self.within(inner, name) for inner in value])
         return value
 
-    def shown(self, value: Any) -> Any:
+    def reveal(self, value: Any) -> Any:
         """Plain data, with each mark replaced by the secret that it stands for."""
         back = {mark: secret for secret, mark in self.marks.items()}
         if isinstance(value, str):
             return MARK.sub(lambda mark: back.get(mark[0], mark[0]), value)
         if isinstance(value, Mapping):
-            return {key: self.shown(inner) for key, inner in value.items()}
+            return {key: self.reveal(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)([self.shown(inner) for inner in value])
+            return type(value)([self.reveal(inner) for inner in value])
         return value
 
 
@@ -575,7 +575,7 @@ WHOLE = ("value", "before", "after")
 """Keys of a finding in a report that hold values of the field at the finding's `path`."""
 
 
-def left(value: Any) -> Iterable[str]:
+def marks_in(value: Any) -> Iterable[str]:
     """Return the marks in plain data, in order."""
     if isinstance(value, str):
         return MARK.findall(value)
@@ -584,7 +584,7 @@ def left(value: Any) -> Iterable[str]:
         items = value.values()
     elif isinstance(value, list | tuple):
         items = value
-    return dict.fromkeys(mark for inner in items for mark in left(inner))
+    return dict.fromkeys(mark for inner in items for mark in marks_in(inner))
 
 
 HIDDEN = Secrets()
@@ -600,4 +600,4 @@ def keep_hidden(text: str, named: Mapping[str, str] | None = None) -> None:
 
 def hide(text: str) -> str:
     """Return `text` without the secrets that this process has read, so that it may be printed."""
-    return HIDDEN.known(text)
+    return HIDDEN.hide_known(text)

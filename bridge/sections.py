@@ -21,7 +21,7 @@ REST = "*"
 
 
 @dataclass(frozen=True)
-class Setting:
+class SectionSetting:
     """One setting inside a section, at the nested `keys`.
 
     `alone` are the values of the rule's group if the section had only this setting. `stands` are
@@ -48,24 +48,24 @@ def leaves(section: Any, keys: Keys = ()) -> Iterator[tuple[Keys, Any]]:
         yield keys, section
 
 
-def named(path: str, keys: Keys) -> str:
+def path_at(path: str, keys: Keys) -> str:
     """Return the path of the setting at `keys` in the section at `path`."""
     start = path.removesuffix(REST)
     return start + ("" if start.endswith(".") or not start else ".") + ".".join(keys)
 
 
-def written(path: str, section: Any, group: Group) -> tuple[Setting, ...]:
+def section_settings(path: str, section: Any, group: Group) -> tuple[SectionSetting, ...]:
     """Return the settings in a section, where `path` is the section's path and `group` the values
     of its rule. Empty if `section` is no mapping.
     """
     found = []
     for keys, value in leaves(section):
         alone = {**group, path: _section([(keys, value)])}
-        found.append(Setting(named(path, keys), keys, value, alone))
+        found.append(SectionSetting(path_at(path, keys), keys, value, alone))
     return tuple(found)
 
 
-def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[Setting, ...]:
+def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[SectionSetting, ...]:
     """Return the settings in the user's section at `path` whose values differ in `back`, another
     version of the section.
 
@@ -74,40 +74,40 @@ def settings(config: Config, rule: Rule, path: str, back: Any = None) -> tuple[S
     section = config.given.get(path)
     if not isinstance(section, Mapping):
         return ()
-    group = rule.seen(rule.theirs, config.effective)
-    parts = written(path, section, group)
+    group = rule.values_in_view(rule.theirs, config.effective)
+    parts = section_settings(path, section, group)
     if not rule.ours:
-        return moved(parts, back)
+        return settings_that_changed(parts, back)
     # Each setting costs one reading of the whole config without it.
     if len(parts) > limits.SETTINGS:
         return ()
-    return tuple(_looked_at(config, rule, path, group, parts, back))
+    return tuple(_settings_that_matter(config, rule, path, group, parts, back))
 
 
-def _looked_at(
-    config: Config, rule: Rule, path: str, group: Group, parts: Sequence[Setting], back: Any
-) -> Iterator[Setting]:
+def _settings_that_matter(
+    config: Config, rule: Rule, path: str, group: Group, parts: Sequence[SectionSetting], back: Any
+) -> Iterator[SectionSetting]:
     meant, blurred = rule.read(group, config.context), _blurs(rule, group)
-    for part in moved(parts, back):
+    for part in settings_that_changed(parts, back):
         section = _section((other.keys, other.value) for other in parts if other is not part)
-        without = _accepted(config, config.given.with_({path: section}))
+        without = _effective_or_none(config, config.given.with_({path: section}))
         if without is None:
             # The stack needs this setting, so nothing tells it apart from the others: it may stand
             # for all of the group.
-            yield replace(part, stands=frozenset(rule.carried(path)))
+            yield replace(part, stands=frozenset(rule.paths_of_plan(path)))
             continue
-        left = rule.read(rule.seen(rule.theirs, without), config.context)
+        left = rule.read(rule.values_in_view(rule.theirs, without), config.context)
         stands = frozenset(ours for ours in rule.ours if meant.get(ours) != left.get(ours))
         behind = False
         if blurred:
             # Reading loses this setting if nothing is lost without it, or if it stands for no field
             # and is lost on its own.
-            others_are_kept = not _blurs(rule, rule.seen(rule.theirs, without))
+            others_are_kept = not _blurs(rule, rule.values_in_view(rule.theirs, without))
             behind = others_are_kept or (not stands and _blurs(rule, part.alone))
         yield replace(part, stands=stands, behind=behind)
 
 
-def _accepted(config: Config, given: Values) -> Values | None:
+def _effective_or_none(config: Config, given: Values) -> Values | None:
     """Return the effective values of `config` with the settings `given`, or None if the stack
     refuses them.
     """
@@ -131,7 +131,7 @@ def _section(found: Iterable[tuple[Keys, Any]]) -> dict[str, Any]:
     return section
 
 
-def moved(parts: Iterable[Setting], section: Any) -> tuple[Setting, ...]:
+def settings_that_changed(parts: Iterable[SectionSetting], section: Any) -> tuple[SectionSetting, ...]:
     """Return the settings in `parts` that `section` lacks or that have another value in `section`.
     """
     held = dict(leaves(section))
@@ -142,11 +142,11 @@ def otherwise(path: str, value: Any, held: Any) -> set[str]:
     """Return the paths that a report names if `held` differs from the `value` at `path`. For a
     section these are the settings in it that differ, otherwise `path`.
     """
-    parts = written(path, value, {}) if isinstance(value, Mapping) else ()
-    return {part.path for part in moved(parts, held)} or {path}
+    parts = section_settings(path, value, {}) if isinstance(value, Mapping) else ()
+    return {part.path for part in settings_that_changed(parts, held)} or {path}
 
 
-def worth(rule: Rule, whole: Effect, part: Setting) -> Effect:
+def worth(rule: Rule, whole: Effect, part: SectionSetting) -> Effect:
     """Return the effect of losing one setting of a section on the run. This effect is at most as
     bad as `whole`, the effect of losing the whole section.
     """

@@ -12,10 +12,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, nearest
-from bridge.plugins import Plugin, found
+from bridge.plugins import Plugin, find_dialects
 
 if TYPE_CHECKING:
     from bridge.backend import Backend
@@ -44,12 +44,12 @@ OWN = tuple(sorted(module.name for module in pkgutil.iter_modules(_PLACES) if mo
 @cache
 def plugins() -> Mapping[str, Plugin]:
     """Return the dialects of users by name. To find a dialect, none of its code is run."""
-    return {plugin.name: plugin for plugin in found(FOLDERS, OWN)[0]}
+    return {plugin.name: plugin for plugin in find_dialects(FOLDERS, OWN)[0]}
 
 
 def faults() -> tuple[str, ...]:
     """Return a message for each folder in STAGEBRIDGE_PATH that is missing or has a fault."""
-    return tuple(f"{PATH}: {fault}" for fault in found(FOLDERS, OWN)[1])
+    return tuple(f"{PATH}: {fault}" for fault in find_dialects(FOLDERS, OWN)[1])
 
 
 def names() -> tuple[str, ...]:
@@ -72,11 +72,11 @@ def load(name: str) -> Dialect:
     if name not in names():
         unknown = f"{name}: unknown dialect; known are {', '.join(names())}{nearest(name, names())}"
         raise BridgeError(unknown, *(fault for fault in faults() if f"{os.sep}{name}: " in fault))
-    dialect = _imported(name, "", "DIALECT")
+    dialect = _import_attribute(name, "", "DIALECT")
     if not isinstance(dialect, Dialect):
         raise BridgeError(
             f"{name}: {plugins()[name].place} has a DIALECT that is not a Dialect "
-            f"({shown(dialect)}); correct the file, or remove the folder"
+            f"({show_value(dialect)}); correct the file, or remove the folder"
         )
     return dialect
 
@@ -97,7 +97,7 @@ def recognising(data: Any) -> tuple[dict[str, int], tuple[str, ...]]:
     return sure, tuple(faults)
 
 
-def _imported(name: str, module: str, attribute: str) -> Any:
+def _import_attribute(name: str, module: str, attribute: str) -> Any:
     """Return `attribute` of a dialect's module. Raises `BridgeError` with one line if the module of
     a user's dialect fails.
     """
@@ -128,15 +128,15 @@ def backends(*named: str | None) -> Mapping[str, Backend]:
             and find_spec(runtime)
             and find_spec(f"{runtime}.backend")
         ):
-            found[name] = _imported(name, ".runtime.backend", "BACKEND")
+            found[name] = _import_attribute(name, ".runtime.backend", "BACKEND")
     return found
 
 
 def opener(name: str) -> Callable[..., Any]:
     """Return the function that builds model and data for a config of the dialect `name`:
-    `opened(config, world, ...)`.
+    `open_recipe(config, world, ...)`.
     """
-    found: Callable[..., Any] = _imported(name, ".runtime.recipe", "opened")
+    found: Callable[..., Any] = _import_attribute(name, ".runtime.recipe", "open_recipe")
     return found
 
 

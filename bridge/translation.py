@@ -10,21 +10,21 @@ from typing import Any
 
 from bridge import rules
 from bridge.carry import Carry
-from bridge.config import Values, shown
+from bridge.config import Values, show_value
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
-from bridge.lifting import Meaning, differing, lowered, meaning_of, unlike, world_of
+from bridge.lifting import Meaning, differing, lower_values, meaning_of, unlike, world_of
 from bridge.lifting import claims as claims
 from bridge.lifting import lift as lift
 from bridge.lifting import lower as lower
 from bridge.lifting import plan_claims as plan_claims
-from bridge.lifting import seen_by as seen_by
-from bridge.lifting import written_by as written_by
+from bridge.lifting import rules_for as rules_for
+from bridge.lifting import settings_for as settings_for
 from bridge.plan import Plan, paths
 from bridge.restoring import Way, sound
 from bridge.rules import Effect, How, Rule
-from bridge.sections import Setting, is_told, leaves, settings, worth
+from bridge.sections import SectionSetting, is_told, leaves, settings, worth
 
 HABITS = ("precision.loss_scale.late", "precision.loss_scale.final")
 """Plan fields that say how a stack applies a setting. Another stack may have this setting with the
@@ -111,9 +111,9 @@ class Result:
             found.append(finding)
         return (*found, *self.lacking)
 
-    def arrived(self, path: str) -> bool:
+    def has_arrived(self, path: str) -> bool:
         """Return whether the target has the whole meaning of a setting, if in other words or units."""
-        return self.trip.arrived(claims(self.source.dialect)[path], path)
+        return self.trip.has_arrived(claims(self.source.dialect)[path], path)
 
     @property
     def exact(self) -> bool:
@@ -178,7 +178,7 @@ def translate(
         else None
     )
     try:
-        target = way.restored() if way else lowered(meant, dialect, release, world)
+        target = way.best_config() if way else lower_values(meant, dialect, release, world)
     except ConfigError as error:
         if same:
             raise
@@ -205,11 +205,11 @@ def translate(
     trip = _Trip(config, meant, target, kept, back, lost, frozenset(restored))
     losses, openings = tuple(_losses(trip)), _openings(trip, as_it_was)
     losses += tuple(_nameless(trip, losses))
-    left = way.unused(told.given, config, target) if way and told else ()
+    left = way.findings_on_rest(told.given, config, target) if way and told else ()
     without = f"no setting of {dialect.title} stands for this"
     rows = [replace(row, message=row.message or without) for row in (*losses, *openings)]
     told_rows = (plainly(row, meant.plain, kept.plain) for row in rows)
-    findings = (*told_rows, *left, *_left_behind(config, target), *remarks(target))
+    findings = (*told_rows, *left, *_find_live_objects(config, target), *remarks(target))
     return Result(config, target, Plan.of(meant), findings, Carry.of(config, target, kept), trip)
 
 
@@ -227,14 +227,14 @@ def plainly(loss: Finding, meant: Mapping[str, Any], kept: Mapping[str, Any]) ->
         return loss
     turns = [f"{ours} {full_text(meant.get(ours))} -> {full_text(kept.get(ours))}" for ours in fields]
     if loss.before is not None and not section:
-        turns.insert(0, shown(loss.before))
+        turns.insert(0, show_value(loss.before))
     ours = next(iter(fields), "")
     return replace(loss, before=meant.get(ours), after=kept.get(ours), change="; ".join(turns))
 
 
 def full_text(value: Any) -> str:
     """Return a value as text that is never cut: two long values may differ at their ends only."""
-    return "not set" if value is None else shown(value, None)
+    return "not set" if value is None else show_value(value, None)
 
 
 def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
@@ -242,7 +242,7 @@ def _back(kept: Mapping[str, Any], config: Config) -> Config | None:
     the target. Return None if the source's stack refuses the result.
     """
     try:
-        return lowered(kept, config.dialect, config.version, config.world_size or world_of(kept))
+        return lower_values(kept, config.dialect, config.version, config.world_size or world_of(kept))
     except BridgeError:
         return None
 
@@ -265,31 +265,31 @@ class _Trip:
     lost: frozenset[str]
     restored: frozenset[str]
 
-    def returned(self, path: str) -> Any:
+    def value_after_return(self, path: str) -> Any:
         """Return the effective value at `path` in `back`, or None if there is no `back`."""
         return self.back.effective.get(path) if self.back else None
 
-    def arrived(self, rule: Rule, path: str) -> bool:
+    def has_arrived(self, rule: Rule, path: str) -> bool:
         """Return whether the target has the whole meaning of a setting, if in other words or units. Such
         a setting is not lost, so its fate is in `Result.fields` and no finding is about it.
         """
-        if rule.blurs and rule.blurs(rule.seen(rule.theirs, self.config.effective)):
+        if rule.blurs and rule.blurs(rule.values_in_view(rule.theirs, self.config.effective)):
             return False
         meant, kept = self.meant.plain, self.kept.plain
         # A setting without fields of its own may tell those of another rule.
         rules = [rule] if rule.ours else [one for one in self.config.dialect.rules if path in one.carries]
-        said = [ours for one in rules for ours in one.carried(path) if ours in meant]
+        said = [ours for one in rules for ours in one.paths_of_plan(path) if ours in meant]
         return bool(said) and all(kept.get(ours) == meant[ours] for ours in said)
 
-    def moved(self, ours: str) -> bool:
+    def has_changed(self, ours: str) -> bool:
         """Return whether the target has another value of a plan field."""
         return self.meant.get(ours) != self.kept.get(ours)
 
-    def gone(self, fields: tuple[str, ...]) -> bool:
+    def all_open(self, fields: tuple[str, ...]) -> bool:
         """Return whether the target leaves all of these plan fields open."""
         return all(self.kept.get(ours) is None for ours in fields)
 
-    def found(self, fields: tuple[str, ...], otherwise: Any) -> Any:
+    def target_value(self, fields: tuple[str, ...], otherwise: Any) -> Any:
         """Return the value that the target has for a setting with the plan fields `fields`. This is
         the value of the one field that the target sets, or `otherwise` if the target sets none or
         several of these fields.
@@ -312,7 +312,7 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
     for rule, claimed in _at_stake(config, theirs | elsewhere):
         # A field of one value on both sides means something else there because of another field,
         # and the finding is about that one.
-        lost = tuple(ours for ours in rule.ours if ours in trip.lost and trip.moved(ours))
+        lost = tuple(ours for ours in rule.ours if ours in trip.lost and trip.has_changed(ours))
         # Fields that the source set explain the loss better than those that only the target set.
         lost = tuple(path for path in lost if path in trip.meant) or lost
         gone = set[str]()
@@ -322,9 +322,9 @@ def _losses(trip: _Trip) -> Iterator[Finding]:
             gone = elsewhere - trip.target.given.keys()
         changed = [path for path in claimed if path in theirs or path in gone]
         if not rule.ours:
-            changed = [path for path in changed if not trip.arrived(rule, path)]
+            changed = [path for path in changed if not trip.has_arrived(rule, path)]
         if changed:
-            yield from _lost(trip, rule, changed, lost)
+            yield from _find_losses(trip, rule, changed, lost)
 
 
 def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[str]]]:
@@ -344,30 +344,30 @@ def _at_stake(config: Config, moved: Set[str]) -> Iterator[tuple[Rule, Sequence[
     )
 
 
-def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
+def _find_losses(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]) -> Iterator[Finding]:
     """Yield findings on the `changed` paths of one rule. `lost` are the rule's plan fields whose
     meaning changed.
     """
     config, back, told, named_ = trip.config, trip.back, set[str](), set[str]()
     if not lost and not any(path in config.given for path in changed):
         return
-    seen = rule.seen(rule.theirs, config.effective) if rule.blurs else {}
+    seen = rule.values_in_view(rule.theirs, config.effective) if rule.blurs else {}
     blurred = rule.blurs is not None and rule.blurs(seen)
     unheld = blurred and _holds_nothing(rule, trip.meant)
     effect = _weight(rule, lost, blurred, config, trip.target)
     for path in sorted(changed, key=lambda path: path not in config.given):
-        before, after, given = config.effective.get(path, config.given.get(path)), trip.returned(path), path in config.given
-        mine = tuple(ours for ours in lost if ours in rule.carried(path))
-        whole = rule.becomes is not None and not mine and not rule.becomes(path, rule.seen(rule.theirs, config.effective))
-        if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _told_elsewhere(trip, path, mine, told)):
+        before, after, given = config.effective.get(path, config.given.get(path)), trip.value_after_return(path), path in config.given
+        mine = tuple(ours for ours in lost if ours in rule.paths_of_plan(path))
+        whole = rule.becomes is not None and not mine and not rule.becomes(path, rule.values_in_view(rule.theirs, config.effective))
+        if not given and (not lost or not effect.reaches(Effect.NUMBERS) or _is_reported_elsewhere(trip, path, mine, told)):
             continue
-        how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.gone(rule.carried(path))))
-        if how is How.DERIVED and trip.arrived(rule, path):
+        how = _fate(rule, path, mine, blurred and not whole, unheld or (bool(mine) and trip.all_open(rule.paths_of_plan(path))))
+        if how is How.DERIVED and trip.has_arrived(rule, path):
             continue
         # The way back may use another setting; then the plan field has the value to show.
         moved_away = after is None if mine else not (back and path in back.given)
         if how is not How.DROPPED and moved_away:
-            after = trip.found(mine or rule.carried(path), after)
+            after = trip.target_value(mine or rule.paths_of_plan(path), after)
         named = path
         if not given:
             # The user knows the setting that was written and not the one that follows from it.
@@ -376,14 +376,14 @@ def _lost(trip: _Trip, rule: Rule, changed: Sequence[str], lost: tuple[str, ...]
         if named in named_ or (named != path and named in changed):
             continue  # the setting that the user wrote has a finding of its own
         if named != path:
-            before, after = config.effective.get(named), trip.returned(named)
+            before, after = config.effective.get(named), trip.value_after_return(named)
         weight = Effect.NONE if how is How.DERIVED else effect
         reason = _reason_of(rule, how, mine, trip.target, seen, blurred, unheld)
         told.update(mine)
         named_.add(named)
         change = ""
         if rule.becomes and how is not How.DERIVED and not mine:
-            change = rule.becomes(named, rule.seen(rule.theirs, config.effective))
+            change = rule.becomes(named, rule.values_in_view(rule.theirs, config.effective))
         finding = Finding(named, reason, weight, given, how, before, after, config.origins.get(named), change=change, about=mine)
         yield from _in_parts(trip, rule, lost, finding)
 
@@ -393,7 +393,7 @@ def _holds_nothing(rule: Rule, meant: Meaning) -> bool:
     return not any(ours in meant for ours in rule.ours)
 
 
-def _told_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
+def _is_reported_elsewhere(trip: _Trip, path: str, mine: tuple[str, ...], told: set[str]) -> bool:
     """Return whether another finding reports the loss of the plan fields `mine`, which belong to a
     setting that the user did not write.
 
@@ -417,7 +417,7 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
 
     A finding that is not on a section is yielded as it is.
     """
-    config, section = trip.config, trip.returned(whole.path)
+    config, section = trip.config, trip.value_after_return(whole.path)
     changed = settings(config, rule, whole.path, section)
     if not changed:
         yield whole
@@ -430,7 +430,7 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
         after = (
             None
             if how is How.DROPPED
-            else trip.found(mine or tuple(part.stands), held.get(part.keys))
+            else trip.target_value(mine or tuple(part.stands), held.get(part.keys))
         )
         told = rule.tells(part.alone) if part.behind and rule.tells else ""
         reason = "; ".join(filter(None, (told, _reason(rule, how, mine, trip.target))))
@@ -458,13 +458,13 @@ def _in_parts(trip: _Trip, rule: Rule, lost: tuple[str, ...], whole: Finding) ->
         )
 
 
-def _fate_of(rule: Rule, part: Setting, mine: tuple[str, ...], trip: _Trip) -> How:
+def _fate_of(rule: Rule, part: SectionSetting, mine: tuple[str, ...], trip: _Trip) -> How:
     if mine:
-        return How.DROPPED if trip.gone(mine) else How.APPROXIMATE
+        return How.DROPPED if trip.all_open(mine) else How.APPROXIMATE
     return How.DROPPED if part.behind or not rule.ours else How.DERIVED
 
 
-def _worth(trip: _Trip, rule: Rule, whole: Finding, part: Setting, mine: tuple[str, ...]) -> Effect:
+def _worth(trip: _Trip, rule: Rule, whole: Finding, part: SectionSetting, mine: tuple[str, ...]) -> Effect:
     """Return the effect of losing a setting of a section on the run: the effect of losing the
     setting's plan fields or the effect of losing the setting's own value, whichever is worse.
     """
@@ -511,12 +511,12 @@ def _nameless(trip: _Trip, told: Sequence[Finding]) -> Iterator[Finding]:
     )
     lost = trip.lost & meant.keys() if target.dialect.model else ()
     yield from _otherwise(trip, named)
-    yield from _unmoved(trip, {finding.path for finding in told})
+    yield from _find_other_meanings(trip, {finding.path for finding in told})
     open_: dict[str, list[str]] = {}
     for ours in sorted(path for path in lost if path.startswith("model.")):
         rule = table[ours]
         effect = rule.effect_of_losing((ours,), config.effective)
-        if not trip.moved(ours):
+        if not trip.has_changed(ours):
             continue  # another field changes what this one means, and has the finding
         if effect.reaches(Effect.NUMBERS) and not is_told(config, rule, ours, named):
             reason = _reason(rule, How.DROPPED, (ours,), target)
@@ -561,7 +561,7 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         effect, carriers = rule.effect_of_losing((ours,), config.effective), rule.carriers(ours)
         if ours.startswith(rules.HABITS) and (rule.ours != (ours,) or not rule.theirs):
             # No setting says it, or a section that says much else.
-            if effect is Effect.NONE or _remarked(target, ours, effect):
+            if effect is Effect.NONE or _has_remark(target, ours, effect):
                 continue
             carriers = ()
         path = next(iter((*(rule.theirs if carriers else ()), *carriers)), ours)
@@ -581,7 +581,7 @@ def _otherwise(trip: _Trip, named: set[str]) -> Iterator[Finding]:
             )
 
 
-def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
+def _find_other_meanings(trip: _Trip, named: set[str]) -> Iterator[Finding]:
     """Yield a finding for each setting that has another meaning in the target, or none, although a
     translation back restores the setting's value, because it is the default of the source's stack.
     """
@@ -596,7 +596,7 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
         effect = rule.effect_of_losing((ours,), config.effective)
         gone = kept.get(ours) is None
         least = Effect.NUMBERS if gone else Effect.COST
-        if path and effect.reaches(least) and not _remarked(trip.target, ours, effect):
+        if path and effect.reaches(least) and not _has_remark(trip.target, ours, effect):
             named.add(path)
             reason = _reason(rule, How.APPROXIMATE, (ours,), trip.target)
             yield Finding(
@@ -612,7 +612,7 @@ def _unmoved(trip: _Trip, named: set[str]) -> Iterator[Finding]:
             )
 
 
-def _remarked(target: Config, ours: str, effect: Effect) -> bool:
+def _has_remark(target: Config, ours: str, effect: Effect) -> bool:
     """Return whether the target has a finding, at least as bad as `effect`, on a setting that
     stands for the plan field `ours`.
     """
@@ -624,7 +624,7 @@ def _remarked(target: Config, ours: str, effect: Effect) -> bool:
 
 
 def _fate(rule: Rule, path: str, lost: tuple[str, ...], blurred: bool, gone: bool) -> How:
-    if not rule.carried(path) or gone:
+    if not rule.paths_of_plan(path) or gone:
         return How.DROPPED
     if lost:
         return How.APPROXIMATE
@@ -664,7 +664,7 @@ def _reason(rule: Rule, how: How, lost: tuple[str, ...], target: Config) -> str:
     )
 
 
-def _left_behind(config: Config, target: Config) -> Iterator[Finding]:
+def _find_live_objects(config: Config, target: Config) -> Iterator[Finding]:
     """Yield a finding for each live Python object in the config. Only the config class of the
     source's stack can hold such objects.
     """
@@ -703,7 +703,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
             or ours in as_it_was
             or ours not in left
             or ours not in mine
-            or not _looked_at(ours, config.dialect, target.dialect)
+            or not _is_set_by(ours, config.dialect, target.dialect)
         ):
             continue
         rule = theirs[ours]
@@ -712,7 +712,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
             continue
         if not trip.restored.isdisjoint(rule.carriers(ours)):
             continue  # nobody's default: it is as it was before the file was converted
-        path, value = _told_by(target, ours, value)
+        path, value = _setting_for(target, ours, value)
         opened.setdefault((path, repr(value)), []).append(ours)
     for (path, taken), fields in opened.items():
         effects = (theirs[ours].effect_of_losing((ours,), target.effective) for ours in fields)
@@ -730,7 +730,7 @@ def _openings(trip: _Trip, as_it_was: Set[str]) -> Iterator[Finding]:
         )
 
 
-def _told_by(target: Config, ours: str, value: Any) -> tuple[str, Any]:
+def _setting_for(target: Config, ours: str, value: Any) -> tuple[str, Any]:
     """Return the setting of the target that tells the value of a plan field, and the setting's
     value. Without such a setting, return the plan field with `value`.
     """
@@ -741,14 +741,14 @@ def _told_by(target: Config, ours: str, value: Any) -> tuple[str, Any]:
     alone = (path for path in paths if path in rule.carries or rule.ours == (ours,))
     same = (path for path in alone if repr(target.effective[path]) == repr(value))
     plain = (path for path in paths if not isinstance(target.effective[path], Mapping))
-    best = min(plain, key=lambda path: len(rule.carried(path)), default=ours)
+    best = min(plain, key=lambda path: len(rule.paths_of_plan(path)), default=ours)
     path = next(same, best)
     return path, target.effective.get(path, value)
 
 
 def told_of(rule: Rule, config: Config) -> str:
     """Return what no plan holds of a rule's values in `config`, in words."""
-    seen = rule.seen(rule.theirs, config.effective)
+    seen = rule.values_in_view(rule.theirs, config.effective)
     return (rule.tells(seen) if rule.tells else "") or rule.lossy or rule.note
 
 
@@ -759,13 +759,13 @@ def untranslated(config: Config, meant: Meaning, rule: Rule) -> str:
     if (
         rule.blurs is None
         or not _holds_nothing(rule, meant)
-        or not rule.blurs(rule.seen(rule.theirs, config.effective))
+        or not rule.blurs(rule.values_in_view(rule.theirs, config.effective))
     ):
         return ""
     return next((path for path in rule.theirs if path in config.given), "")
 
 
-def _looked_at(ours: str, dialect: Dialect, target: Dialect) -> bool:
+def _is_set_by(ours: str, dialect: Dialect, target: Dialect) -> bool:
     """Return whether a config of `dialect` sets the plan field `ours`. If not, the training script
     sets the field, and a translation cannot lose it.
 
@@ -791,7 +791,7 @@ def _reports(trip: _Trip) -> Iterator[FieldReport]:
     )
     for path, value in target.given.items():
         rule = table[path]
-        ours = tuple(name for name in rule.carried(path) if name in meant)
+        ours = tuple(name for name in rule.paths_of_plan(path) if name in meant)
         origins: tuple[str, ...] = ()
         for name in ours:
             if source := sources.get(name):

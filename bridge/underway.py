@@ -24,7 +24,7 @@ def listening(listener: Listener) -> Iterator[None]:
         _LISTENER.reset(before)
 
 
-def counted(
+def count_items(
     items: Sequence[Item], size: Callable[[Item], float] = lambda item: 1
 ) -> Iterator[Item]:
     """Yield the items. After each item, report the finished share to the listener, weighted by the

@@ -17,7 +17,7 @@ import pytest
 import bridge
 import compat
 from bridge.cli import run
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 from bridge.exits import Exit
 
 DEEPSPEED = """{
@@ -69,7 +69,7 @@ def start(*arguments: str | Path, **options: object) -> subprocess.Popen[str]:
 def megatron(tmp_path: Path) -> Path:
     """The bundled launch as a file."""
     path = tmp_path / "launch.args"
-    path.write_text(launch())
+    path.write_text(launch_text())
     return path
 
 
@@ -170,7 +170,7 @@ class TestConvert:
         assert cli("convert", deepspeed, "--to", "megatron", "--no-carry").code != 1
 
     def test_standard_input(self, cli: Cli) -> None:
-        done = cli("convert", "-", "--to", "deepspeed", "--world-size", "8", stdin=launch().encode())
+        done = cli("convert", "-", "--to", "deepspeed", "--world-size", "8", stdin=launch_text().encode())
         assert json.loads(done.out)["train_batch_size"] == 128
         assert cli("check", "-", "--world-size", "2", stdin=DEEPSPEED.encode()).code in (0, 2)
 

@@ -89,7 +89,7 @@ def test_every_source_of_values_gives_what_its_option_takes() -> None:
         found = list(source({}, "to", ""))
         assert found or label in ("V", "FIELD"), label
     kinds = set(completing.VALUES["checkpoint", "FORMAT"]({}, "to", ""))
-    assert kinds < set(formats.known()) and "megatron-ranks" not in kinds and "universal" in kinds
+    assert kinds < set(formats.all_formats()) and "megatron-ranks" not in kinds and "universal" in kinds
     moved = set(completing.VALUES["move", "STACK"]({}, "to", ""))
     refused = {one for one in STACKS if type(compat.load(one)).saves is Dialect.saves}
     assert moved == (STACKS - refused) | {"native"} and {"deepspeed", "megatron"} <= moved and refused

@@ -19,7 +19,7 @@ import bridge
 import compat
 from bridge.cli import run
 from bridge.dialect import Config, Dialect
-from bridge.drift import Drift, Kind, drift
+from bridge.drift import ChangeKind, Drift, drift
 from bridge.errors import VersionError
 from bridge.testing import configs, entries
 
@@ -97,7 +97,7 @@ def test_the_migrated_file_means_the_same_or_says_where_not(dialect: Dialect, tm
 
 def said(found: Drift) -> set[str]:
     """Settings that a user is told about: left behind, in other words, refused, added, or only in one of the releases."""
-    other_words = {change.path for change in found.changes if change.kind in (Kind.RENAMED, Kind.GONE, Kind.REFUSED)}
+    other_words = {change.path for change in found.changes if change.kind in (ChangeKind.RENAMED, ChangeKind.GONE, ChangeKind.REFUSED)}
     added = {path for path in found.edits if path not in found.before.given}
     return {change.path for change in found.left} | other_words | added | {*found.new, *found.lapsed}
 
@@ -114,7 +114,7 @@ def test_a_file_without_settings_of_its_own_drifts_by_defaults_alone(dialect: Di
         for one, other in ((version, to_version), (to_version, version)):
             config = dialect.config(SMALL.get(dialect.name, {}), one, 1)
             found = drift(partial(dialect.config, config.given, world_size=1), one, other)
-            assert not [change for change in found.changes if change.kind in (Kind.GONE, Kind.RENAMED, Kind.REFUSED)]
+            assert not [change for change in found.changes if change.kind in (ChangeKind.GONE, ChangeKind.RENAMED, ChangeKind.REFUSED)]
 
 
 # NVIDIA's own migrations, as its recipes changed between tags
@@ -197,7 +197,7 @@ def test_nvidias_own_migrations(name: str) -> None:
     assert {path for path in edit.gone if path in found.before.given} == set(edit.gone)
     assert not set(edit.gone) & found.migrated.given.keys()
     assert {path: found.migrated.given.get(path) for path in edit.came} == edit.came
-    assert {change.path for change in found.changes if change.kind in (Kind.RENAMED, Kind.GONE)} & set(edit.gone)
+    assert {change.path for change in found.changes if change.kind in (ChangeKind.RENAMED, ChangeKind.GONE)} & set(edit.gone)
 
 
 FAR = (
@@ -258,9 +258,9 @@ def check_migration(row: Mapping[str, Any], other: Mapping[str, Any], dropped: l
 # DeepSpeed's changes between releases, each with a file that meets it
 
 BATCH = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
-MOVED, GONE, REFUSED, RENAMED, NEW = Kind.DEFAULT, Kind.GONE, Kind.REFUSED, Kind.RENAMED, Kind.NEW
+MOVED, GONE, REFUSED, RENAMED, NEW = ChangeKind.DEFAULT, ChangeKind.GONE, ChangeKind.REFUSED, ChangeKind.RENAMED, ChangeKind.NEW
 HALF = {"bf16": {"enabled": True}}
-DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, Kind, Any, Any], ...] = (
+DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any], ...] = (
     ("0.15.1", "0.15.2", {}, "steps_per_print", MOVED, 10, None),
     ("0.16.3", "0.16.4", {"aio": {"thread_count": 2}}, "aio.thread_count", RENAMED, 2, 2),
     (
@@ -319,7 +319,7 @@ DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, Kind, Any, Any], ...] = (
         for name, value in {"mics_shard_size": 2, "mics_hierarchical_params_gather": True}.items()
     ),
     *(
-        ("0.19.6", "0.19.7", {"optimizer": {"type": name, "params": {"lr": 1e-3}}}, "optimizer.type", Kind.DERIVED, None, None)
+        ("0.19.6", "0.19.7", {"optimizer": {"type": name, "params": {"lr": 1e-3}}}, "optimizer.type", ChangeKind.DERIVED, None, None)
         for name in ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")
     ),
     (
@@ -365,7 +365,7 @@ DEEPSPEED: tuple[tuple[str, str, dict[str, Any], str, Kind, Any, Any], ...] = (
 
 
 @pytest.mark.parametrize("row", DEEPSPEED, ids=lambda row: f"{row[1]} {row[3]}")
-def test_deepspeeds_own_changes(row: tuple[str, str, dict[str, Any], str, Kind, Any, Any]) -> None:
+def test_deepspeeds_own_changes(row: tuple[str, str, dict[str, Any], str, ChangeKind, Any, Any]) -> None:
     version, to_version, section, path, kind, before, after = row
     deepspeed = compat.load("deepspeed")
     ranks = section.get("tensor_parallel", {}).get("autotp_size", 1)
@@ -431,7 +431,7 @@ def test_merak_gave_sequence_parallel_another_meaning() -> None:
     flags = "--sequence_parallel --train_schedule 1f1b --num_layers 4 --seq_length 8 --per_device_train_batch_size 2"
     found = drifted("merak", flags.split(), "2.2.2", "2.2.2+main")
     (change,) = found.changes
-    assert (change.path, change.kind) == ("args.sequence_parallel", Kind.MEANING)
+    assert (change.path, change.kind) == ("args.sequence_parallel", ChangeKind.MEANING)
 
 
 def test_fast_llm_renamed_its_dtype_and_moved_its_batch() -> None:
@@ -448,7 +448,7 @@ def test_fast_llm_renamed_its_dtype_and_moved_its_batch() -> None:
 
 def test_what_a_release_always_does_is_a_change_though_no_setting_says_it() -> None:
     found = drifted("fast_llm", {"batch": {"sequence_length": 128}, "model": {"distributed": {}}}, "0.3.0", "0.4.0")
-    silent = {change.path: (change.before, change.after) for change in found.changes if change.kind is Kind.MEANING}
+    silent = {change.path: (change.before, change.after) for change in found.changes if change.kind is ChangeKind.MEANING}
     assert silent["habits.attention"] == ("sequence", "document")
     assert silent["habits.boundaries"] == ("trained", "masked")
     source = {"batch": {"sequence_length": 128, "cross_document_attention": False}, "model": {"distributed": {}}}

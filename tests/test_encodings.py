@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from bridge.cli import main, terminal
 from bridge.cli.app import app
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 
 pytestmark = pytest.mark.once
 
@@ -81,13 +81,13 @@ VARYING = re.compile(r"(?m)^ *\d+% .*\n|\d+(\.\d+)?(e-\d+)? (m?s\b|MB/s|tokens/s
 def write_inputs(folder: Path) -> None:
     (folder / NAME).write_text(json.dumps(CONFIG, ensure_ascii=False), encoding="utf-8")
     (folder / "fälsch.json").write_text('{"train_batch_size": "größe", "steps_per_print": "数据"}', encoding="utf-8")
-    (folder / "launch.args").write_text(launch(), encoding="utf-8")
+    (folder / "launch.args").write_text(launch_text(), encoding="utf-8")
 
 
 def in_ascii(text: str, encoding: str) -> str:
     """What `text` has to become: characters that the encoding has, and ASCII for the others."""
     lacking = {letter for letter in text if not encodable(letter, encoding)}
-    plain = {letter: terminal.PLAIN.get(letter, terminal.escaped(letter)) for letter in lacking}
+    plain = {letter: terminal.PLAIN.get(letter, terminal.escape_character(letter)) for letter in lacking}
     return "".join(plain.get(letter, letter) for letter in text)
 
 

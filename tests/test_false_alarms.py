@@ -562,7 +562,7 @@ def test_an_error_of_the_target_names_the_target(monkeypatch: pytest.MonkeyPatch
     def refuse(*arguments: object) -> Config:
         raise ConfigError("num_layers: found 12, expected a multiple of 8")
 
-    monkeypatch.setattr(translation, "lowered", refuse)
+    monkeypatch.setattr(translation, "lower_values", refuse)
     with pytest.raises(ConfigError, match="converted to Megatron-Core: num_layers: found 12"):
         translated("deepspeed", {"train_micro_batch_size_per_gpu": 1}, "megatron")
 

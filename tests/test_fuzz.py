@@ -48,7 +48,7 @@ def test_another_seed_tries_other_configs() -> None:
 
 SWAPPED = ("rules.py", 'return {"spread": stage if', 'stage = {1: 2, 2: 1}.get(stage, stage)\n    return {"spread": stage if')
 """Levels 1 and 2 are written for one another, and read as they are: no longer symmetrical."""
-FORGOTTEN = ("__init__.py", "config.given.nested()", 'Values({**config.given, "tail": ""}).nested()')
+FORGOTTEN = ("__init__.py", "config.given.as_nested()", 'Values({**config.given, "tail": ""}).nested()')
 """The writer forgets what the user said."""
 
 

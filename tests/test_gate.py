@@ -19,11 +19,11 @@ from ruamel.yaml import YAML
 import bridge
 import compat
 from bridge.cli import run
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 from bridge.cli.options import READING as OPTIONS
 from bridge.cli.patterns import refuse_strange
 from bridge.config import fields
-from bridge.gate import Choice, fits, known_of
+from bridge.gate import Choice, fits, read_baseline
 from bridge.outputs import OUTPUTS
 from bridge.project import READING, Table, project_of
 
@@ -47,7 +47,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     for name, data in {"good.json": GOOD, "deep/odd.json": ODD}.items():
         (tmp_path / "configs" / name).write_text(json.dumps(data, indent=1))
     (tmp_path / "configs" / "package.json").write_text('{"name": "x", "scripts": {}}')
-    (tmp_path / "launch.args").write_text(launch())
+    (tmp_path / "launch.args").write_text(launch_text())
 
     def call(*words: str) -> tuple[int, str, str]:
         code = run(list(words))
@@ -62,7 +62,7 @@ def written(folder: Path, name: str, data: dict[str, Any]) -> None:
 
 class TestDiff:
     def changed(self, tmp_path: Path, *changes: tuple[str, str]) -> None:
-        text = launch()
+        text = launch_text()
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
@@ -116,7 +116,7 @@ class TestDiff:
     )
     def test_other_data_is_another_run(self, said: Said, tmp_path: Path, one: str, other: str, effect: str) -> None:
         """What is harmless to leave out of another stack's file, which names the same data in its own way."""
-        text = launch().replace("--data-path corpus_text_document\n", "")
+        text = launch_text().replace("--data-path corpus_text_document\n", "")
         for name, words in (("launch.args", one), ("other.args", other)):
             (tmp_path / name).write_text(f"{text}\n{words}\n")
         _, rows = self.rows(said, "launch.args", "other.args")
@@ -138,7 +138,7 @@ class TestDiff:
         """`convert` says so too, of the same two files."""
         counts = {"--train-iters": "--train-samples", "--lr-decay-iters": "--lr-decay-samples"}
         for name, end in {"one": "100100", "other": "100096"}.items():
-            text = launch().replace("--lr-warmup-iters 500", "--lr-warmup-samples 1280")
+            text = launch_text().replace("--lr-warmup-iters 500", "--lr-warmup-samples 1280")
             for old, new in counts.items():
                 text = re.sub(rf"{old} \d+", f"{new} {end}", text)
             (tmp_path / f"{name}.args").write_text(text)
@@ -163,7 +163,7 @@ class TestDiff:
         said("convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "ds.json")
         data = json.loads(Path("ds.json").read_text())
         written(tmp_path, "alone.json", {**data, "train_batch_size": 512})
-        (tmp_path / "other.args").write_text(launch() + "\n--decoupled-lr 5.0e-4\n")
+        (tmp_path / "other.args").write_text(launch_text() + "\n--decoupled-lr 5.0e-4\n")
         words = ("alone.json", "--world-size", "8", "--all")
         told = {one: " ".join(said("diff", one, *words)[1].split()) for one in ("launch.args", "other.args")}
         batch = r"data_parallel_size 2 -> train_batch_size 512 \(line 2\):? data-parallel replicas: 2 -> 8"
@@ -175,7 +175,7 @@ class TestDiff:
         """Two long values may differ at their ends only, and of a section what differs has a line of its own."""
         where = "/data/" + "folder/" * 40
         for name in ("one", "other"):
-            (tmp_path / f"{name}.args").write_text(f"{launch()}\n--load {where}{name}\n")
+            (tmp_path / f"{name}.args").write_text(f"{launch_text()}\n--load {where}{name}\n")
         _, rows = self.rows(said, "one.args", "other.args")
         assert rows["load"]["change"] == f"'{where}one' -> '{where}other'"
         recipe = (HOME / "examples/automodel/interleaved.yaml").read_text()
@@ -214,7 +214,7 @@ class TestDiff:
     def test_sizes_that_follow_from_the_ranks_are_no_cause(self, said: Said, tmp_path: Path) -> None:
         dropped = ("--hidden-dropout 0.0", "--hidden-dropout 0.1")
         for name, changes in {"one": (), "other": (("parallel-size 2", "parallel-size 4"),)}.items():
-            text = launch()
+            text = launch_text()
             for old, new in changes:
                 text = text.replace(f"--tensor-model-{old}", f"--tensor-model-{new}")
             (tmp_path / f"{name}.args").write_text(text)
@@ -357,7 +357,7 @@ class TestManyFiles:
         code, out, err = said("check", "configs/good.json", "launch.args", "--world-size", "8", *words)
         assert code in (0, 2) and err == "", out
         assert "has no use for this option" in said("check", "launch.args", "--world-size", "8", *words)[2]
-        sizes = " ".join(launch().splitlines()[3:5])
+        sizes = " ".join(launch_text().splitlines()[3:5])
         Path("run.sh").write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py --lr $LR {sizes}\n")
         assert said("check", "run.sh", "configs/good.json", "--env", "LR=1e-4")[2] == ""
 
@@ -554,7 +554,7 @@ class TestChoice:
 
     def test_a_table_has_the_options_of_the_command_line(self, said: Said, tmp_path: Path) -> None:
         assert {name.replace("-", "_") for name in READING} == {name.rstrip("_") for name in OPTIONS} - {"as_json"}
-        flags = " ".join(line for line in launch().splitlines() if not line.startswith("#"))
+        flags = " ".join(line for line in launch_text().splitlines() if not line.startswith("#"))
         (tmp_path / "run.sh").write_text(f"torchrun --nproc-per-node $RANKS pretrain_gpt.py {flags} --seed $SEED\n")
         written(tmp_path, "auto.json", {**GOOD, "train_micro_batch_size_per_gpu": "auto"})
         (tmp_path / "pyproject.toml").write_text(
@@ -603,7 +603,7 @@ class TestChoice:
 
     def test_what_is_not_ours_in_a_project_file_is_left_alone(self) -> None:
         assert project_of('[tool.other]\nx = 1\n[project]\nname = "y"\n', "x").ignore == ()
-        assert known_of('{"stagebridge": 1, "known": []}', "x") == Choice().known
+        assert read_baseline('{"stagebridge": 1, "known": []}', "x") == Choice().known
 
 
 class TestFormats:
@@ -631,9 +631,9 @@ class TestFormats:
         assert "configs/wrong%20file.json" in places
 
     def test_records_of_a_difference(self, said: Said, tmp_path: Path) -> None:
-        (tmp_path / "other.args").write_text(launch().replace("--lr 3.0e-4", "--lr 1.0e-4"))
+        (tmp_path / "other.args").write_text(launch_text().replace("--lr 3.0e-4", "--lr 1.0e-4"))
         out = said("diff", "launch.args", "other.args", "--world-size", "8", "--format", "github")[1]
-        line = launch().splitlines().index("--lr 3.0e-4") + 1
+        line = launch_text().splitlines().index("--lr 3.0e-4") + 1
         assert out == (f"::warning file=other.args,line={line},title=difference/lr::lr: different numbers: 0.0003 -> 0.0001\n")
 
     def test_records_of_a_conversion(self, said: Said, tmp_path: Path) -> None:

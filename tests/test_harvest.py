@@ -19,10 +19,10 @@ import compat
 from bridge.errors import SourceError
 from bridge.harvest.__main__ import main
 from bridge.harvest.process import Process
-from bridge.harvest.rows import joined, plain_type
+from bridge.harvest.rows import plain_type, unite_names
 from bridge.harvest.rows import text as written
-from bridge.harvest.source import told_by
-from bridge.testing.verdicts import Side, verdicts
+from bridge.harvest.source import version_in
+from bridge.testing.verdicts import VerdictSide, verdicts
 from compat.automodel import releases
 from compat.automodel.harvest import PARTS, SECTIONS, STRATEGIES
 from compat.deepspeed import releases as deepspeed
@@ -267,10 +267,10 @@ def test_verdicts_are_counted_by_who_refuses() -> None:
     tally = verdicts(cast(Process, Canned()), compat.load("megatron"), megatron.KNOWN[-1], 24, lambda number, count: None)
     assert tally.sides.total() == 24
     lacking = tally.lacking["this machine lacks what the config needs: no …"]
-    assert tally.sides[Side.LEFT_OUT] == tally.lacking.total() == lacking
-    assert tally.sides[Side.THEIRS] == tally.differences[f"{Side.THEIRS}: found … of …"] > 0
-    assert len(tally.rows[True]) == tally.sides[Side.ACCEPTED]
-    assert len(tally.rows[False]) == tally.sides[Side.REFUSED] > 1
+    assert tally.sides[VerdictSide.LEFT_OUT] == tally.lacking.total() == lacking
+    assert tally.sides[VerdictSide.THEIRS] == tally.differences[f"{VerdictSide.THEIRS}: found … of …"] > 0
+    assert len(tally.rows[True]) == tally.sides[VerdictSide.ACCEPTED]
+    assert len(tally.rows[False]) == tally.sides[VerdictSide.REFUSED] > 1
     # Of refusals that differ in values alone, one is recorded.
     assert [row["accepted"] for row in tally.sample].count(False) == 1
 
@@ -518,12 +518,12 @@ def function(name: str, parameters: Iterable[tuple[str, str, Any]]) -> str:
     ],
 )
 def test_a_source_tree_states_its_version_in_one_of_three_ways(text: str, told: str, tmp_path: Path) -> None:
-    assert told_by(write(tmp_path, {"info.py": text}) / "info.py") == told
+    assert version_in(write(tmp_path, {"info.py": text}) / "info.py") == told
 
 
 def test_a_tree_without_a_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="sets neither version nor MAJOR, MINOR, PATCH"):
-        told_by(write(tmp_path, {"info.py": "names = ()\n"}) / "info.py")
+        version_in(write(tmp_path, {"info.py": "names = ()\n"}) / "info.py")
 
 
 def test_keys_that_are_looked_for_are_heard_with_their_defaults() -> None:
@@ -578,4 +578,4 @@ def test_one_type_has_one_spelling(one: str, other: str) -> None:
 
 
 def test_names_are_gathered_over_releases() -> None:
-    assert joined({"a": ["x"], "b": "text"}, {"a": ["w"], "b": "other", "c": ["y"]}) == {"a": ["w", "x"], "b": "text", "c": ["y"]}
+    assert unite_names({"a": ["x"], "b": "text"}, {"a": ["w"], "b": "other", "c": ["y"]}) == {"a": ["w", "x"], "b": "text", "c": ["y"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.cli import run
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 
 pytestmark = pytest.mark.once
 
@@ -21,7 +21,7 @@ Said = Callable[[str], str]
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
     """The errors of a command in a folder with a converted file that lies there alone."""
     monkeypatch.chdir(tmp_path)
-    Path("launch.args").write_text(launch())
+    Path("launch.args").write_text(launch_text())
     Path("there").mkdir()
     assert run(["convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "there/ds.json"]) == 0
     Path("ds.json").write_bytes(Path("there/ds.json").read_bytes())

@@ -10,9 +10,9 @@ import pytest
 from bridge.errors import BridgeError, SourceError
 from bridge.files import Script, load
 from bridge.files.named import reaching
-from bridge.files.shell import known
+from bridge.files.shell import text_if_known
 from bridge.files.shell.pieces import Unknown
-from bridge.findings import assumed
+from bridge.findings import find_unread_sources
 
 SEEN: tuple[tuple[str, str, int | None], ...] = (
     ("./pretrain_gpt.py {}", "./pretrain_gpt.py", None),
@@ -116,7 +116,7 @@ def test_a_launch_is_seen_whatever_stands_around_it(command: str, program: str, 
 )
 def test_what_hides_the_number_of_ranks_is_named(command: str, names: list[str]) -> None:
     script = Script(f"{command}\n", "launch.sh")
-    messages = [found.message for found in assumed(script, script.launches[0])]
+    messages = [found.message for found in find_unread_sources(script, script.launches[0])]
     assert re.findall(r"--env (\w+)=", "".join(messages)) == names and len(messages) == bool(names)
 
 
@@ -171,7 +171,7 @@ def test_an_inner_shell_sees_what_bash_hands_on(text: str, words: list[str], unk
 def test_a_line_that_is_no_run_says_why(text: str, said: str) -> None:
     script = Script(f"{text}\n", "launch.sh")
     try:
-        found = "\n".join(script.lost)
+        found = "\n".join(script.messages_on_missed)
     except BridgeError as error:
         found = str(error)
     assert said in found
@@ -181,7 +181,7 @@ def test_what_a_pipe_writes_is_not_taken_for_empty() -> None:
     script = Script('cat t.json | sed "s/a/b/" > ds.json\ndeepspeed a.py --deepspeed_config ds.json\n', "launch.sh")
     (launch,) = script.launches
     content = launch.file(launch.words[1])
-    assert content is not None and known(content) is None
+    assert content is not None and text_if_known(content) is None
 
 
 def test_an_array_that_a_missing_file_may_set_is_any_number_of_words() -> None:
@@ -235,7 +235,7 @@ def test_what_another_file_may_say_is_not_known(text: str, unknown: str) -> None
 
 def test_what_the_user_says_holds_behind_a_missing_file() -> None:
     script = Script("A=1\nsource gone.sh\ntorchrun a.py $A\n", "launch.sh")
-    assert script.told({"A": "4"}, None).launches[0].texts == ["4"]
+    assert script.start_with({"A": "4"}, None).launches[0].texts == ["4"]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_what_the_user_says_holds_behind_a_missing_file() -> None:
 )
 def test_what_is_taken_of_a_file_that_is_not_read_is_a_finding(name: str, taken: str) -> None:
     script = Script(f"source {name}\npython pretrain_gpt.py --micro-batch-size 1\n", "launch.sh")
-    (found,) = assumed(script, script.launches[0])
+    (found,) = find_unread_sources(script, script.launches[0])
     assert taken in found.message and found.path == f"source {name}" and found.origin is not None and found.origin.line == 1
 
 
@@ -257,7 +257,7 @@ def test_a_file_outside_of_the_folder_is_opened_where_that_is_allowed(tmp_path: 
     (tmp_path / "common.sh").write_text("A=7\n", "utf-8")
     launch = str(tmp_path / "job" / "launch.sh")
     script = Script("source ../common.sh\ntorchrun a.py $A\n", launch)
-    assert list(script.launches[0].opaque) == [0] and "give --allow-path" in next(assumed(script, script.launches[0])).message
+    assert list(script.launches[0].opaque) == [0] and "give --allow-path" in next(find_unread_sources(script, script.launches[0])).message
     with reaching(tmp_path / "job", [tmp_path]):
         assert Script("source ../common.sh\ntorchrun a.py $A\n", launch).launches[0].texts == ["7"]
 
@@ -265,7 +265,7 @@ def test_a_file_outside_of_the_folder_is_opened_where_that_is_allowed(tmp_path: 
 def test_a_run_is_given_the_files_written_before_it() -> None:
     text = "".join(f"echo {number} > c.json\ntorchrun a.py c.json\n" for number in (1, 2))
     contents = [launch.file(launch.words[0]) for launch in Script(text, "launch.sh").launches]
-    assert [known(content or ()) for content in contents] == ["1\n", "2\n"]
+    assert [text_if_known(content or ()) for content in contents] == ["1\n", "2\n"]
 
 
 @pytest.mark.parametrize("text", ["A=1\r\ntorchrun a.py\r\n", "A=1\ntorchrun a.py \\\r\n  --x\n"])

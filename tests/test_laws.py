@@ -234,11 +234,11 @@ def arrives(config: Config, meant: Mapping[str, Any], held: Mapping[str, Any], p
     """Whether every plan field that a setting stands for is the same in the target, and one of them takes effect: with those that
     the setting leaves open, or without."""
     rule = next(rule for rule in config.dialect.rules if path in rule.theirs)
-    if rule.blurs and rule.blurs(rule.seen(rule.theirs, config.effective)):
+    if rule.blurs and rule.blurs(rule.values_in_view(rule.theirs, config.effective)):
         return False
     # Another rule may see the setting and say what it stands for.
     rules = [rule] if rule.ours else [one for one in config.dialect.rules if path in one.carries]
-    carried = [ours for one in rules for ours in one.carried(path)]
+    carried = [ours for one in rules for ours in one.paths_of_plan(path)]
     said = [ours for ours in carried if ours in meant]
     return bool(said) and all(held.get(ours) == meant.get(ours) for ours in (carried if opened else said))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from bridge.cli import run
-from bridge.cli.demo import launch
-from bridge.cli.ranks_drawn import BARS, KINDS, Bar, draw, figure, merged, named
+from bridge.cli.demo import launch_text
+from bridge.cli.ranks_drawn import BARS, KINDS, Bar, draw, figure, merge_bars, ranks_text
 
 pytestmark = pytest.mark.once
 PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".png": b"\x89PNG"}
@@ -20,7 +20,7 @@ PICTURES = {".svg": b"<?xml", ".pdf": b"%PDF", ".html": b"<!doctype html>", ".pn
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The command up to its options."""
     monkeypatch.chdir(tmp_path)
-    Path("launch.args").write_text(launch())
+    Path("launch.args").write_text(launch_text())
     return ["layout", "launch.args", "--ranks", "8", "--vocab", "32000"]
 
 
@@ -59,7 +59,7 @@ def test_ranks_that_keep_the_same_are_one_bar_and_the_largest_is_always_drawn(tm
     text = (tmp_path / "many.svg").read_text()
     assert f"the {BARS} largest of {BARS + 20} groups of equal ranks" in text
     assert f">rank {BARS + 19}<" in text and ">rank 1<" not in text
-    assert merged([*sizes, same])[0].ranks == (0, 99) and len(merged([*sizes, same])) == BARS + 20
+    assert merge_bars([*sizes, same])[0].ranks == (0, 99) and len(merge_bars([*sizes, same])) == BARS + 20
 
 
 def test_a_memory_far_beyond_the_bars_is_told_in_words(words: list[str]) -> None:
@@ -91,8 +91,8 @@ def test_an_ending_of_no_picture_is_refused_before_anything_is_written(
 
 
 def test_ranks_are_named_in_runs() -> None:
-    assert named([0]) == "rank 0" and named([0, 1, 2, 5]) == "ranks 0-2, 5"
-    assert named([*range(0, 40, 4)]) == "ranks 0, 4, 8, 12, 16 and 5 more"
+    assert ranks_text([0]) == "rank 0" and ranks_text([0, 1, 2, 5]) == "ranks 0-2, 5"
+    assert ranks_text([*range(0, 40, 4)]) == "ranks 0, 4, 8, 12, 16 and 5 more"
 
 
 @pytest.mark.parametrize(("size", "shown"), [(3 * 2**30, "3.00"), (2**20, "1.00"), (3 * 2**40, "3,072")])

@@ -15,7 +15,7 @@ import pytest
 import compat
 from bridge import carry, limits
 from bridge.cli import run
-from bridge.cli.budget import bounded
+from bridge.cli.budget import stay_within_limits
 from bridge.errors import BridgeError, ConfigError, SourceError, VersionError, nearest
 from bridge.files import parse
 from bridge.files.shell import steps
@@ -276,18 +276,18 @@ def test_time_is_up_in_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SECONDS", 0.05)
     monkeypatch.setattr(steps, "TRIES", inf)
     said = r"0\.05 s of processor time; following the commands of the script takes too long"
-    with pytest.raises(BridgeError, match=said), bounded():
-        steps.found(re.compile("(a+)+c"), "a" * 100)
+    with pytest.raises(BridgeError, match=said), stay_within_limits():
+        steps.has_match(re.compile("(a+)+c"), "a" * 100)
 
 
 def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SECONDS", 0.05)
-    with pytest.raises(BridgeError, match=r"more work than can be done in 0\.05 s of processor time"), bounded():
+    with pytest.raises(BridgeError, match=r"more work than can be done in 0\.05 s of processor time"), stay_within_limits():
         while True:
             with suppress(Exception):  # what a careless reader does must not keep it going
                 sum(range(10_000))
 
 
 def test_memory_is_up() -> None:
-    with pytest.raises(BridgeError, match="more data than fits into 1 GiB of memory"), bounded():
+    with pytest.raises(BridgeError, match="more data than fits into 1 GiB of memory"), stay_within_limits():
         bytearray(1 << 40)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.cli import run
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 from compat.megatron import flags, releases
 
 pytestmark = pytest.mark.once
@@ -75,7 +75,7 @@ def test_flags_of_modelopt_are_named_and_change_numbers_where_it_may_be_on(
     told: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("launch.args").write_text(f"{launch()}\n{flags}\n")
+    Path("launch.args").write_text(f"{launch_text()}\n{flags}\n")
     assert run(["check", "launch.args", "--world-size", "8", "--from-version", release, *lenient]) == code
     out = " ".join("".join(capsys.readouterr()).split())
     assert told in out and flags.split()[0] in out
@@ -89,7 +89,7 @@ def test_a_format_that_is_only_read_is_not_proposed_to_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("launch.args").write_text(launch())
+    Path("launch.args").write_text(launch_text())
     assert run(["convert", "launch.args", "--to", "deepspeed", "--world-size", "8", "-o", "out.sh"]) == 1
     error = capsys.readouterr().err
     assert "found suffix .sh, in which configs of DeepSpeed cannot be written; use .json or .hjson" in error

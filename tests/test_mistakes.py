@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bridge.cli import run
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 from bridge.stacks import load
 
 pytestmark = pytest.mark.once
@@ -27,8 +27,8 @@ Said = Callable[..., list[str]]
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Said:
     """The lines that a command is refused with."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "launch.args").write_text(launch())
-    (tmp_path / "x.sh").write_text("torchrun pretrain_gpt.py \\\n" + " ".join(launch().split("\n")[-2:]) + "\n")
+    (tmp_path / "launch.args").write_text(launch_text())
+    (tmp_path / "x.sh").write_text("torchrun pretrain_gpt.py \\\n" + " ".join(launch_text().split("\n")[-2:]) + "\n")
     (tmp_path / "ds.json").write_text(json.dumps(DS))
 
     def call(*words: str) -> list[str]:

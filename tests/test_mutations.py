@@ -45,7 +45,7 @@ def test_an_edit_is_refused_by_name_or_means_the_same(dialect: Dialect) -> None:
             read = mutation.read()
         except BridgeError as error:
             assert isinstance(error, mutation.error), mutation
-            assert mutation.named_in(error), (mutation.key, mutation.value, str(error))
+            assert mutation.is_named_by(error), (mutation.key, mutation.value, str(error))
         else:
             assert read.effective == mutation.config.effective, (mutation.key, mutation.value)
 
@@ -63,7 +63,7 @@ def test_a_mutation_is_one_edit() -> None:
     @settings(SOME, max_examples=40)
     @given(mutations(dialect))
     def law(mutation: Mutation) -> None:
-        before = _flat(mutation.config.given.nested())
+        before = _flat(mutation.config.given.as_nested())
         after = _flat(mutation.source)
         changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
         moved = {path for path in changed if not f"{path}.".startswith(f"{mutation.key}.")}

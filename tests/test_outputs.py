@@ -14,7 +14,7 @@ from schemas import judge, problems
 
 from bridge import outputs
 from bridge.cli import run
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 
 pytestmark = pytest.mark.once
 
@@ -85,7 +85,7 @@ WRONG = {
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Any]:
     """What a command prints on stdout, as data."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "launch.args").write_text(launch())
+    (tmp_path / "launch.args").write_text(launch_text())
     (tmp_path / "piped.args").write_text(PIPED)
     (tmp_path / "ds.json").write_text(json.dumps(DS))
     (tmp_path / "bad.json").write_text(json.dumps({**DS, "zero_optimization": {"stage": 9}}))

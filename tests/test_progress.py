@@ -11,9 +11,9 @@ import pytest
 
 import compat
 from bridge.cli import checkpoint, fuzz, progress
-from bridge.cli.verify import Told
+from bridge.cli.verify import ProgressPrinter
 from bridge.testing.fuzz import Covered, Task
-from bridge.underway import Course, counted, listening
+from bridge.underway import Course, count_items, listening
 
 pytestmark = pytest.mark.once
 
@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def drive(clock: list[float], stream: io.StringIO, steps: int = 20, each: float = 1.0) -> str:
     meter = progress.Meter("the files", stream)
     with listening(meter):
-        for _ in counted(range(steps)):
+        for _ in count_items(range(steps)):
             clock[0] += each
     meter.end()
     return stream.getvalue()
@@ -65,12 +65,12 @@ def test_no_time_left_is_printed_before_the_second_part_since_the_first_loads_wh
 
 def test_fuzz_and_checkpoints_leave_out_the_first_part_too(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     """Its time, at the pace of all, made the first estimate several times too long."""
-    tick = fuzz._progress(Task(compat.load("megatron"), examples=100))
+    tick = fuzz._progress_printer(Task(compat.load("megatron"), examples=100))
     meter = checkpoint.Progress(1000)
     for done in range(1, 11):
         clock[0] += 30 if done == 1 else 1
         tick(Covered(releases=Counter(any=done)))
-        meter.moved(100)
+        meter.add_bytes(100)
     lines = capsys.readouterr().err.splitlines()
     assert "10 of 100 configs, 1 min 30 s left" in lines
     assert [line.rsplit("  ", 1)[1] for line in lines if "MB/s" in line] == ["8 s left", "2 s left"]
@@ -83,10 +83,10 @@ def test_what_is_quick_is_not_told(clock: list[float]) -> None:
 def test_items_count_by_their_size_and_loops_inside_are_not_told() -> None:
     heard: list[tuple[float, float]] = []
     with listening(lambda done, total: heard.append((done, total))):
-        for size in counted([1, 3], float):
-            assert list(counted(range(size))) == [*range(size)]
+        for size in count_items([1, 3], float):
+            assert list(count_items(range(size))) == [*range(size)]
     assert heard == [(1, 4), (4, 4)]
-    assert list(counted("ab")) == ["a", "b"]
+    assert list(count_items("ab")) == ["a", "b"]
 
 
 def test_parts_are_shares_of_the_whole_even_where_more_come_than_were_expected_or_one_fails() -> None:
@@ -94,20 +94,20 @@ def test_parts_are_shares_of_the_whole_even_where_more_come_than_were_expected_o
     course = Course(2)
     with listening(lambda done, total: heard.append((done, total))):
         with course.part():
-            list(counted(range(2)))
+            list(count_items(range(2)))
         with suppress(ValueError), course.part():
             raise ValueError("a run that does not start")
         course.further(1)
         for _ in range(2):
             with course.part():
-                list(counted(range(1)))
+                list(count_items(range(1)))
     assert heard == [(0.5, 2), (1, 2), (3, 3), (4, 4)]
     with course.part():  # nobody listens
-        assert list(counted(range(2))) == [0, 1]
+        assert list(count_items(range(2))) == [0, 1]
 
 
 def test_what_ranks_say_is_told_between_states_of_the_one_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    told, terminal = Told("the runs"), Terminal()
+    told, terminal = ProgressPrinter("the runs"), Terminal()
     told.meter = progress.Meter("the runs", terminal)
     clock[0] += 10
     told.hear({"at": [1, 4]})
@@ -122,4 +122,4 @@ def test_what_ranks_say_is_told_between_states_of_the_one_line(clock: list[float
 
 @pytest.mark.parametrize(("done", "said"), [(0.5, "10 s"), (0.1, "1 min 30 s"), (0.001, "2 h 46 min")])
 def test_the_time_left_is_in_words(done: float, said: str) -> None:
-    assert progress.left(10.0, done, 1.0) == said
+    assert progress.time_to_go(10.0, done, 1.0) == said

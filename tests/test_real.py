@@ -31,7 +31,7 @@ FEWER = settings(
 def installed(real: Any, name: str) -> str:
     """The release that is installed here, if the dialect knows it; skips the test otherwise."""
     try:
-        version = compat.load(name).release(real.installed())
+        version = compat.load(name).release(real.release_of_package())
     except VersionError as error:
         pytest.skip(str(error))
     return version
@@ -50,7 +50,7 @@ def test_what_we_accept_the_installed_release_accepts(name: str) -> None:
     @FEWER
     @given(configs(compat.load(name), version))
     def law(config: Config) -> None:
-        question, expected = real.posed(config)
+        question, expected = real.pose_config(config)
         with warnings.catch_warnings(action="ignore"):
             held = real.answer(json.loads(json.dumps(question)))
         ours, theirs = (json.loads(json.dumps(values, default=str)) for values in (expected, held))

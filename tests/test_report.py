@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bridge.cli import run
-from bridge.cli.demo import launch
+from bridge.cli.demo import launch_text
 from bridge.findings import Finding, Origin
-from bridge.printed import causes, translated, unbound, verdict
+from bridge.printed import causes, translation_verdict, unbound, verdict
 from bridge.rules import Effect, How
 
 MODEL = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --lr 1e-3 "
@@ -44,7 +44,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     (tmp_path / "sampled.args").write_text(SAMPLED)
-    (tmp_path / "demo.args").write_text(launch())
+    (tmp_path / "demo.args").write_text(launch_text())
 
     def call(*words: str) -> tuple[int, str, str]:
         code = run(list(words))
@@ -103,11 +103,11 @@ class TestVerdict:
     def test_what_the_script_has_to_make_is_a_condition_of_the_same_run(self, snippet: str, left: set[str]) -> None:
         assert unbound(snippet) == left
         condition = ", if the script builds the same model" if left else ""
-        assert translated([], snippet) == f"same run{condition}"
-        assert translated([finding(Effect.ROUNDING)], snippet) == f"same up to rounding{condition}"
-        cost = translated([finding(Effect.COST)], snippet)
+        assert translation_verdict([], snippet) == f"same run{condition}"
+        assert translation_verdict([finding(Effect.ROUNDING)], snippet) == f"same up to rounding{condition}"
+        cost = translation_verdict([finding(Effect.COST)], snippet)
         assert cost == f"same run{condition}; 1 effect on memory or speed"
-        assert translated([finding(Effect.NUMBERS)], snippet) == "different numbers: 1 thing"
+        assert translation_verdict([finding(Effect.NUMBERS)], snippet) == "different numbers: 1 thing"
 
     def test_a_remark_is_told_once_and_a_cause_has_one_row(self) -> None:
         twice = [finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, before=[1]), finding(Effect.NUMBERS, path="y")]
@@ -237,7 +237,7 @@ class TestRows:
     def test_verbose_tells_where_each_written_value_comes_from(self, said: Said) -> None:
         text = said("convert", "demo.args", "--to", "deepspeed", "--world-size", "8", "-v")[2]
         row = next(line for line in text.splitlines() if line.startswith(" optimizer.params.eps"))
-        line = launch().splitlines().index("--adam-eps 1.0e-8") + 1
+        line = launch_text().splitlines().index("--adam-eps 1.0e-8") + 1
         assert row.split() == ["optimizer.params.eps", "1e-08", "adam_eps", "(line", f"{line})", "exact"]
 
     def test_a_check_shows_what_is_harmless_too(self, said: Said, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def rewritten(text: str, suffix: str, **changes: Any) -> list[str]:
     reading = dialect.parse(original.document, version, lenient=True)
     given = {path: value for path, value in {**reading.given, **changes}.items() if value is not None}
     config = dialect.build(Reading(Values(given), reading.entry), version, reading.world_size)
-    new = dialect.reworded(config, original, version)
+    new = dialect.reword_for_release(config, original, version)
     assert dict(dialect.parse(Original(new, suffix).document, version, lenient=True).given) == given
     changed = difflib.unified_diff(text.splitlines(), new.splitlines(), n=0, lineterm="")
     return [line for line in list(changed)[2:] if not line.startswith("@@")]
@@ -201,7 +201,7 @@ def test_hjson_keeps_its_comments(changes: dict[str, Any], lines: list[str]) -> 
     original = Original(HJSON, ".hjson")
     config = dialect.read(original.document, world_size=8)
     wanted = dialect.config({**config.given, **changes}, world_size=8)
-    new = dialect.reworded(wanted, original, config.version)
+    new = dialect.reword_for_release(wanted, original, config.version)
     changed = list(difflib.unified_diff(HJSON.splitlines(), new.splitlines(), n=0, lineterm=""))[2:]
     assert [line for line in changed if not line.startswith("@@")] == lines
 
@@ -225,4 +225,4 @@ def test_a_key_that_goes_is_refused_where_it_would_be_kept() -> None:
     config = dialect.read(original.document, world_size=8)
     rest = {path: value for path, value in config.given.items() if path != "gradient_clipping"}
     with pytest.raises(TranslationError, match="made line by line"):
-        dialect.reworded(dialect.config(rest, world_size=8), original, config.version)
+        dialect.reword_for_release(dialect.config(rest, world_size=8), original, config.version)

@@ -371,7 +371,7 @@ def test_secrets_are_found(text: str, secret: str) -> None:
     (start, end, _) = spans(text)[0]
     assert text[start:end] == secret
     found = Secrets.of(text)
-    assert secret not in found.hide(text) and found.shown(found.hide(text)) == text
+    assert secret not in found.hide(text) and found.reveal(found.hide(text)) == text
 
 
 def test_every_value_of_an_array_is_hidden() -> None:
@@ -387,10 +387,10 @@ def test_many_secrets_are_all_hidden() -> None:
     found = Secrets.of(text)
     assert len(found.marks) == len({*found.marks.values()}) == len(values)
     hidden = found.hide(text)
-    assert not [value for value in values if value in hidden] and found.shown(hidden) == text
-    assert values[-1] not in found.known(f"({values[-1]})") and found.known("nothing") == "nothing"
+    assert not [value for value in values if value in hidden] and found.reveal(hidden) == text
+    assert values[-1] not in found.hide_known(f"({values[-1]})") and found.hide_known("nothing") == "nothing"
     found.forget()
-    assert values[-1] in found.known(values[-1])
+    assert values[-1] in found.hide_known(values[-1])
 
 
 @pytest.mark.parametrize(

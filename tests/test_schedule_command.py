@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bridge.cli import run
-from bridge.cli.drawing import BARE, NUMBERED, UNITS, draw, lines
-from bridge.cli.schedule import repeated
-from bridge.layout.schedule import Shape, generate, timeline
+from bridge.cli.drawing import BARE, NUMBERED, UNITS, draw_picture, picture_lines
+from bridge.cli.schedule import find_repeats
+from bridge.layout.schedule import ScheduleShape, generate_schedule, make_timeline
 
 pytestmark = pytest.mark.once
 
@@ -100,14 +100,14 @@ def test_another_ending_is_refused(capsys: pytest.CaptureFixture[str], launch: s
         assert code == 1 and "expected a picture .png, .svg, .pdf, .html" in error and not (tmp_path / name).exists()
 
 
-SHAPES = [Shape(4, 4, 8), Shape(4, 8, 16), Shape(4, 8, 512), Shape(8, 16, 64), Shape(64, 64, 512), Shape(64, 128, 512)]
+SHAPES = [ScheduleShape(4, 4, 8), ScheduleShape(4, 8, 16), ScheduleShape(4, 8, 512), ScheduleShape(8, 16, 64), ScheduleShape(64, 64, 512), ScheduleShape(64, 128, 512)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_unit_of_time_is_in_a_picture_once(shape: Shape) -> None:
+def test_every_unit_of_time_is_in_a_picture_once(shape: ScheduleShape) -> None:
     """Or stands for as many as are said."""
-    found = timeline(generate("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))
-    drawn = lines(found)
+    found = make_timeline(generate_schedule("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))
+    drawn = picture_lines(found)
     assert max(line[-1].end for line in drawn) <= (UNITS if shape.ranks <= NUMBERED else BARE)
     assert len(drawn) < 10
     times, seen = 1, 0
@@ -119,8 +119,8 @@ def test_every_unit_of_time_is_in_a_picture_once(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_pieces_of_a_line_lie_apart_where_time_jumps_and_their_texts_never_meet(shape: Shape) -> None:
-    for line in lines(timeline(generate("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))):
+def test_pieces_of_a_line_lie_apart_where_time_jumps_and_their_texts_never_meet(shape: ScheduleShape) -> None:
+    for line in picture_lines(make_timeline(generate_schedule("interleaved_1f1b" if shape.stages > shape.ranks else "1f1b", shape))):
         assert sum(bool(piece.said) for piece in line) <= 1
         for before, after in pairwise(line):
             assert (before.stop == after.start) == (before.end == after.at) and before.end <= after.at
@@ -129,7 +129,7 @@ def test_pieces_of_a_line_lie_apart_where_time_jumps_and_their_texts_never_meet(
 @pytest.mark.parametrize("count", [18, 25, 40])
 def test_lines_of_a_picture_are_of_one_length(count: int) -> None:
     """A last line of a few units would leave most of its row empty."""
-    drawn = lines(timeline(generate("1f1b", Shape(8, 8, count))))
+    drawn = picture_lines(make_timeline(generate_schedule("1f1b", ScheduleShape(8, 8, count))))
     lengths = [line[-1].end for line in drawn]
     assert len(drawn) > 1 and max(lengths) - min(lengths) < len(drawn)
 
@@ -137,7 +137,7 @@ def test_lines_of_a_picture_are_of_one_length(count: int) -> None:
 def test_a_picture_of_many_ranks_has_no_object_for_each_action_and_is_no_taller_than_a_few_pages(tmp_path: Path) -> None:
     """An object for each took eight seconds at 64 ranks and 512 microbatches, and three metres of paper."""
     pytest.importorskip("matplotlib")
-    draw(timeline(generate("1f1b", Shape(64, 64, 512))), tmp_path / "many.svg")
+    draw_picture(make_timeline(generate_schedule("1f1b", ScheduleShape(64, 64, 512))), tmp_path / "many.svg")
     text = (tmp_path / "many.svg").read_text()
     assert text.count("<path") < 500
     assert float(re.search(r'height="([\d.]+)pt"', text)[1]) < 72 * 15  # type: ignore[index]
@@ -161,7 +161,7 @@ def test_text_shows_what_repeats_once(capsys: pytest.CaptureFixture[str], launch
     assert code == 0 and len(out.splitlines()) < 40 and max(map(len, out.splitlines())) < 700
     times = int(re.search(r"(\d+) times, each time with the next microbatch:", out)[1])  # type: ignore[index]
     assert 500 <= times <= 512
-    found = timeline(generate("interleaved_1f1b", Shape(4, 8, 512)))
-    parts = repeated(found)
+    found = make_timeline(generate_schedule("interleaved_1f1b", ScheduleShape(4, 8, 512)))
+    parts = find_repeats(found)
     assert sum(part.times * (part.stop - part.start) for part in parts) == round(found.length)
     assert max(part.times * part.further for part in parts) >= 480 and sum(part.stop - part.start for part in parts) < 150

@@ -84,7 +84,7 @@ def read(document: Document, row: Mapping[str, Any], name: str, lenient: bool = 
     dialect = compat.load(name)
     assert isinstance(document.data, Script)
     outside = {**row.get("environment", {}), **{str(place): word for place, word in enumerate(row.get("arguments", ()), 1)}}
-    script = Document(document.data.told(outside, row.get("launch")), {}, "script", name=document.name)
+    script = Document(document.data.start_with(outside, row.get("launch")), {}, "script", name=document.name)
     if "auto" in row and name == "deepspeed":
         facts = {**row["auto"], "world_size": row["world_size"]}
         return dialect.read(script, world_size=row["world_size"], lenient=lenient, auto=facts)  # type: ignore[call-arg]
@@ -205,7 +205,7 @@ def test_a_choice_that_does_not_exist_is_said() -> None:
     script = load(HERE / "several.sh")
     assert isinstance(script.data, Script)
     with pytest.raises(BridgeError, match=r"there is no run 4; the script starts 3"):
-        compat.load("megatron").read(Document(script.data.told({}, 4), {}, "script", name="several.sh"))
+        compat.load("megatron").read(Document(script.data.start_with({}, 4), {}, "script", name="several.sh"))
 
 
 TOKENS = (

@@ -22,7 +22,7 @@ from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.refusing import hangs
 from bridge.testing import Mistake, Mutation, configs
-from bridge.testing.mutations import REST, Edit, edited, edits
+from bridge.testing.mutations import REST, Edit, edit_mapping, edits
 from bridge.testing.strategies import entries, part_of
 
 pytestmark = pytest.mark.once
@@ -45,13 +45,13 @@ class Planted:
     @property
     def unnamed(self) -> list[Mutation]:
         """Mistakes that the first report leaves for a later one."""
-        return [edit for edit in self.edits if not edit.named_in(self.together)]
+        return [edit for edit in self.edits if not edit.is_named_by(self.together)]
 
     @property
     def untrue(self) -> list[str]:
         """What is said of the whole, and speaks of none of the mistakes."""
         said = [problem for problem in self.together.problems if problem not in self.alone]
-        return [problem for problem in said if not any(edit.named_in(BridgeError(problem)) for edit in self.edits)]
+        return [problem for problem in said if not any(edit.is_named_by(BridgeError(problem)) for edit in self.edits)]
 
 
 @dataclass
@@ -80,16 +80,16 @@ def planted(config: Config, seed: int, count: int = MISTAKES) -> Planted | None:
         edit = random.choice(found[random.choice(sorted(found))])
         if len(chosen) == count or any(_touch(edit, other) for other, _ in chosen):
             continue
-        mutation = _mutation(config, edit, edited(part_of(config.dialect).source(config), edit))
+        mutation = _mutation(config, edit, edit_mapping(part_of(config.dialect).source(config), edit))
         problems = _refused(mutation)
-        if problems is not None and mutation.named_in(problems):
+        if problems is not None and mutation.is_named_by(problems):
             chosen.append((edit, mutation))
             alone.update(problems.problems)
     if len(chosen) < count:
         return None
     source: Any = part_of(config.dialect).source(config)
     for edit, _ in chosen:
-        source = edited(source, edit)
+        source = edit_mapping(source, edit)
     together = _refused(_mutation(config, chosen[0][0], source))
     return Planted(config, [mutation for _, mutation in chosen], frozenset(alone), together) if together else None
 
@@ -102,7 +102,7 @@ def invented(config: Config, seed: int) -> list[str]:
     """What is said of one mistake in a valid config beyond what the first look at it finds: nothing of that is true."""
     random, found = Random(seed), edits(config)
     edit = random.choice(found[random.choice(sorted(found))])
-    mutation = _mutation(config, edit, edited(part_of(config.dialect).source(config), edit))
+    mutation = _mutation(config, edit, edit_mapping(part_of(config.dialect).source(config), edit))
     error = _refused(mutation)
     if error is None:
         return []
@@ -110,7 +110,7 @@ def invented(config: Config, seed: int) -> list[str]:
         reading = config.dialect.parse(mutation.source, config.version, False)
         _ = config.dialect.build(reading, config.version, config.world_size).effective
     except BridgeError as first:
-        more = [one for one in error.problems if one not in first.problems and not mutation.named_in(BridgeError(one))]
+        more = [one for one in error.problems if one not in first.problems and not mutation.is_named_by(BridgeError(one))]
         return [f"{one}\n  of {edit.at} {edit.value!r}: {first}" for one in more]
     return []
 

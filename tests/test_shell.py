@@ -241,7 +241,7 @@ def test_a_number_made_from_an_unset_variable_is_not_known(text: str) -> None:
     script = Script(f"{text}\ntorchrun a.py --n $N --m 3\n", "launch.sh")
     (launch,) = script.launches
     assert list(launch.opaque) == [1] and "--env BS=" in launch.opaque[1]
-    (told,) = script.told({"BS": "2"}, None).launches
+    (told,) = script.start_with({"BS": "2"}, None).launches
     assert not told.opaque
 
 
@@ -271,7 +271,7 @@ def test_a_number_that_needs_no_unset_variable_is_known(text: str) -> None:
 def test_what_is_set_outside_is_not_known(name: str) -> None:
     script = Script(f'torchrun a.py --x "${{{name}}}"\n', "launch.sh")
     assert list(script.launches[0].opaque) == [1]
-    assert script.told({name: "7"}, None).launches[0].texts == ["--x", "7"] or name in ("RANDOM", "SECONDS")
+    assert script.start_with({name: "7"}, None).launches[0].texts == ["--x", "7"] or name in ("RANDOM", "SECONDS")
 
 
 @pytest.mark.parametrize("name", ["HOSTNAME", "PWD", "UID"])
@@ -291,13 +291,13 @@ def test_a_variable_that_a_branch_sets_is_named_with_its_line() -> None:
 def test_a_branch_says_what_settles_it() -> None:
     script = Script('SP=$3\nif [ $SP = true ]; then\n  X=2\nfi\ntorchrun a.py "$X"\n', "launch.sh")
     assert "set --env 3=..." in script.launches[0].opaque[0]
-    told = script.told({"3": "true"}, None)
+    told = script.start_with({"3": "true"}, None)
     assert told.launches[0].texts == ["2"]
 
 
 def test_a_script_says_where_it_ends() -> None:
     text = "M=${MODE:-x}\nif [ $M = x ]; then\n  exit 1\nfi\nif [ $M = y ]; then\n  exit 1\nfi\ntorchrun a.py\n"
-    assert Script(text, "launch.sh").lost == [
+    assert Script(text, "launch.sh").messages_on_missed == [
         "launch.sh: line 8: a shell does not reach this line: line 3 ends the script (line 2: if [ $M = x ]; "
         "then); set --env MODE=..."
     ]
@@ -323,7 +323,7 @@ def test_what_sed_does_otherwise_is_not_known(text: str) -> None:
 def test_arguments_come_from_outside() -> None:
     script = Script('f() { torchrun a.py "$@" "$#"; }\nf "$@" x\n', "launch.sh")
     assert script.launches[0].texts == ["x", "1"]
-    assert script.told({"1": "--bf16", "2": "a b"}, None).launches[0].texts == ["--bf16", "a b", "x", "3"]
+    assert script.start_with({"1": "--bf16", "2": "a b"}, None).launches[0].texts == ["--bf16", "a b", "x", "3"]
 
 
 PLACES = (

@@ -15,7 +15,7 @@ import pytest
 import compat
 from bridge.errors import BridgeError
 from bridge.files import load
-from bridge.testing.single_edits import KINDS, SILENT, Base, Source, edited, outcome
+from bridge.testing.single_edits import KINDS, SILENT, Base, Source, edit_source, outcome
 
 COUNT = int(os.environ.get("SINGLE_EDITS", "21"))
 HOME = Path(__file__).parent
@@ -71,7 +71,7 @@ def test_no_edit_passes_in_silence(stack: str) -> None:
     assert found
     while made < COUNT:
         base = chance.choice(found)
-        edit = edited(base.source, chance, KINDS[chance.randrange(len(KINDS))])
+        edit = edit_source(base.source, chance, KINDS[chance.randrange(len(KINDS))])
         if edit is not None:
             made += 1
             assert outcome(base, edit) != SILENT, (edit.kind, edit.was, edit.key, edit.value)

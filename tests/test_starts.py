@@ -28,7 +28,7 @@ def test_nothing_stops_that_was_not_said(target: str) -> None:
     """In a process of its own: each stack makes the one group of ranks that a process can have."""
     pytest.importorskip(PACKAGES.get(target, target))
     try:
-        compat.load(target).release(import_module(f"compat.{target}.runtime.starting").installed())
+        compat.load(target).release(import_module(f"compat.{target}.runtime.starting").release_of_package())
     except VersionError as error:
         pytest.skip(str(error))
     words = [target, "--source", *TARGETS[target], "--count", COUNT]

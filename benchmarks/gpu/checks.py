@@ -179,7 +179,7 @@ def collectives(here: Here) -> Iterator[Row]:
     yield holds("the arrival does", here.dry or arrived > 0.2, f"{arrived * 1e3:.0f} ms")
     yield holds("nothing is under way afterwards", not comm._ON_DEVICE and not comm._UNDER_WAY)
     comm.leave()
-    yield holds("the group is left", comm.joined() is None)
+    yield holds("the group is left", comm.rank_and_world() is None)
 
 
 def _join(here: Here, rank: int, world: int, port: int = 29_513, backend: str = "") -> None:

@@ -49,7 +49,7 @@ def checks_of(part: str) -> Sequence[Any]:
         "random": [checks.dropout, checks.streams, checks.devices, checks.memory, checks.collectives],
         "ranks": [checks.ranks],
         "dropin": [checks.dropin_numbers],
-        "tests": [checks.marked],
+        "tests": [checks.pop_to_mark],
         "speed": [speed.speed],
         "short-steps": [speed.short_steps],
         "attach": [speed.attached],

@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
     except BridgeError as error:
         return _refuse(arguments, error)
     except usage_error as error:
-        return _misused(arguments, error)
+        return _report_misuse(arguments, error)
     except typer.Abort:
         return INTERRUPTED
 
@@ -124,7 +124,7 @@ def _refuse(arguments: list[str], error: BridgeError) -> Exit:
     return launched.code(mine)
 
 
-def _misused(arguments: list[str], error: Any) -> Exit:
+def _report_misuse(arguments: list[str], error: Any) -> Exit:
     """Print what the parser found wrong or, if it is known, what the user meant. Returns the exit
     code.
     """
@@ -132,7 +132,7 @@ def _misused(arguments: list[str], error: Any) -> Exit:
     from bridge.cli import launched, mistakes
     from bridge.cli.terminal import complain
 
-    meant = mistakes.meant(arguments, stacks.names())
+    meant = mistakes.corrected_command(arguments, stacks.names())
     error.message = brief(clean_block(meant or error.message))
     message = meant or brief(clean_block(error.format_message()))
     with launched.once([message]) as mine:

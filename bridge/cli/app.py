@@ -623,13 +623,13 @@ def layout(
     ] = None,
 ) -> int:
     """Show the layout of one file."""
-    from bridge.cli.folder import checked
+    from bridge.cli.folder import check_choice
     from bridge.cli.layout import MODELS, Picture, Sizes, layout
 
     # By the names of the plan's model section, which `Sizes` takes.
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "vocab": vocab}
     given = {**sizes, "sequence": sequence, "tied": tied}
-    return layout(job, Sizes(checked("--model", model, MODELS), given, micro_batch), Picture(plot, memory))
+    return layout(job, Sizes(check_choice("--model", model, MODELS), given, micro_batch), Picture(plot, memory))
 
 
 @app.command(
@@ -827,14 +827,14 @@ def train(
 ) -> int:
     """Train the plan of one file."""
     from bridge.cli import folder
-    from bridge.cli.train import Options, Watch, checked, train
+    from bridge.cli.train import TrainOptions, Watch, check_choice, train
 
-    known = model and folder.checked("--model", model, ("tiny", "file"))
+    known = model and folder.check_choice("--model", model, ("tiny", "file"))
     # Before the config is read, which may take ranks and time.
     if desync is not None:
-        checked("--desync", desync, ("log", "raise", "dump"))
+        check_choice("--desync", desync, ("log", "raise", "dump"))
     watch = Watch(trace, trace_full, desync, desync_every)
-    return train(job, Options(steps, known, data, fit, save, resume, groups, deterministic, watch, engine, silence, timeout))
+    return train(job, TrainOptions(steps, known, data, fit, save, resume, groups, deterministic, watch, engine, silence, timeout))
 
 
 @app.command(
@@ -896,10 +896,10 @@ def verify(
     ] = False,
 ) -> int:
     """Verify one file."""
-    from bridge.cli.verify import Options, own_of, verify
+    from bridge.cli.verify import VerifyOptions, own_of, verify
 
     own = own_of(job.file, other, to, model, batch, on)
-    return verify(job, Options(to, to_version, ranks, steps, padded, own))
+    return verify(job, VerifyOptions(to, to_version, ranks, steps, padded, own))
 
 
 @app.command(help=MOVE, short_help="Move a run with its checkpoint to another stack, and prove it.")
@@ -935,9 +935,9 @@ def move(
     processes: Processes = 1,
 ) -> int:
     """Move one run."""
-    from bridge.cli.move import Options, move
+    from bridge.cli.move import MoveOptions, move
 
-    asked = Options(checkpoint, to, output, to_version, from_format, model, prove, ranks, processes, dry_run, verify)
+    asked = MoveOptions(checkpoint, to, output, to_version, from_format, model, prove, ranks, processes, dry_run, verify)
     return move(job, asked)
 
 
@@ -976,9 +976,9 @@ def schedule(
     ] = None,
 ) -> int:
     """Show one file's schedule."""
-    from bridge.cli.schedule import Options, schedule
+    from bridge.cli.schedule import ScheduleOptions, schedule
 
-    return schedule(job, Options(microbatches, png, csv))
+    return schedule(job, ScheduleOptions(microbatches, png, csv))
 
 
 checkpoint = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=CHECKPOINT)
@@ -1062,10 +1062,10 @@ def checkpoint_convert(
     as_json: Json = False,
 ) -> int:
     """Convert one checkpoint."""
-    from bridge.cli.checkpoint import Options, convert
+    from bridge.cli.checkpoint import CheckpointOptions, convert
 
     wanted = {"dtype": dtype, "ranks": ranks, "level": level, "shard": shard_size}
-    return convert(folder, Options(to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples))
+    return convert(folder, CheckpointOptions(to, output, from_, wanted, dry_run, verify, as_json, processes, names, config, samples))
 
 
 @checkpoint.command(
@@ -1261,9 +1261,9 @@ def trace_run(
     ] = None,
 ) -> int:
     """Watch a training."""
-    from bridge.cli.trace import Kept, start
+    from bridge.cli.trace import Kept, start_traced
 
-    return start(command, run, level, on_finding, Kept(every, ranks, once, budget))
+    return start_traced(command, run, level, on_finding, Kept(every, ranks, once, budget))
 
 
 @trace.command("show", help=LINES, short_help="Show what a run logged.")

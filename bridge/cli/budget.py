@@ -21,7 +21,7 @@ class _TimeIsUpError(BaseException):
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def stay_within_limits() -> Iterator[None]:
     """Give up, with one `BridgeError`, after `limits.SECONDS` of processor time or beyond `limits.MEMORY` bytes."""
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         # Signals reach the main thread alone, and Windows has neither this one nor limits of a process.

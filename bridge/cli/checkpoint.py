@@ -17,17 +17,17 @@ from bridge.clean import clean
 from bridge.cli import progress
 from bridge.cli.companions import Companions, companions, config_beside
 from bridge.cli.terminal import console, note, print_json, say
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import BridgeError
 from bridge.exits import Exit
 from bridge.extras import need_engine
 from bridge.files import as_private_as
 from bridge.findings import Finding
-from bridge.underway import counted
+from bridge.underway import count_items
 
 if TYPE_CHECKING:
     from bridge.dialect import Config
-    from bridge.state.formats import Format, Written
+    from bridge.state.formats import Format, PlannedFiles
     from bridge.state.hub import Hub
     from bridge.state.lazy import Lazy
 
@@ -41,7 +41,7 @@ WIDE = 160
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckpointOptions:
     """The options of `checkpoint convert`."""
 
     to: str
@@ -57,7 +57,7 @@ class Options:
     samples: int | None = None
 
 
-def _answered(as_json: bool, work: Callable[[], int]) -> int:
+def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
         need_engine("checkpoint")
@@ -73,27 +73,27 @@ def inspect(folder: Path, name: str | None, tensors: bool, check: bool, as_json:
     def work() -> int:
         from bridge import report
         from bridge.state import formats
-        from bridge.state.tagged import encoded
+        from bridge.state.tagged import encode_value
 
-        format, place = formats.found(folder, name)
+        format, place = formats.find_checkpoint(folder, name)
         if check:
-            with progress.told("the files"):
-                formats.verified(format, place)
+            with progress.show_progress("the files"):
+                formats.verify_checkpoint(format, place)
         hub = formats.read_at(format, place)
         if check:
-            hub = formats.doubted(format, place, hub)
+            hub = formats.add_doubts(format, place, hub)
         code = report.exit_of(hub.findings)
         if as_json:
-            rows = {"tensors": list(_rows(hub))} if tensors else {}
-            print_json({**encoded(_about(hub, place)), **rows, "exit_code": code})
+            rows = {"tensors": list(_tensor_rows(hub))} if tensors else {}
+            print_json({**encode_value(_about_checkpoint(hub, place)), **rows, "exit_code": code})
         else:
-            _tell(hub, place, tensors, check)
+            _print_checkpoint(hub, place, tensors, check)
         return code
 
-    return _answered(as_json, work)
+    return _answer_errors(as_json, work)
 
 
-def _about(hub: Hub, place: Path) -> dict[str, Any]:
+def _about_checkpoint(hub: Hub, place: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
     from bridge.report import finding_json
@@ -107,7 +107,7 @@ def _about(hub: Hub, place: Path) -> dict[str, Any]:
         "bytes": sum(path.stat().st_size for path in hub.origin.files),
         "parameters": len(hub.parameters),
         "elements": sum(held.weight.count for held in hub.parameters.values()),
-        "kinds": _kinds(hub),
+        "kinds": _bytes_by_kind(hub),
         "tied": dict(hub.ties),
         "run": asdict(hub.where),
         "schedule": hub.schedule,
@@ -118,7 +118,7 @@ def _about(hub: Hub, place: Path) -> dict[str, Any]:
     }
 
 
-def _kinds(hub: Hub) -> dict[str, dict[str, int]]:
+def _bytes_by_kind(hub: Hub) -> dict[str, dict[str, int]]:
     """Return the number of bytes for each kind of tensor and each number format."""
     found: dict[str, Counter[str]] = {}
     for _, kind, held in hub.tensors():
@@ -126,13 +126,13 @@ def _kinds(hub: Hub) -> dict[str, dict[str, int]]:
     return {kind: dict(sizes) for kind, sizes in found.items()}
 
 
-def _rows(hub: Hub) -> Iterator[outputs.Held]:
+def _tensor_rows(hub: Hub) -> Iterator[outputs.Held]:
     for name, kind, held in hub.tensors():
         yield {"name": name, "kind": kind, "shape": list(held.shape), "dtype": held.dtype}
 
 
-def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
-    about, origin = _about(hub, place), hub.origin
+def _print_checkpoint(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
+    about, origin = _about_checkpoint(hub, place), hub.origin
     known = [
         origin.format,
         *filter(None, [origin.release]),
@@ -144,33 +144,33 @@ def _tell(hub: Hub, place: Path, tensors: bool, check: bool) -> None:
     )
     for kind, sizes in about["kinds"].items():
         say(f"  {kind}: {', '.join(f'{size:,} bytes of {dtype}' for dtype, size in sizes.items())}")
-    say(f"run: {_said_of(about['run']) or 'not stated'}")
+    say(f"run: {_settings_text(about['run']) or 'not stated'}")
     for key in ("scale", "schedule", "client"):
         if about[key]:
-            say(f"{key}: {_said_of(about[key])}")
+            say(f"{key}: {_settings_text(about[key])}")
     for group in hub.groups:
-        say(f"group of {len(group.names)}: {_said_of(group.settings)}")
+        say(f"group of {len(group.names)}: {_settings_text(group.settings)}")
     if check:
         unsummed = any(finding.path == "checksums" for finding in hub.findings)
         say(
             f"checked: {'only checksums inside the files' if unsummed else 'checksums in SHA256SUMS'}"
         )
-    for row in _rows(hub) if tensors else ():
+    for row in _tensor_rows(hub) if tensors else ():
         say(
             f"  {row['name']}  {row['kind']}  {'x'.join(map(str, row['shape'])) or 'one'}  {row['dtype']}"
         )
-    _findings(hub.findings)
+    _print_findings(hub.findings)
 
 
-def _said_of(values: Mapping[str, Any]) -> str:
+def _settings_text(values: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{key} {shown(value, WIDE) if isinstance(value, dict) else value}"
+        f"{key} {show_value(value, WIDE) if isinstance(value, dict) else value}"
         for key, value in values.items()
         if value is not None
     )
 
 
-def _findings(findings: tuple[Finding, ...]) -> None:
+def _print_findings(findings: tuple[Finding, ...]) -> None:
     for finding in findings:
         say(f"{finding.effect}: {finding.path}: {finding.message}")
 
@@ -178,50 +178,50 @@ def _findings(findings: tuple[Finding, ...]) -> None:
 # Converting
 
 
-def convert(folder: Path, options: Options) -> int:
+def convert(folder: Path, options: CheckpointOptions) -> int:
     """Write one checkpoint in another format. Returns the exit code."""
 
     def work() -> int:
         from bridge import report
         from bridge.state import formats
 
-        source, place = formats.found(folder, options.from_)
-        target = formats.named(options.to)
-        BridgeError.raise_if(_mistakes(options, target, folder))
+        source, place = formats.find_checkpoint(folder, options.from_)
+        target = formats.format_of_name(options.to)
+        BridgeError.raise_if(_option_mistakes(options, target, folder))
         dtype = options.wanted["dtype"]
         if dtype is not None and dtype not in DTYPES:
             raise BridgeError(f"--dtype: found {dtype}, expected one of {', '.join(DTYPES)}")
         asked = {
             "dtype": None if dtype is None else DTYPES[dtype],
-            "shard": _gigabytes(options.wanted["shard"]),
+            "shard": _gigabytes_to_bytes(options.wanted["shard"]),
         }
         wanted = formats.Wanted(**{**options.wanted, **asked})
         # A dry run reads the headers alone, and checksums need every byte.
         verified = options.verify and not options.dry_run
         read = formats.read_at(source, place)
-        hub = _named(
-            _told(formats.doubted(source, place, read) if verified else read, options),
+        hub = _rename_parameters(
+            _set_samples(formats.add_doubts(source, place, read) if verified else read, options),
             target,
             place,
             options,
         )
-        written = formats.planned(target, hub, wanted)
-        beside = _beside(target, place, options)
+        written = formats.plan_files(target, hub, wanted)
+        beside = _companion_files(target, place, options)
         written = replace(written, files=(*written.files, *beside.files))
         if verified:
-            with progress.told("the files to be checked"):
-                formats.verified(source, place, written.files)
+            with progress.show_progress("the files to be checked"):
+                formats.verify_checkpoint(source, place, written.files)
         if not options.dry_run:
-            _write(written, folder, hub, options)
-        findings = (*formats.lacking(target, hub), *written.findings)
+            _write_folder(written, folder, hub, options)
+        findings = (*formats.findings_that_matter(target, hub), *written.findings)
         code = report.exit_of(findings)
-        _said(hub, written, findings, code, options, beside)
+        _print_outcome(hub, written, findings, code, options, beside)
         return code
 
-    return _answered(options.json, work)
+    return _answer_errors(options.json, work)
 
 
-def _beside(target: Format, place: Path, options: Options) -> Companions:
+def _companion_files(target: Format, place: Path, options: CheckpointOptions) -> Companions:
     """Return the files that transformers reads together with the weights, if it can read those under their names."""
     if not target.weights_only or options.names not in (None, *TRANSFORMERS):
         return Companions()
@@ -231,7 +231,7 @@ def _beside(target: Format, place: Path, options: Options) -> Companions:
     return found
 
 
-def _mistakes(options: Options, target: Format, folder: Path) -> Iterator[str]:
+def _option_mistakes(options: CheckpointOptions, target: Format, folder: Path) -> Iterator[str]:
     """Yield a message for each option that the target format does not use, and for an output inside the source checkpoint."""
     for key in ("ranks", "level"):
         if options.wanted[key] is not None and key not in target.takes:
@@ -246,7 +246,7 @@ def _mistakes(options: Options, target: Format, folder: Path) -> Iterator[str]:
         )
 
 
-def _told(hub: Hub, options: Options) -> Hub:
+def _set_samples(hub: Hub, options: CheckpointOptions) -> Hub:
     """Return the checkpoint with the number of samples from `--samples`.
 
     Raises `BridgeError` if the checkpoint states another number.
@@ -261,23 +261,23 @@ def _told(hub: Hub, options: Options) -> Hub:
     return replace(hub, where=replace(hub.where, samples=options.samples))
 
 
-def _named(hub: Hub, target: Format, place: Path, options: Options) -> Hub:
+def _rename_parameters(hub: Hub, target: Format, place: Path, options: CheckpointOptions) -> Hub:
     """Return the checkpoint with renamed parameters: the names that `--names` asks for, else the
     names that readers of the target format expect.
     """
     from bridge.state import names
 
     def config() -> Config | None:
-        from bridge.cli.convert import read
+        from bridge.cli.convert import read_job
         from bridge.cli.job import Job
 
         path = options.config or config_beside(place)
-        return None if path is None else read(Job(str(path), lenient=True))
+        return None if path is None else read_job(Job(str(path), lenient=True))
 
-    return names.under(hub, options.names, target.names, config, options.config is not None)
+    return names.rename_under(hub, options.names, target.names, config, options.config is not None)
 
 
-def _gigabytes(size: float) -> int:
+def _gigabytes_to_bytes(size: float) -> int:
     """Convert `--shard-size` from gigabytes to bytes. Raises `BridgeError` for an impossible size."""
     if not 0 < size < LARGEST:
         raise BridgeError(
@@ -290,12 +290,12 @@ LARGEST = 2.0**30
 """Size in gigabytes from which on `--shard-size` is refused as a mistake."""
 
 
-def _write(written: Written, folder: Path, hub: Hub, options: Options) -> None:
-    from bridge.state.writing import write
+def _write_folder(written: PlannedFiles, folder: Path, hub: Hub, options: CheckpointOptions) -> None:
+    from bridge.state.writing import write_checkpoint
 
     meter = Progress(sum(file.size for file in written.files))
     with as_private_as(folder):
-        write(written, options.output, hub.origin.files, meter.moved, options.processes)
+        write_checkpoint(written, options.output, hub.origin.files, meter.add_bytes, options.processes)
     if not options.json:
         say(
             f"wrote {options.output}: {len(written.files)} files, {meter.total:,} bytes in {meter.seconds:.1f} s"
@@ -315,7 +315,7 @@ class Progress:
         """Seconds since the writing began."""
         return time.monotonic() - self.began
 
-    def moved(self, count: int, fresh: bool = True) -> None:
+    def add_bytes(self, count: int, fresh: bool = True) -> None:
         """Add `count` bytes to the progress. This conversion wrote them if `fresh`, else an earlier one."""
         self.done += count
         self.before += 0 if fresh else count
@@ -328,20 +328,20 @@ class Progress:
             note(f"{self.done / self.total:4.0%}  {new / self.seconds / 2**20:,.0f} MB/s  {rest}")
 
 
-def _said(
+def _print_outcome(
     hub: Hub,
-    written: Written,
+    written: PlannedFiles,
     findings: tuple[Finding, ...],
     code: Exit,
-    options: Options,
+    options: CheckpointOptions,
     beside: Companions,
 ) -> None:
     from dataclasses import asdict
 
-    from bridge.state.making import made_of
+    from bridge.state.making import tensors_by_file
 
     made = (
-        list(made_of(hub, written.files))
+        list(tensors_by_file(hub, written.files))
         if options.dry_run
         else [(file, ()) for file in written.files]
     )
@@ -382,20 +382,20 @@ def _said(
         # Moments that other parameters have: the source has none for these, so no file can have them.
         missing = (
             (name, kind)
-            for name, held in hub.trained.items()
+            for name, held in hub.trainable_parameters.items()
             for kind in hub.moments
             if kind not in held.moments
         )
         for name, kind in missing:
             say(f"missing: {name}  {kind}")
-    _findings(findings)
+    _print_findings(findings)
 
 
 # Comparing
 
 
 @dataclass(frozen=True)
-class Line:
+class TensorLine:
     """The comparison of one tensor in two checkpoints: equal, different (with the largest
     difference), or only in one of them.
     """
@@ -418,13 +418,13 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
 
     def work() -> int:
         from bridge.state import formats
-        from bridge.state.tagged import encoded
+        from bridge.state.tagged import encode_value
 
-        one, other = formats.read(first), formats.read(second)
-        with progress.told("the tensors"):
-            lines = list(_lines(one, other))
+        one, other = formats.read_checkpoint(first), formats.read_checkpoint(second)
+        with progress.show_progress("the tensors"):
+            lines = list(_compare_tensors(one, other))
         runs = {
-            key: values for key, values in _counters(one, other).items() if values[0] != values[1]
+            key: values for key, values in _compare_counters(one, other).items() if values[0] != values[1]
         }
         verdicts = Counter(line.verdict for line in lines)
         if set(verdicts) - {EQUAL} or runs:
@@ -435,7 +435,7 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
             code = Exit.UNPROVED  # without tensors nothing is proved equal
         if as_json:
             rows = [{**vars(line), "block": line.block} for line in lines if line.verdict != EQUAL]
-            pairs = {key: list(map(encoded, pair)) for key, pair in runs.items()}
+            pairs = {key: list(map(encode_value, pair)) for key, pair in runs.items()}
             print_json(
                 {"verdicts": dict(verdicts), "run": pairs, "differ": rows, "exit_code": code}
             )
@@ -443,7 +443,7 @@ def diff(first: Path, second: Path, as_json: bool) -> int:
             _tell_lines(lines, verdicts, runs)
         return code
 
-    return _answered(as_json, work)
+    return _answer_errors(as_json, work)
 
 
 ROUNDED = "weight that the model computes with"
@@ -456,7 +456,7 @@ EQUAL, DIFFERENT, SHAPE, FIRST, SECOND = (
 )
 
 
-def _counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
+def _compare_counters(one: Hub, other: Hub) -> dict[str, tuple[Any, Any]]:
     """Return a mapping from each counter and setting to the values of it in the two checkpoints.
 
     A value that only one checkpoint states is left out, so it does not count as a difference.
@@ -487,7 +487,7 @@ def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]
 
     NAME is the first parameter for which the values of the setting differ.
     """
-    ours, theirs = (dict(_settings(hub)) for hub in (one, other))
+    ours, theirs = (dict(_settings_by_name(hub)) for hub in (one, other))
     found: dict[str, tuple[Any, Any]] = {}
     # Of a setting that differs for thousands of parameters, one is enough to look for the cause.
     for name in [name for name in ours if name in theirs]:
@@ -501,7 +501,7 @@ def _by_parameter(one: Hub, other: Hub) -> Iterator[tuple[str, tuple[Any, Any]]]
     yield from ((key, found[key]) for key in kinds.values())
 
 
-def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
+def _settings_by_name(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each parameter's name with a dictionary: the settings of its optimizer group, its step,
     and whether it is trained.
 
@@ -513,13 +513,13 @@ def _settings(hub: Hub) -> Iterator[tuple[str, dict[str, Any]]]:
     yield from ((alias, {"tied": name}) for alias, name in hub.ties.items())
 
 
-def _lines(one: Hub, other: Hub) -> Iterator[Line]:
+def _compare_tensors(one: Hub, other: Hub) -> Iterator[TensorLine]:
     """Compare the two checkpoints tensor by tensor: the most exact copy of each parameter, its
     moments, and the buffers.
 
     The rounded weight is compared too if both checkpoints have it.
     """
-    ours, theirs = dict(_comparable(one)), dict(_comparable(other))
+    ours, theirs = dict(_comparable_tensors(one)), dict(_comparable_tensors(other))
     for key in [
         key
         for key in {**ours, **theirs}
@@ -528,20 +528,20 @@ def _lines(one: Hub, other: Hub) -> Iterator[Line]:
         (ours if key in ours else theirs).pop(
             key
         )  # a format with one copy of a weight lacks nothing
-    for key in counted(
+    for key in count_items(
         [*dict.fromkeys((*ours, *theirs))], lambda key: (ours.get(key) or theirs[key]).size
     ):
         name, kind = key
         if key not in theirs or key not in ours:
-            yield Line(name, kind, FIRST if key in ours else SECOND)
+            yield TensorLine(name, kind, FIRST if key in ours else SECOND)
         elif ours[key].shape != theirs[key].shape:
-            yield Line(name, kind, SHAPE)
+            yield TensorLine(name, kind, SHAPE)
         else:
-            most = _most(ours[key], theirs[key])
-            yield Line(name, kind, DIFFERENT if most else EQUAL, most)
+            most = _largest_difference(ours[key], theirs[key])
+            yield TensorLine(name, kind, DIFFERENT if most else EQUAL, most)
 
 
-def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
+def _comparable_tensors(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
     for name, held in hub.parameters.items():
         yield (name, "weight"), held.best
         if held.master is not None:
@@ -557,7 +557,7 @@ def _comparable(hub: Hub) -> Iterator[tuple[tuple[str, str], Lazy]]:
     )  # some formats do not tell them apart
 
 
-def _most(one: Lazy, other: Lazy) -> float:
+def _largest_difference(one: Lazy, other: Lazy) -> float:
     """Return the largest difference between corresponding elements, in the coarser of the two
     number formats; infinite if exactly one of two elements is NaN.
     """
@@ -579,7 +579,7 @@ def _most(one: Lazy, other: Lazy) -> float:
     return most
 
 
-def _tell_lines(lines: list[Line], verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> None:
+def _tell_lines(lines: list[TensorLine], verdicts: Mapping[str, int], runs: Mapping[str, Any]) -> None:
     say(
         f"{len(lines)} tensors: {', '.join(f'{count} {verdict}' for verdict, count in verdicts.items()) or 'none'}"
     )

@@ -23,14 +23,14 @@ def complete(app: Any) -> None:
     from typer.main import get_command
 
     command = get_command(app)
-    _attach(command, ())
+    _attach_completion(command, ())
     command.main(args=[], prog_name="stagebridge", standalone_mode=False)
 
 
-def _attach(command: Any, path: tuple[str, ...]) -> None:
+def _attach_completion(command: Any, path: tuple[str, ...]) -> None:
     """Give each parameter of `command`, and of the commands below `command`, the function that completes its value."""
     for name, inner in getattr(command, "commands", {}).items():
-        _attach(inner, (*path, name))
+        _attach_completion(inner, (*path, name))
     for parameter in command.params:
         label = (parameter.metavar or "").strip("[].")
         source = next(
@@ -42,10 +42,10 @@ def _attach(command: Any, path: tuple[str, ...]) -> None:
             None,
         )
         if source is not None:
-            parameter._custom_shell_complete = _completer(source)
+            parameter._custom_shell_complete = _completer_of(source)
 
 
-def _completer(source: Source) -> Callable[[Any, Any, str], list[str]]:
+def _completer_of(source: Source) -> Callable[[Any, Any, str], list[str]]:
     def values(context: Any, parameter: Any, begun: str) -> list[str]:
         # A completion that fails is none: an error message would land amid the line that is typed.
         try:
@@ -148,11 +148,11 @@ def _reports(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
 
 
 def _checkpoints(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:
-    from bridge.state.formats import Format, known
+    from bridge.state.formats import Format, all_formats
 
     # A format that only its stack writes has the method of the base class.
-    written = [one for one, format in known().items() if type(format).plan is not Format.plan]
-    return written if name == "to" else known()
+    written = [one for one, format in all_formats().items() if type(format).plan is not Format.plan]
+    return written if name == "to" else all_formats()
 
 
 def _outputs(given: Mapping[str, Any], name: str, begun: str) -> Iterable[str]:

@@ -17,12 +17,12 @@ from typing import Any
 from bridge import carry as carry_over
 from bridge import limits, printed, report, stacks
 from bridge.cli import lacking, progress, sidecar
-from bridge.cli.budget import bounded
-from bridge.cli.gated import OPEN, Gate, Looked, files_of, look, summed, told, worst
-from bridge.cli.gathering import GIT, STDIN, at_hand, several, within
+from bridge.cli.budget import stay_within_limits
+from bridge.cli.gated import OPEN, Gate, Looked, files_of, look_at_file, report_files, summary_line, worst_code
+from bridge.cli.gathering import GIT, STDIN, at_hand, limit_access, may_be_several
 from bridge.cli.job import OPTIONS, Job
 from bridge.cli.placing import differences, leave_no_sidecar, refuse_edited, refuse_other
-from bridge.cli.settled import settled
+from bridge.cli.settled import apply_project_settings
 from bridge.cli.sidecar import Sidecar
 from bridge.cli.terminal import complain, console, content, note, print_json, say
 from bridge.config import fields
@@ -53,12 +53,12 @@ from bridge.files.read import LOADERS
 from bridge.findings import Finding
 from bridge.foreign import foreign
 from bridge.gate import FORMATS, Record, baseline, is_baseline, record, refusals
-from bridge.programs import scripted
+from bridge.programs import add_script
 from bridge.releases import unknown_release
 from bridge.rules import Effect, How
 from bridge.secrets import HIDDEN, keep_hidden
 from bridge.translation import Result, translate
-from bridge.underway import counted
+from bridge.underway import count_items
 from bridge.view import USUAL, View
 
 STDOUT = "-"
@@ -91,19 +91,19 @@ The first suffix that stands for the stack's default format is used.
 def convert(job: Job, asked: Asked, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
     """Convert one file, or several into a folder. Returns the exit code."""
     job = gate.job(job)
-    if gate.listed:
+    if gate.is_one_list:
         return _convert_listed(job, asked, gate, names)
-    if not several(names):
+    if not may_be_several(names):
         # Before any file is read: an output that cannot be written is said at once.
         SourceError.raise_if(
             obstacles(asked.output) if asked.output and str(asked.output) != STDOUT else ()
         )
-        return _convert(job, asked, gate, _say)
-    with progress.told("the files"):
-        return answered(job, lambda: _convert_all(job, asked, gate, names))
+        return _convert_file(job, asked, gate, _print_outcome)
+    with progress.show_progress("the files"):
+        return answer_job(job, lambda: _convert_all(job, asked, gate, names))
 
 
-def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, bool, Path]]:
+def _output_paths(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, bool, Path]]:
     """Return each file, with true if the user named it, and its output path in the folder of -o.
 
     Files that come from a folder or pattern have false.
@@ -128,7 +128,7 @@ def _placed(asked: Asked, gate: Gate, names: Sequence[str]) -> list[tuple[str, b
         for path in sorted(twice)
     )
     if not asked.dry_run:
-        _made(folder)
+        _make_folder(folder)
     return [(file, named, output) for (file, named), output in zip(files, outputs, strict=True)]
 
 
@@ -136,7 +136,7 @@ Tell = Callable[[Job, Asked, Result, Mapping[Path, str], Sequence[Finding]], Non
 """What reports a conversion: it gets the texts of the files, by path, and the findings that count."""
 
 
-def _made(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     """Make the folder of -o if it is missing."""
     try:
         folder.mkdir(exist_ok=True)
@@ -150,8 +150,8 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
         raise BridgeError(
             f"--format {gate.format}: needs -o OUT, as the findings go to standard output"
         )
-    many = several(names)
-    files = _placed(asked, gate, names) if many else [(job.file, True, asked.output)]
+    many = may_be_several(names)
+    files = _output_paths(asked, gate, names) if many else [(job.file, True, asked.output)]
     records, codes = list[Record](), list[int]()
 
     def tell(job: Job, asked: Asked, result: Result, texts: object, told: Sequence[Finding]) -> None:
@@ -160,17 +160,17 @@ def _convert_listed(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) ->
             side = result.config if one.how is How.DEFAULTED else result.source
             records.append(record(one, job.file, side.dialect.name))
 
-    for file, named, output in counted(files):
-        one = settled(replace(job, loose=job.loose or many), file)
+    for file, named, output in count_items(files):
+        one = apply_project_settings(replace(job, loose=job.loose or many), file)
         try:
-            codes.append(_convert(one, replace(asked, output=output), gate, tell))
+            codes.append(_convert_file(one, replace(asked, output=output), gate, tell))
         except BridgeError as error:
             if not named and isinstance(error, UnrecognisedError):
                 note(f"note: {file}: left out, as no stack recognises it")
                 continue
             records += refusals(error.problems, file)
             codes.append(Exit.ERROR)
-    code = worst(codes)
+    code = worst_code(codes)
     print(FORMATS[gate.format](records, code))
     return code
 
@@ -184,15 +184,15 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
     ) -> None:
         found.append(Looked(job.file, result.source, tuple(told)))
         if job.json:
-            objects.append({"file": job.file, **_object(job, asked, result, texts, told)})
+            objects.append({"file": job.file, **_outcome_object(job, asked, result, texts, told)})
         else:
             say(f"{job.file} -> {asked.output}")
-            _say(job, asked, result, texts, told)
+            _print_outcome(job, asked, result, texts, told)
 
-    for file, named, output in counted(_placed(asked, gate, names)):
-        one = settled(replace(job, loose=True), file)
+    for file, named, output in count_items(_output_paths(asked, gate, names)):
+        one = apply_project_settings(replace(job, loose=True), file)
         try:
-            _convert(one, replace(asked, output=output), gate, tell)
+            _convert_file(one, replace(asked, output=output), gate, tell)
         except BridgeError as error:
             if not named and isinstance(error, UnrecognisedError):
                 found.append(Looked(file, stranger=True))
@@ -202,36 +202,36 @@ def _convert_all(job: Job, asked: Asked, gate: Gate, names: Sequence[str]) -> in
             objects.append({"file": file, "problems": [*error.problems], "exit_code": Exit.ERROR})
             if not job.json:
                 complain(found[-1].complaints)
-    code = worst(one.exit(job) for one in found)
+    code = worst_code(one.exit(job) for one in found)
     if job.json:
         print_json({"files": objects, "exit_code": code})
     else:
-        say(summed(found, printed.kind))
+        say(summary_line(found, printed.kind))
     return code
 
 
-def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
+def _convert_file(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
     """Convert one file, and report it with `tell`. Returns the exit code."""
     output = file_of(asked.output, "the sidecar (OUT.carry.json)" if asked.with_carry else "")
     if output is None and asked.dry_run:
         raise BridgeError("--dry-run: needs -o OUT; without -o nothing is written")
 
-    @bounded()
+    @stay_within_limits()
     def work() -> int:
-        result, beside = _opened(job, asked, output)
+        result, beside = _translate_file(job, asked, output)
         if asked.strict and not (result.exact and not beside.edited):
-            _refuse(result, job, beside, asked.view)
+            _refuse_loss(result, job, beside, asked.view)
         result = replace(
-            result, put=written_for(result, output, _before(result, beside)) if output else None
+            result, put=write_in_format(result, output, _content_before(result, beside)) if output else None
         )
-        result = scripted(result, output) if asked.script else result
-        texts = files(result, output, asked.with_carry) if output else {}
+        result = add_script(result, output) if asked.script else result
+        texts = files_to_write(result, output, asked.with_carry) if output else {}
         not_over_input(job, texts)
         if output and not asked.dry_run:
             left = leave_no_sidecar(output, asked.force) if not asked.with_carry else None
             # Secrets may come from those files, so OUT is readable by no more people than they are.
             with as_private_as(*beside.sources):
-                placed(texts, output, asked.force, "--dry-run shows the changes")
+                place_files(texts, output, asked.force, "--dry-run shows the changes")
             if left:
                 left.unlink()
                 note(f"note: {left} is removed, as it belongs to the file that was replaced")
@@ -242,28 +242,28 @@ def _convert(job: Job, asked: Asked, gate: Gate, tell: Tell) -> int:
         tell(job, replace(asked, output=output), result, texts, findings)
         return report.exit_of(findings, job.threshold)
 
-    return answered(job, work)
+    return answer_job(job, work)
 
 
-def _opened(job: Job, asked: Asked, output: Path | None) -> tuple[Result, Sidecar]:
+def _translate_file(job: Job, asked: Asked, output: Path | None) -> tuple[Result, Sidecar]:
     """Read and translate the job's file. Returns the result, and the sidecar that was read with the file."""
     target = stacks.load(asked.to)
     with at_hand(job.file) as place:
         here = replace(job, file=place)
         # File and sidecar are one set: another run must not replace one of them between the two reads.
-        with within(here), together(here):
+        with limit_access(here), lock_job(here):
             # Read once: the sidecar's digest, the config and the text that comes back are of the same bytes.
             here = replace(here, text=text_of(here))
             beside = sidecar_of(here, asked.with_carry)
             if said := beside.note(job.file, target, "--no-carry"):
                 note(said)
-            result = translated(here, target, asked.to_version, beside)
-            carry = _kept(here, result, output)
+            result = translate_job(here, target, asked.to_version, beside)
+            carry = _carry_with_original(here, result, output)
     # The copy of a file of a commit is gone by now: nothing can be read from it on the way back.
     return replace(result, carry=carry if place == job.file else replace(carry, source="")), beside
 
 
-def placed(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> None:
+def place_files(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> None:
     """Write all files or none. A file that a person edited is replaced only with `force`; without it `SourceError` is raised."""
     if not force:
         refuse_edited(texts, output, look)
@@ -273,36 +273,36 @@ def placed(texts: Mapping[Path, str], output: Path, force: bool, look: str) -> N
 def check(job: Job, view: View = USUAL, gate: Gate = OPEN, names: Sequence[str] = ()) -> int:
     """Check one file, or several. Returns the exit code."""
     job = gate.job(job)
-    if gate.listed or gate.write_baseline or several(names):
-        return answered(job, lambda: _check_all(job, view, gate, names or (job.file,)))
+    if gate.is_one_list or gate.write_baseline or may_be_several(names):
+        return answer_job(job, lambda: _check_all(job, view, gate, names or (job.file,)))
 
-    @bounded()
+    @stay_within_limits()
     def work() -> int:
-        config = _named_read(job)
+        config = _read_named_file(job)
         findings = gate.choice.of(report.all_of(config), job.file)
         if job.json:
             print_json(report.check_json(config, job.threshold, findings))
         else:
-            printed.check_text(config, console(sys.stdout), view, findings, job.called)
+            printed.check_text(config, console(sys.stdout), view, findings, job.file_name)
         return report.exit_of(findings, job.threshold)
 
-    return answered(job, work)
+    return answer_job(job, work)
 
 
-def _named_read(job: Job) -> Config:
+def _read_named_file(job: Job) -> Config:
     """Return the config of the job's file. Every error names the file, as the command may run in a
     loop over files or in a git hook, where nothing else names the file.
     """
     try:
         with at_hand(job.file) as place:
-            return read(replace(job, file=place))
+            return read_job(replace(job, file=place))
     except BridgeError as error:
-        if job.called and not job.json:
+        if job.file_name and not job.json:
             error.problems = tuple(
                 # Options, and other files that this one names, are places of their own.
                 one
-                if one.startswith((job.called, "--")) or re.match(r"\S+: line \d", one)
-                else f"{job.called}: {one}"
+                if one.startswith((job.file_name, "--")) or re.match(r"\S+: line \d", one)
+                else f"{job.file_name}: {one}"
                 for one in error.problems
             )
         raise
@@ -310,8 +310,8 @@ def _named_read(job: Job) -> Config:
 
 def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
     def reads(one: Job) -> tuple[Config, Sequence[Finding]]:
-        with bounded():
-            config = read(one)
+        with stay_within_limits():
+            config = read_job(one)
             return config, report.all_of(config)
 
     def each(one: Looked) -> Mapping[str, Any]:
@@ -321,12 +321,12 @@ def _check_all(job: Job, view: View, gate: Gate, names: Sequence[str]) -> int:
 
     files = files_of(names, gate)
     _refuse_other_baseline(job, gate, (file for file, named in files if named))
-    with progress.told("the files"):
+    with progress.show_progress("the files"):
         found = [
-            look(settled(replace(job, loose=True), file), gate, named, reads)
-            for file, named in counted(files)
+            look_at_file(apply_project_settings(replace(job, loose=True), file), gate, named, reads)
+            for file, named in count_items(files)
         ]
-    return told(found, job, gate, view, each)
+    return report_files(found, job, gate, view, each)
 
 
 def _refuse_other_baseline(job: Job, gate: Gate, files: Iterable[str]) -> None:
@@ -341,32 +341,32 @@ def diff(job: Job, other: str, view: View = USUAL, gate: Gate = OPEN) -> int:
     """Compare the meanings of two files. Returns the exit code."""
     job, names = gate.job(job), (job.file, other)
 
-    @bounded()
+    @stay_within_limits()
     def work() -> int:
         _refuse_other_baseline(job, gate, names)
-        one, two = _sides(job, names)
+        one, two = _read_sides(job, names)
         findings = gate.choice.of(compare(one, two), other)
         code = report.exit_of(findings, job.threshold)
         records = [
-            replace(record(finding, other, two.dialect.name), help=_help(finding, (two, one)))
+            replace(record(finding, other, two.dialect.name), help=_help_command(finding, (two, one)))
             for finding in findings
         ]
         if gate.write_baseline:
             write_text(gate.write_baseline, baseline(records, gate.write_baseline))
             note(f"wrote {gate.write_baseline}: {len(records)} known findings")
             return Exit.CLEAN
-        if gate.listed:
+        if gate.is_one_list:
             print(FORMATS[gate.format](records, code))
         elif job.json:
             print_json(report.difference_json(names, (one, two), findings, code))
         else:
-            printed.compared(names, (one, two), findings, console(sys.stdout), view)
+            printed.print_differences(names, (one, two), findings, console(sys.stdout), view)
         return code
 
-    return answered(job, work)
+    return answer_job(job, work)
 
 
-def _help(finding: Finding, sides: Sequence[Config]) -> str:
+def _help_command(finding: Finding, sides: Sequence[Config]) -> str:
     """Return the command that shows the field of a difference, or an empty text if it is a field of
     neither stack.
     """
@@ -378,12 +378,12 @@ def _help(finding: Finding, sides: Sequence[Config]) -> str:
     return ""
 
 
-def _sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
+def _read_sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
     """Return both configs. If only one file states a number of ranks, the other file is read for that number too."""
-    jobs = [settled(job, name) for name in names]
+    jobs = [apply_project_settings(job, name) for name in names]
     # Standard input can be read only once, and a side may be read twice.
     jobs = [replace(one, text=text_of(one)) if one.file == STDIN else one for one in jobs]
-    sides = [_side(one) for one in jobs]
+    sides = [_read_side(one) for one in jobs]
     stated = [side.world_size for side in sides]
     if all(stated) or not any(stated):
         return sides[0], sides[1]
@@ -391,16 +391,16 @@ def _sides(job: Job, names: Sequence[str]) -> tuple[Config, Config]:
     ranks = stated[1 - open_]
     shown = ["standard input" if name == STDIN else name for name in names]
     note(f"{shown[open_]} does not state a number of ranks: read for {ranks} ranks, the number in {shown[1 - open_]}")
-    sides[open_] = _side(replace(jobs[open_], world_size=ranks))
+    sides[open_] = _read_side(replace(jobs[open_], world_size=ranks))
     return sides[0], sides[1]
 
 
-def _side(job: Job) -> Config:
+def _read_side(job: Job) -> Config:
     with at_hand(job.file) as place:
         here = replace(job, file=place)
         try:
-            with within(here):
-                config = read(here)
+            with limit_access(here):
+                config = read_job(here)
                 # What the stack derives may read further files; that is allowed within this block alone.
                 _ = config.effective
         except BridgeError as error:
@@ -415,14 +415,14 @@ def _side(job: Job) -> Config:
     return config
 
 
-def answered(job: Job, work: Callable[[], int]) -> int:
+def answer_job(job: Job, work: Callable[[], int]) -> int:
     """Run `work` with access to the paths that the job's file may open; with --json an error is printed as an object too."""
     try:
         # A wrong --fail-on is said before anything is read or written.
         _ = job.threshold
         for fault in stacks.faults():
             note(f"note: {fault}")
-        with within(job):
+        with limit_access(job):
             return work()
     except BridgeError as error:
         error.as_object = job.json
@@ -432,7 +432,7 @@ def answered(job: Job, work: Callable[[], int]) -> int:
 # Reading
 
 
-def read(job: Job) -> Config:
+def read_job(job: Job) -> Config:
     """The config in the job's file, as its stack and release would read it."""
     document = document_of(job)
     dialect = dialect_of(job, document)
@@ -462,7 +462,7 @@ def release_of(
 def dialect_of(job: Job, document: Document) -> Dialect:
     """Return the dialect that --from names, else the dialect that recognises the document."""
     if not job.dialect:
-        return recognised(document)
+        return recognise_dialect(document)
     dialect = stacks.load(job.dialect)
     if said := dialect.mistaken(document.data):
         raise SourceError(f"{document.name}: {said}")
@@ -483,7 +483,7 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
     lent = {option.replace("_", "-") for option in job.lent}
     said = {
         word: value
-        for word, value in job.said.items()
+        for word, value in job.settings_of_options.items()
         if word in known or not (job.loose or OPTIONS.get(word, word) in lent)
     }
     strange = (OPTIONS.get(word, word) for word in said if word not in known)
@@ -494,13 +494,13 @@ def read_as(job: Job, dialect: Dialect, document: Document, version: str | None)
     return dialect.read(document, version, job.world_size, job.lenient, **said)
 
 
-def _started(document: Document, job: Job) -> Document:
+def _resolve_release(document: Document, job: Job) -> Document:
     """Return the document.
 
     A shell script gets the environment and the launch that the options name.
     """
     if isinstance(document.data, Script):
-        return replace(document, data=document.data.told(job.outside, job.launch))
+        return replace(document, data=document.data.start_with(job.outside, job.launch))
     typed = [name for name in ("env", "launch") if getattr(job, name) and name not in job.lent]
     if typed and not job.loose:
         raise BridgeError(f"{document.name}: --env and --launch are for shell scripts; drop them")
@@ -517,9 +517,9 @@ def document_of(job: Job) -> Document:
     text = text_of(job)
     # Before it is parsed: errors of the parser quote the text.
     keep_hidden(text[: limits.TEXT], job.outside)  # what is longer is refused unread
-    document = _started(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
+    document = _resolve_release(parse(text, name, "" if standard else Path(job.file).suffix.lower()), job)
     if isinstance(document.data, Script):
-        keep_hidden("", document.data.named)
+        keep_hidden("", document.data.variables_with_value)
     return document
 
 
@@ -537,7 +537,7 @@ def standard_input() -> str:
     return read_stream(sys.stdin.buffer, "standard input")
 
 
-def recognised(document: Document) -> Dialect:
+def recognise_dialect(document: Document) -> Dialect:
     """The dialect that recognises `document` with the highest score; `SourceError` if none does, or
     if several share that score.
     """
@@ -548,15 +548,15 @@ def recognised(document: Document) -> Dialect:
         note(f"note: {fault}")
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
-    doubts = _mistaken(document)
+    doubts = _lookalike_kind(document)
     if doubts and set(found) <= doubts.keys():
         # Its own stack takes it for another kind of file: what that shares with a config is no sign of one.
         raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
     # A tie is refused rather than guessed: a file read as another stack's would lose settings without a word.
     if best == 0:
         script = document.data if isinstance(document.data, Script) else None
-        seen = f" (runs of the script: {script.seen})" if script else ""
-        lost = script.lost if script else ()
+        seen = f" (runs of the script: {script.runs_text})" if script else ""
+        lost = script.messages_on_missed if script else ()
         if doubts:
             raise UnrecognisedError(f"{document.name}: {next(iter(doubts.values()))}")
         named = " or ".join(stacks.names())
@@ -574,7 +574,7 @@ def recognised(document: Document) -> Dialect:
     return stacks.load(found[0])
 
 
-def _mistaken(document: Document) -> dict[str, str]:
+def _lookalike_kind(document: Document) -> dict[str, str]:
     """Return the kind of file that the document is instead of a config.
 
     The result is a mapping from names of dialects to sentences. Dialects that do not know the kind
@@ -584,10 +584,10 @@ def _mistaken(document: Document) -> dict[str, str]:
     return {name: text for name, text in said.items() if text}
 
 
-def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
+def translate_job(job: Job, target: Dialect, version: str | None, beside: Sidecar) -> Result:
     """Translate the job's file into another dialect, with the carry-over from the sidecar of an earlier conversion."""
     carry = beside.fitting(target)
-    config = _sized(job, read(job), carry) if carry else read(job)
+    config = _apply_world_size(job, read_job(job), carry) if carry else read_job(job)
     near, said = release_of(job, target, version)
     result = translate(config, target, near, config.world_size if carry else job.world_size, carry)
     odd = beside.remarks(target, Path(job.file), config)
@@ -597,7 +597,7 @@ def translated(job: Job, target: Dialect, version: str | None, beside: Sidecar) 
     return replace(result, findings=(*said, *odd, *result.findings))
 
 
-def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
+def _apply_world_size(job: Job, config: Config, carry: carry_over.Carry) -> Config:
     """Return `config` with the number of ranks that the sidecar names, if nothing else gives that
     number and the config can run on these ranks.
     """
@@ -605,7 +605,7 @@ def _sized(job: Job, config: Config, carry: carry_over.Carry) -> Config:
         return config
     try:
         # The file may have been edited since, and then these ranks may not fit it.
-        sized = read(replace(job, world_size=carry.world_size))
+        sized = read_job(replace(job, world_size=carry.world_size))
     except BridgeError:
         return config
     note(f"note: read for {carry.world_size} ranks, the number in the sidecar; --world-size N changes that")
@@ -621,7 +621,7 @@ def sidecar_of(job: Job, wanted: bool = True) -> Sidecar:
 
 
 @contextmanager
-def together(job: Job) -> Iterator[None]:
+def lock_job(job: Job) -> Iterator[None]:
     """Context in which no other run writes the job's file and the files beside it."""
     with shared(Path() if job.file == STDIN else Path(job.file).parent):
         yield
@@ -633,7 +633,7 @@ Before = tuple[Original, str]
 """A text that the target was once read from, and the release for which it was read."""
 
 
-def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
+def _carry_with_original(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
     """Return the carry-over. Its `secrets` are the values that the sidecar must not contain.
 
     The carry-over includes the text of the job's file if the dialect can write values back into such a text.
@@ -653,7 +653,7 @@ def _kept(job: Job, result: Result, output: Path | None) -> carry_over.Carry:
     )
 
 
-def _before(result: Result, beside: Sidecar) -> Before | None:
+def _content_before(result: Result, beside: Sidecar) -> Before | None:
     """Return the text that the target was originally read from.
 
     If source and target are of one stack, this is the job's file; else it is the text in the
@@ -665,7 +665,7 @@ def _before(result: Result, beside: Sidecar) -> Before | None:
     return (carry.original, carry.version) if carry and carry.original else None
 
 
-def written_for(result: Result, output: Path, before: Before | None = None) -> Written:
+def write_in_format(result: Result, output: Path, before: Before | None = None) -> Written:
     """Return the target, written in the format of `output`'s suffix.
 
     If `before` is the text that the target was once read from, new values are written into that
@@ -673,14 +673,14 @@ def written_for(result: Result, output: Path, before: Before | None = None) -> W
     """
     dialect = result.config.dialect
     written = dialect.rewritten(result.config, *before, output) if before else None
-    return (written or dialect.render(result.config, format_for(dialect, output))).named(
+    return (written or dialect.render(result.config, format_for(dialect, output))).under_name(
         output.name
     )
 
 
-def files(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
+def files_to_write(result: Result, output: Path, with_carry: bool) -> dict[Path, str]:
     """Return the text of each file to write, by path: the converted config, and the files that accompany it."""
-    written = result.put or written_for(result, output)
+    written = result.put or write_in_format(result, output)
     texts = result.config.dialect.files(written, output)
     named = {path.name: text for path, text in texts.items()}
     carried = (
@@ -729,7 +729,7 @@ def not_over_input(job: Job, texts: Iterable[Path]) -> None:
                 raise SourceError(f"{path}: is the file that is read; name another output")
 
 
-def _refuse(result: Result, job: Job, beside: Sidecar, view: View) -> None:
+def _refuse_loss(result: Result, job: Job, beside: Sidecar, view: View) -> None:
     if not job.json:
         printed.text(result, console(sys.stderr), view)
     lost = [finding for finding in result.findings if finding.matters]
@@ -743,31 +743,31 @@ def _refuse(result: Result, job: Job, beside: Sidecar, view: View) -> None:
     )
 
 
-def _say(
+def _print_outcome(
     job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
 ) -> None:
     if job.json:
-        print_json(_object(job, asked, result, texts, told))
+        print_json(_outcome_object(job, asked, result, texts, told))
     elif asked.output:
         shown = () if asked.dry_run else tuple(texts)
         printed.text(result, console(sys.stdout), asked.view, shown, told)
-        for line in _changes(asked, texts):
+        for line in _dry_run_lines(asked, texts):
             say(line)
     else:
         content(result.written.text)
         printed.text(result, console(sys.stderr), asked.view, findings=told)
 
 
-def _object(
+def _outcome_object(
     job: Job, asked: Asked, result: Result, texts: Mapping[Path, str], told: Sequence[Finding]
 ) -> dict[str, Any]:
     """Return the report for programs."""
     written: dict[str, Any] = {"files": list(map(str, texts))} if texts else {}
     if asked.dry_run:
-        written |= {"dry_run": True, "changes": _changes(asked, texts)}
+        written |= {"dry_run": True, "changes": _dry_run_lines(asked, texts)}
     return {**report.as_json(result, job.threshold, told), **written}
 
 
-def _changes(asked: Asked, texts: Mapping[Path, str]) -> list[str]:
+def _dry_run_lines(asked: Asked, texts: Mapping[Path, str]) -> list[str]:
     """Return the lines that say what a dry run would change; empty for another run."""
     return [*differences(texts, asked.output)] if asked.output and asked.dry_run else []

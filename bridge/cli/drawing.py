@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.cli.pictures import blank, format_of, save
-from bridge.cli.schedule import COLOURS, NAMES, Part, again, letters, repeated, several, title
+from bridge.cli.schedule import (
+    COLOURS,
+    NAMES,
+    RepeatedPart,
+    action_letters,
+    find_repeats,
+    has_several_stages,
+    repeat_text,
+    title_line,
+)
 from bridge.layout.schedule import Timeline
 from bridge.layout.schedule.timeline import Span
 
@@ -42,7 +51,7 @@ Box = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
-class Piece:
+class PictureLine:
     """A piece of a line: the units of time from `start` to `stop`, drawn `at` units from the left edge.
 
     `said` is the text on how often the piece is repeated, or empty.
@@ -59,23 +68,23 @@ class Piece:
         return self.at + self.stop - self.start
 
 
-def lines(found: Timeline) -> list[list[Piece]]:
+def picture_lines(found: Timeline) -> list[list[PictureLine]]:
     """Return the lines of a picture.
 
     If the whole schedule does not fit, each repeated part is drawn once, with its number of
     repetitions.
     """
-    whole = Part(0, round(found.length))
+    whole = RepeatedPart(0, round(found.length))
     # What fits into four lines is drawn whole: looking for repeats saves little there.
-    parts = [whole] if whole.stop <= 4 * UNITS else repeated(found)
-    units = UNITS if _numbered(found) else BARE
+    parts = [whole] if whole.stop <= 4 * UNITS else find_repeats(found)
+    units = UNITS if _shows_numbers(found) else BARE
     broken = units // 36
     room = sum(part.stop - part.start + broken * (part.times > 1) for part in parts)
     # Lines of one length: a last one of a few units would leave most of its row empty.
     length = math.ceil(room / math.ceil(room / units)) if room else units
-    rows, at = [list[Piece]()], 0
+    rows, at = [list[PictureLine]()], 0
     for part in parts:
-        said, start = again(part) if part.times > 1 else "", part.start
+        said, start = repeat_text(part) if part.times > 1 else "", part.start
         short = length - at < part.stop - start <= length / 4
         # One repeated part a line, so that their texts do not meet, and a short one in one piece.
         if said and (short or any(piece.said for piece in rows[-1])):
@@ -84,64 +93,64 @@ def lines(found: Timeline) -> list[list[Piece]]:
             if at >= length:
                 rows, at = [*rows, []], 0
             told = said and (said if start == part.start else "continued")
-            piece = Piece(start, min(part.stop, start + length - at), at, told)
+            piece = PictureLine(start, min(part.stop, start + length - at), at, told)
             rows[-1].append(piece)
             start, at = piece.stop, piece.end
         at += broken if said else 0
     return [row for row in rows if row]
 
 
-def draw(found: Timeline, path: Path) -> None:
+def draw_picture(found: Timeline, path: Path) -> None:
     """Write a picture in the format that the suffix of `path` stands for.
 
     Raises `BridgeError` if it cannot be drawn.
     """
     format_of(path)
-    save(_figure(found), path, title(found))
+    save(_draw_figure(found), path, title_line(found))
 
 
-def _numbered(found: Timeline) -> bool:
+def _shows_numbers(found: Timeline) -> bool:
     return found.schedule.ranks <= NUMBERED
 
 
-def _figure(found: Timeline) -> Figure:
-    every = lines(found)
+def _draw_figure(found: Timeline) -> Figure:
+    every = picture_lines(found)
     high = min(ROW * found.schedule.ranks, LINE)
     shown = every[: int(TALL / (high + GAP))]
     figure = blank((high + GAP) * len(shown) + 1.0)
     left = f"\nthe first {len(shown)} of {len(every)} lines" if len(every) > len(shown) else ""
-    figure.suptitle(title(found).replace("; ", "\n", 1) + left, fontsize=10)
+    figure.suptitle(title_line(found).replace("; ", "\n", 1) + left, fontsize=10)
     panels: Sequence[Axes] = list(figure.subplots(len(shown), 1, squeeze=False)[:, 0])
     units = max(line[-1].end for line in shown)
     for axes, line in zip(panels, shown, strict=True):
-        _line(axes, found, line, units)
-    panels[-1].set_xlabel(_explained(found), fontsize=8)
-    _legend(figure, found)
+        _draw_line(axes, found, line, units)
+    panels[-1].set_xlabel(_time_axis_label(found), fontsize=8)
+    _draw_legend(figure, found)
     return figure
 
 
-def _explained(found: Timeline) -> str:
+def _time_axis_label(found: Timeline) -> str:
     """Return the label of the time axis, which also explains the boxes."""
-    apart = several(found)
+    apart = has_several_stages(found)
     boxes = "boxes show stage·microbatch, narrow boxes only the microbatch" if apart else "boxes show the microbatch"
-    if not _numbered(found):
+    if not _shows_numbers(found):
         boxes = "boxes are too small for the numbers of microbatches, which --json prints"
     paler = "; paler boxes: later stages of a rank" if apart else ""
     return f"time (one forward of a stage = 1); {boxes}{paler}"
 
 
-def _line(axes: Axes, found: Timeline, line: Sequence[Piece], units: int) -> None:
+def _draw_line(axes: Axes, found: Timeline, line: Sequence[PictureLine], units: int) -> None:
     """Draw one line of the picture.
 
     All lines have the same scale: the width of the page is `units` of time.
     """
     ranks = found.schedule.ranks
     for piece in line:
-        _piece(axes, found, piece)
+        _draw_piece(axes, found, piece)
         if piece.said:
-            _framed(axes, piece, ranks, units)
+            _draw_frame(axes, piece, ranks, units)
     step = next((step for step in TICKS if units <= 16 * step), TICKS[-1])
-    ticks = dict(_ticks(line, step))
+    ticks = dict(_tick_marks(line, step))
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
     # Names of ranks that would touch one another are left out.
     apart = next(2**n for n in range(32) if 2**n * min(ROW, LINE / ranks) >= NAMED)
@@ -153,7 +162,7 @@ def _line(axes: Axes, found: Timeline, line: Sequence[Piece], units: int) -> Non
     axes.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _ticks(line: Sequence[Piece], step: int) -> Iterator[tuple[int, str]]:
+def _tick_marks(line: Sequence[PictureLine], step: int) -> Iterator[tuple[int, str]]:
     """Yield the place and the time of each tick: the start of every piece, and every multiple of `step`.
 
     A tick that would be too close to the tick before is left out.
@@ -167,7 +176,7 @@ def _ticks(line: Sequence[Piece], step: int) -> Iterator[tuple[int, str]]:
                 last = place
 
 
-def _framed(axes: Axes, piece: Piece, ranks: int, units: int) -> None:
+def _draw_frame(axes: Axes, piece: PictureLine, ranks: int, units: int) -> None:
     """Draw a frame around a repeated piece, and above it how often it is repeated."""
     from matplotlib.patches import Rectangle
 
@@ -184,12 +193,12 @@ def _framed(axes: Axes, piece: Piece, ranks: int, units: int) -> None:
     )
 
 
-def _piece(axes: Axes, found: Timeline, piece: Piece) -> None:
+def _draw_piece(axes: Axes, found: Timeline, piece: PictureLine) -> None:
     """Draw the whole piece as idle time, and on top the actions of the ranks."""
     ranks, long = range(found.schedule.ranks), piece.end - piece.at
-    _boxes(axes, [(piece.at, rank, long) for rank in ranks], IDLE, hatch="////", edge="#bdbdbd")
+    _draw_boxes(axes, [(piece.at, rank, long) for rank in ranks], IDLE, hatch="////", edge="#bdbdbd")
     boxes: dict[tuple[str, float], list[Box]] = {}
-    apart = several(found)
+    apart = has_several_stages(found)
     for rank, row in enumerate(found.rows):
         local = found.schedule.local(rank)
         first = bisect_right(row, float(piece.start), key=lambda span: span.end)
@@ -200,13 +209,13 @@ def _piece(axes: Axes, found: Timeline, piece: Piece) -> None:
             pale = 0.5 * local.index(span.action.stage) / len(local)
             box = (piece.at + start - piece.start, rank, end - start)
             boxes.setdefault((span.action.kind, pale), []).append(box)
-            if _numbered(found):
-                _label(axes, span, box, apart)
+            if _shows_numbers(found):
+                _draw_label(axes, span, box, apart)
     for (kind, pale), same in boxes.items():
-        _boxes(axes, same, _paler(COLOURS[kind], pale))
+        _draw_boxes(axes, same, _mix_with_white(COLOURS[kind], pale))
 
 
-def _boxes(
+def _draw_boxes(
     axes: Axes,
     boxes: Sequence[Box],
     colour: str | tuple[float, float, float],
@@ -235,7 +244,7 @@ def _boxes(
     )
 
 
-def _label(axes: Axes, span: Span, box: Box, apart: bool) -> None:
+def _draw_label(axes: Axes, span: Span, box: Box, apart: bool) -> None:
     left, rank, wide = box
     action = span.action
     text = f"{action.stage}·{action.microbatch}" if apart and wide > 1 else f"{action.microbatch}"
@@ -251,7 +260,7 @@ def _label(axes: Axes, span: Span, box: Box, apart: bool) -> None:
     )
 
 
-def _paler(colour: str, pale: float) -> tuple[float, float, float]:
+def _mix_with_white(colour: str, pale: float) -> tuple[float, float, float]:
     """Return the colour mixed with white. A transparent colour would let the idle time below show through."""
     from matplotlib.colors import to_rgb
 
@@ -259,13 +268,13 @@ def _paler(colour: str, pale: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _legend(figure: Figure, found: Timeline) -> None:
+def _draw_legend(figure: Figure, found: Timeline) -> None:
     from matplotlib.patches import Patch
 
     patches = [
         Patch(color=COLOURS[letter], label=f"{NAMES[letter]} ({letter})")
         for letter in NAMES
-        if letter in letters(found)
+        if letter in action_letters(found)
     ]
     patches.append(Patch(facecolor=IDLE, edgecolor="#bdbdbd", hatch="////", label="idle"))
     figure.legend(

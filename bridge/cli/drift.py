@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from bridge import drifted, report
-from bridge.cli.budget import bounded
+from bridge.cli.budget import stay_within_limits
 from bridge.cli.convert import (
-    answered,
+    answer_job,
     dialect_of,
     document_of,
     file_of,
     format_for,
     not_over_input,
-    placed,
+    place_files,
     read_as,
     release_of,
 )
@@ -32,7 +32,7 @@ def drift(job: Job, to_version: str | None, output: Path | None, force: bool = F
     """Compare the meaning of one file in two releases. Returns the exit code."""
     output = file_of(output, "")
 
-    @bounded()
+    @stay_within_limits()
     def work() -> int:
         document = document_of(job)
         dialect = dialect_of(job, document)
@@ -45,14 +45,14 @@ def drift(job: Job, to_version: str | None, output: Path | None, force: bool = F
         )
         found = replace(found, remarks=(*said, *also, *found.remarks))
         if output:
-            _write(job, found, output, force)
-        _say(job, found, output)
+            _write_drift(job, found, output, force)
+        _print_drift(job, found, output)
         return report.exit_of((*found.changes, *found.remarks), job.threshold)
 
-    return answered(job, work)
+    return answer_job(job, work)
 
 
-def _write(job: Job, found: Drift, output: Path, force: bool) -> None:
+def _write_drift(job: Job, found: Drift, output: Path, force: bool) -> None:
     if found.migrated is None:
         raise TranslationError(
             f"{output}: nothing to write; {found.version} accepts no part of {job.file}"
@@ -60,10 +60,10 @@ def _write(job: Job, found: Drift, output: Path, force: bool) -> None:
     dialect = found.before.dialect
     texts = dialect.files(dialect.render(found.migrated, format_for(dialect, output)), output)
     not_over_input(job, texts)
-    placed(texts, output, force, "without -o the new file is printed and nothing is written")
+    place_files(texts, output, force, "without -o the new file is printed and nothing is written")
 
 
-def _say(job: Job, found: Drift, output: Path | None) -> None:
+def _print_drift(job: Job, found: Drift, output: Path | None) -> None:
     format = found.before.dialect.format_of(output or (None if job.file == STDIN else job.file))
     if job.json:
         print_json(report.drift_json(found, format, job.threshold))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bridge.cli.convert import read
+from bridge.cli.convert import read_job
 from bridge.cli.job import Job
 from bridge.errors import BridgeError, nearest
 from bridge.model import Model
@@ -18,7 +18,7 @@ def is_folder(model: str) -> bool:
     return (Path(model) / CONFIG).is_file()
 
 
-def checked(option: str, value: str, known: tuple[str, ...]) -> str:
+def check_choice(option: str, value: str, known: tuple[str, ...]) -> str:
     """Return `value` if it is one of `known`, or the folder of a model; else raise `BridgeError`."""
     if value in known or is_folder(value):
         return value
@@ -28,4 +28,4 @@ def checked(option: str, value: str, known: tuple[str, ...]) -> str:
 
 def model_in(folder: str) -> Model:
     """The shape of the model in a folder."""
-    return lift(read(Job(str(Path(folder) / CONFIG)))).model
+    return lift(read_job(Job(str(Path(folder) / CONFIG)))).model

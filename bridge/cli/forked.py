@@ -63,14 +63,14 @@ def main(text: str) -> None:
     gc.collect()
     gc.freeze()  # what is loaded lives as long as the process: no collection has to look through it
     started: dict[int, int] = {}
-    mine = _fork(order, started)
+    mine = _fork_ranks(order, started)
     if mine is None:
-        _attend(order, started)
+        _wait_for_ranks(order, started)
     else:
-        _be(mine, order, module if forks else None)
+        _run_rank(mine, order, module if forks else None)
 
 
-def _fork(order: Order, started: dict[int, int]) -> int | None:
+def _fork_ranks(order: Order, started: dict[int, int]) -> int | None:
     """Fork the ranks. In a fork, return the rank that the fork runs.
 
     In the parent, return None after `started` has the rank of each process.
@@ -86,20 +86,20 @@ def _fork(order: Order, started: dict[int, int]) -> int | None:
     return None
 
 
-def _be(rank: int, order: Order, module: ModuleType | None) -> None:
+def _run_rank(rank: int, order: Order, module: ModuleType | None) -> None:
     """Run as a rank: in this process, or, if `module` is None, in a new Python interpreter."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     # Stderr of its own, so that the last words of the rank that died first can be shown.
     os.dup2(order.words[rank], 2)
     # Only rank 0 reports; the pipe behind stdout is its own.
     if rank:
-        _silence()
+        _silence_stdout()
     if module is None:
         os.execv(sys.executable, [sys.executable, "-P", "-m", order.module, *order.arguments])
     module.main(*order.arguments)
 
 
-def _silence() -> None:
+def _silence_stdout() -> None:
     """Redirect stdout of this process to `os.devnull`, because whoever reads the pipe of rank 0 sees
     its end only after every process has closed the pipe.
     """
@@ -108,13 +108,13 @@ def _silence() -> None:
     os.close(nowhere)
 
 
-def _attend(order: Order, running: dict[int, int]) -> None:
+def _wait_for_ranks(order: Order, running: dict[int, int]) -> None:
     """Wait for all ranks and write down how they ended. SIGTERM to this process ends the ranks
     first.
     """
 
     def leave(number: int, frame: object) -> None:
-        _kill(running)
+        _kill_ranks(running)
         for process in running:
             with suppress(ChildProcessError):
                 os.waitpid(process, 0)
@@ -122,12 +122,12 @@ def _attend(order: Order, running: dict[int, int]) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _silence()
-    ends = _ends(order, running)
+    _silence_stdout()
+    ends = _exit_records(order, running)
     os.write(order.said, json.dumps([list(ends.codes.items()), ends.killed]).encode())
 
 
-def _ends(order: Order, running: dict[int, int]) -> Ends:
+def _exit_records(order: Order, running: dict[int, int]) -> Ends:
     ends, until = Ends(), float("inf")
     while running:
         for process in list(running):
@@ -142,13 +142,13 @@ def _ends(order: Order, running: dict[int, int]) -> Ends:
                 until = min(until, time.monotonic() + (order.grace if code else order.patience))
         if running and time.monotonic() > until:
             ends.killed = sorted(running.values())
-            _kill(running)
+            _kill_ranks(running)
             until = float("inf")  # once is enough: their ends come in as the others' did
         time.sleep(0.02)
     return ends
 
 
-def _kill(running: Mapping[int, int]) -> None:
+def _kill_ranks(running: Mapping[int, int]) -> None:
     for process in running:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

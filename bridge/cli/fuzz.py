@@ -42,16 +42,16 @@ def fuzz(
     task = fuzzing.Task(
         source, target, version, target.release(versions[1]) if target else None, examples, seed
     )
-    covered, failure = fuzzing.fuzz(task, _progress(task))
+    covered, failure = fuzzing.fuzz(task, _progress_printer(task))
     file = f"fuzz.{fuzzing.suffix(source, source.formats[0])}"
     if as_json:
-        print_json(_json(task, covered, failure, file))
+        print_json(_report_object(task, covered, failure, file))
     else:
-        print("\n".join(_lines(task, covered, failure, file)))
+        print("\n".join(_report_lines(task, covered, failure, file)))
     return Exit.FINDINGS if failure else Exit.CLEAN
 
 
-def _progress(task: Task) -> Callable[[Covered], None]:
+def _progress_printer(task: Task) -> Callable[[Covered], None]:
     """Return a function that prints progress on stderr.
 
     It prints a line for each tenth of the examples. While Hypothesis shrinks a failure, it prints a
@@ -74,7 +74,7 @@ def _progress(task: Task) -> Callable[[Covered], None]:
     return tick
 
 
-def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> list[str]:
+def _report_lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> list[str]:
     from bridge.config import fields
     from bridge.testing.fuzz import command
 
@@ -98,12 +98,12 @@ def _lines(task: Task, covered: Covered, failure: Failure | None, file: str) -> 
         f"\nThe smallest config found, for {task.dialect.title} {failure.config.version} on {ranks} ranks. Save as {file}:",
         "",
         failure.text.rstrip(),
-        *([f"\nSave as {_beside(file)} in the same folder:\n\n{_code(failure)}"] if _code(failure) else []),
-        f"\nTo see the failure:\n  {command(task, failure, file)}\nTo find it again by fuzzing:\n  {_again(task)}",
+        *([f"\nSave as {_path_beside(file)} in the same folder:\n\n{_failure_code(failure)}"] if _failure_code(failure) else []),
+        f"\nTo see the failure:\n  {command(task, failure, file)}\nTo find it again by fuzzing:\n  {_repeat_command(task)}",
     ]
 
 
-def _beside(file: str) -> str:
+def _path_beside(file: str) -> str:
     from pathlib import Path
 
     from bridge.dialect import code_beside
@@ -111,24 +111,24 @@ def _beside(file: str) -> str:
     return str(code_beside(Path(file)))
 
 
-def _code(failure: Failure) -> str:
+def _failure_code(failure: Failure) -> str:
     import json
 
     return (
-        json.dumps(dict(failure.written.code), indent=2)
-        if failure.written and failure.written.code
+        json.dumps(dict(failure.as_file.code), indent=2)
+        if failure.as_file and failure.as_file.code
         else ""
     )
 
 
-def _again(task: Task) -> str:
+def _repeat_command(task: Task) -> str:
     to = ["--to", task.to.name, "--to-version", str(task.to_version)] if task.to else []
     release = ["--from-version", task.version] if task.version else []
     numbers = ["--examples", str(task.examples), "--seed", str(task.seed)]
     return shlex.join(["stagebridge", "fuzz", task.dialect.name, *to, *release, *numbers])
 
 
-def _json(task: Task, covered: Covered, failure: Failure | None, file: str) -> outputs.Fuzzed:
+def _report_object(task: Task, covered: Covered, failure: Failure | None, file: str) -> outputs.Fuzzed:
     from bridge.testing.fuzz import command
 
     found: outputs.Failed | None = (
@@ -140,7 +140,7 @@ def _json(task: Task, covered: Covered, failure: Failure | None, file: str) -> o
             "version": failure.config.version,
             "world_size": failure.config.world_size,
             "text": failure.text,
-            "code": _code(failure),
+            "code": _failure_code(failure),
             "command": command(task, failure, file),
         }
     )
@@ -151,6 +151,6 @@ def _json(task: Task, covered: Covered, failure: Failure | None, file: str) -> o
         "refused": dict(covered.refused),
         "settings": sorted(covered.fields),
         "failure": found,
-        "again": _again(task),
+        "again": _repeat_command(task),
         "exit_code": Exit.FINDINGS if failure else Exit.CLEAN,
     }

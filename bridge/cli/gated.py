@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.gathering import at_hand, expanded, within
+from bridge.cli.gathering import at_hand, expand_names, limit_access
 from bridge.cli.job import Job
 from bridge.cli.patterns import refuse_strange
 from bridge.cli.settled import project
@@ -27,7 +27,7 @@ from bridge.gate import (
     Choice,
     Record,
     baseline,
-    known_of,
+    read_baseline,
     record,
     refusals,
 )
@@ -60,7 +60,7 @@ class Gate:
         )
 
     @property
-    def listed(self) -> bool:
+    def is_one_list(self) -> bool:
         """Whether the findings of all files are reported together as one list, as in SARIF or GitHub format."""
         return self.format not in (TEXT, JSON)
 
@@ -94,7 +94,7 @@ def gate_of(
         raise BridgeError(
             f"--format: found {chosen}, expected {', '.join((TEXT, *FORMATS))}{nearest(chosen, FORMATS)}"
         )
-    rows = known_of(read_text(place), str(place)) if place else frozenset()
+    rows = read_baseline(read_text(place), str(place)) if place else frozenset()
     choice = Choice((*settings.select, *(select or ())), (*settings.ignore, *(ignore or ())), rows)
     refuse_strange(choice.select, choice.ignore)
     return Gate(choice, chosen, write_baseline, settings.fail_on, settings.exclude)
@@ -137,7 +137,7 @@ class Looked:
         return [record(finding, self.file, self.config.dialect.name) for finding in self.findings]
 
 
-def look(
+def look_at_file(
     job: Job, gate: Gate, named: bool, read: Callable[[Job], tuple[Config, Iterable[Finding]]]
 ) -> Looked:
     """Return the result of `read` for one file.
@@ -148,7 +148,7 @@ def look(
     try:
         with at_hand(job.file) as place:
             here = replace(job, file=place)
-            with within(here):
+            with limit_access(here):
                 config, findings = read(here)
     except UnrecognisedError as error:
         return (
@@ -159,7 +159,7 @@ def look(
     return Looked(job.file, config, gate.choice.of(findings, job.file))
 
 
-def worst(codes: Iterable[int]) -> int:
+def worst_code(codes: Iterable[int]) -> int:
     """Return the worst of several exit codes: an error, then findings, then an incomplete proof."""
     found = set(codes)
     # From the worst: a run that stops says more than other numbers, and those more than a missing proof.
@@ -168,7 +168,7 @@ def worst(codes: Iterable[int]) -> int:
     )
 
 
-def told(
+def report_files(
     found: Sequence[Looked],
     job: Job,
     gate: Gate,
@@ -176,7 +176,7 @@ def told(
     each: Callable[[Looked], Mapping[str, Any]],
 ) -> int:
     """Report the results of several files in the gate's format. Returns the exit code."""
-    code = worst(one.exit(job) for one in found)
+    code = worst_code(one.exit(job) for one in found)
     records = [row for one in found for row in one.records]
     if gate.write_baseline:
         write_text(gate.write_baseline, baseline(records, gate.write_baseline))
@@ -188,7 +188,7 @@ def told(
         code = (
             Exit.ERROR if code == Exit.ERROR and any(one.problems for one in found) else Exit.CLEAN
         )
-    if gate.listed:
+    if gate.is_one_list:
         print(FORMATS[gate.format](records, code))
     elif job.json:
         print_json(
@@ -198,11 +198,11 @@ def told(
             }
         )
     else:
-        _text(found, view)
+        _print_texts(found, view)
     return code
 
 
-def _text(found: Sequence[Looked], view: View) -> None:
+def _print_texts(found: Sequence[Looked], view: View) -> None:
     from bridge import printed
 
     out = console(sys.stdout)
@@ -216,10 +216,10 @@ def _text(found: Sequence[Looked], view: View) -> None:
             printed.one_of_many(one.file, one.findings, out, view)
     hidden = sum(printed.unshown(one.findings, view) for one in found)
     more = f"; {hidden} finding{'' if hidden == 1 else 's'} without effect (--all shows them)"
-    say(summed(found, printed.kind_checked) + (more if hidden else ""))
+    say(summary_line(found, printed.kind_checked) + (more if hidden else ""))
 
 
-def summed(found: Sequence[Looked], kind: Callable[[Sequence[Finding]], str]) -> str:
+def summary_line(found: Sequence[Looked], kind: Callable[[Sequence[Finding]], str]) -> str:
     """Return the closing line: how many files there are of each kind of verdict."""
     seen = [one for one in found if not one.stranger]
     counts = {
@@ -236,7 +236,7 @@ def files_of(names: Sequence[str], gate: Gate) -> list[tuple[str, bool]]:
 
     Raises `SourceError` if there are no files.
     """
-    found = list(expanded(names, gate.exclude))
+    found = list(expand_names(names, gate.exclude))
     if not found:
         raise SourceError(f"{', '.join(names)}: no file that may be a config; name one")
     return found

@@ -28,7 +28,7 @@ MANY = 200
 """Largest number of files that are read from one folder of a commit, in addition to the named file."""
 
 
-def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
+def expand_names(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tuple[str, bool]]:
     """Yield each file once, under the first of its names, with true if the user named it.
 
     Files that come from a folder or pattern have false, as they may belong to no stack. Raises
@@ -36,7 +36,7 @@ def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tupl
     """
     seen = set[str]()
     for name in names:
-        found = [(name, True)] if _single(name) else [(path, False) for path in _inside(name)]
+        found = [(name, True)] if _is_single(name) else [(path, False) for path in _files_inside(name)]
         if not found and glob.has_magic(name):
             raise SourceError(f"{name}: no file matches the pattern; check the pattern")
         for path, named in found:
@@ -48,17 +48,17 @@ def expanded(names: Sequence[str], exclude: Sequence[str] = ()) -> Iterator[tupl
                 yield path, named
 
 
-def several(names: Sequence[str]) -> bool:
+def may_be_several(names: Sequence[str]) -> bool:
     """Whether the names may stand for more than one file."""
-    return len(names) > 1 or any(not _single(name) for name in names)
+    return len(names) > 1 or any(not _is_single(name) for name in names)
 
 
-def _single(name: str) -> bool:
+def _is_single(name: str) -> bool:
     # A file that is there is meant itself, even if its name has brackets as a pattern has.
     return not os.path.isdir(name) and (os.path.exists(name) or not glob.has_magic(name))
 
 
-def _inside(name: str) -> Iterator[str]:
+def _files_inside(name: str) -> Iterator[str]:
     """Yield the files of a folder, or the files that match a pattern, sorted.
 
     Hidden files of a folder are left out.
@@ -90,11 +90,11 @@ def at_hand(name: str) -> Iterator[str]:
     if not (revision and colon and path) or revision.startswith("-"):
         raise SourceError(f"{name}: expected git:REV:PATH, such as git:HEAD~1:configs/ds.json")
     if path.startswith(("./", "../")):
-        path = _below(path, name)
+        path = _path_below_top(path, name)
     with TemporaryDirectory(prefix="stagebridge-") as folder:
         place = Path(folder) / PurePosixPath(path).name
-        for file in _listed(revision, path, name):
-            content = _git(
+        for file in _list_commit_files(revision, path, name):
+            content = _run_git(
                 ["cat-file", "blob", f"{revision}:{PurePosixPath(path).with_name(file)}"], name
             )
             (Path(folder) / file).write_bytes(content)
@@ -111,16 +111,16 @@ def at_hand(name: str) -> Iterator[str]:
             raise type(error)(*problems) from None
 
 
-def _below(path: str, name: str) -> str:
+def _path_below_top(path: str, name: str) -> str:
     """Return a path of the current folder relative to the top of the repository, as git expects."""
-    prefix = _git(["rev-parse", "--show-prefix"], name).decode(errors="replace").removesuffix("\n")
+    prefix = _run_git(["rev-parse", "--show-prefix"], name).decode(errors="replace").removesuffix("\n")
     below = os.path.normpath(os.path.join(prefix, path))
     if below.startswith(".."):
         raise SourceError(f"{name}: lies outside of the repository; check the path")
     return below
 
 
-def _listed(revision: str, path: str, name: str) -> Iterator[str]:
+def _list_commit_files(revision: str, path: str, name: str) -> Iterator[str]:
     """Yield the names of the files that a commit has in the folder of `path`, the file `path` itself first.
 
     Files larger than a config are left out.
@@ -128,7 +128,7 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
     folder = str(PurePosixPath(path).parent)
     within = [] if folder == "." else ["--", f"{folder}/"]
     rows = (
-        _git(["ls-tree", "--full-tree", "-l", "-z", revision, *within], name)
+        _run_git(["ls-tree", "--full-tree", "-l", "-z", revision, *within], name)
         .decode(errors="replace")
         .split("\0")
     )
@@ -145,7 +145,7 @@ def _listed(revision: str, path: str, name: str) -> Iterator[str]:
     )
 
 
-def _git(words: Sequence[str], name: str) -> bytes:
+def _run_git(words: Sequence[str], name: str) -> bytes:
     """Return the output of a git command.
 
     Programs that the repository's own config names, such as an fsmonitor, are not run.
@@ -171,7 +171,7 @@ def _git(words: Sequence[str], name: str) -> bytes:
 
 
 @contextmanager
-def within(job: Job) -> Iterator[None]:
+def limit_access(job: Job) -> Iterator[None]:
     """Return a context that limits access to files.
 
     Files named in the job's file are opened only in its folder, in the folder where the command was
@@ -182,5 +182,5 @@ def within(job: Job) -> Iterator[None]:
     folder, source = (Path(), None) if standard else (Path(job.file).parent, job.file)
     # What lies below the folder where a person starts the command is that person's own; below the root lies everything.
     here = (Path(),) if Path().resolve() != Path(Path().resolve().anchor) else ()
-    with reaching(folder, (*here, *job.allow)), as_private_as(source), lacking.named():
+    with reaching(folder, (*here, *job.allow)), as_private_as(source), lacking.name_missing_code():
         yield

@@ -61,24 +61,24 @@ class Job:
         return replace(self, file=file, lent=lent, **{**before, **self.typed, **joined})
 
     @property
-    def called(self) -> str:
+    def file_name(self) -> str:
         """The name of the file; empty for standard input."""
         return "" if self.file == "-" else self.file
 
     @property
-    def said(self) -> dict[str, dict[str, Any]]:
+    def settings_of_options(self) -> dict[str, dict[str, Any]]:
         """Settings that the options --auto, --code and --auto-from give, by the argument of `Dialect.read` that takes them."""
         said = {
-            "auto": _named(self.auto, "--auto"),
-            "code": _nested(_named(self.code, "--code")),
-            "trainer": _arguments(self.auto_from),
+            "auto": _parse_pairs(self.auto, "--auto"),
+            "code": _nest_settings(_parse_pairs(self.code, "--code")),
+            "trainer": _trainer_arguments(self.auto_from),
         }
         return {keyword: values for keyword, values in said.items() if values}
 
     @property
     def outside(self) -> dict[str, str]:
         """Environment of a launch script, from --env."""
-        return dict(_pair(pair, "--env") for pair in self.env)
+        return dict(_split_pair(pair, "--env") for pair in self.env)
 
     @property
     def threshold(self) -> Effect:
@@ -99,7 +99,7 @@ def effect_named(words: str, option: str = "--fail-on") -> Effect:
     return found[0]
 
 
-def _pair(pair: str, option: str) -> tuple[str, str]:
+def _split_pair(pair: str, option: str) -> tuple[str, str]:
     name, equals, value = pair.partition("=")
     BridgeError.raise_if([f"{option} {pair}: expected NAME=VALUE"] if not equals else [])
     return name, value
@@ -111,7 +111,7 @@ OPTIONS = {"trainer": "auto-from"}
 """Names of options, by the argument of `Dialect.read` that they set, where the two names differ."""
 
 
-def _arguments(said: Sequence[str]) -> dict[str, Any]:
+def _trainer_arguments(said: Sequence[str]) -> dict[str, Any]:
     """Return arguments of Hugging Face's Trainer. Each text in `said` is NAME=VALUE, or the path of a
     JSON file with such arguments.
     """
@@ -121,11 +121,11 @@ def _arguments(said: Sequence[str]) -> dict[str, Any]:
     for words in said:
         # A path may have an equals sign in it: a file that is there is read.
         named = "=" in words and not Path(words).is_file()
-        found |= _named([words], "--auto-from") if named else _dumped(Path(words))
+        found |= _parse_pairs([words], "--auto-from") if named else _read_dump(Path(words))
     return found
 
 
-def _dumped(path: Path) -> dict[str, Any]:
+def _read_dump(path: Path) -> dict[str, Any]:
     from bridge.files import parse, read_text
 
     data = parse(read_text(path), str(path), ".json").data
@@ -136,7 +136,7 @@ def _dumped(path: Path) -> dict[str, Any]:
     return data
 
 
-def _value(text: str, option: str) -> Any:
+def _parse_value(text: str, option: str) -> Any:
     """Return the value of an option.
 
     A text that begins with [ or { is read as JSON, any other text as a YAML scalar.
@@ -153,14 +153,14 @@ def _value(text: str, option: str) -> Any:
         ) from None
 
 
-def _named(pairs: Sequence[str], option: str) -> dict[str, Any]:
+def _parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
     return {
-        name: _value(value, f"{option} {name}")
-        for name, value in (_pair(pair, option) for pair in pairs)
+        name: _parse_value(value, f"{option} {name}")
+        for name, value in (_split_pair(pair, option) for pair in pairs)
     }
 
 
-def _nested(said: Mapping[str, Any]) -> dict[str, Any]:
+def _nest_settings(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with dotted names as nested dictionaries."""
     from bridge.config import nest
 

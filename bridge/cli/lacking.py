@@ -27,7 +27,7 @@ def alone(file: Path) -> None:
 
 
 @contextmanager
-def named() -> Iterator[None]:
+def name_missing_code() -> Iterator[None]:
     """Return a context in which an error about sizes is extended: it also names the missing code
     parts of the files that were read.
     """

@@ -55,11 +55,11 @@ def once(problems: Sequence[str]) -> Iterator[bool]:
         yield True
         return
     mark = _mark(problems)
-    mine = _claimed(mark)
+    mine = _claim_mark(mark)
     yield mine
     sys.stderr.flush()
     if mine:
-        _summarised(problems)
+        _write_error_file(problems)
     if mine == _elastic():
         time.sleep(LINGER if mine else PATIENCE)
 
@@ -88,7 +88,7 @@ def _mark(problems: Sequence[str]) -> Path:
     return Path(tempfile.gettempdir()) / f"stagebridge-{os.getuid()}-{os.getppid()}-{said}"
 
 
-def _claimed(mark: Path) -> bool:
+def _claim_mark(mark: Path) -> bool:
     """Return whether this rank is the first to create the mark file.
 
     Also return true if that cannot be decided, or if the mark is of this same rank, from an earlier
@@ -112,7 +112,7 @@ def _claimed(mark: Path) -> bool:
     return True
 
 
-def _summarised(problems: Sequence[str]) -> None:
+def _write_error_file(problems: Sequence[str]) -> None:
     """Write the problems into torchrun's error file, so that torchrun's summary shows them too."""
     place = os.environ.get(ERROR_FILE)
     if not place:

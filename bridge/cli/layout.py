@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bridge import outputs, report
-from bridge.cli.budget import bounded
-from bridge.cli.convert import answered, not_over_input, read
+from bridge.cli.budget import stay_within_limits
+from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.folder import model_in
 from bridge.cli.job import Job
 from bridge.cli.pictures import refuse_other_file
@@ -85,13 +85,13 @@ NONE = Picture()
 def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
     """Show the layout of one file, and draw it. Returns the exit code."""
 
-    @bounded()
+    @stay_within_limits()
     def work() -> int:
-        plan = _plan(job)
+        plan = _plan_of_job(job)
         outline = outline_of(plan, sizes, job.world_size)
         findings = (
             *beyond(plan.values()),
-            *_left_out(plan, outline, job.world_size),
+            *_find_omissions(plan, outline, job.world_size),
             *_too_large(outline, picture.bytes),
         )
         if picture.path:
@@ -105,31 +105,31 @@ def layout(job: Job, sizes: Sizes, picture: Picture = NONE) -> int:
                 }
             )
         else:
-            _show(outline, findings, console(sys.stdout))
+            _print_layout(outline, findings, console(sys.stdout))
         if picture.path:
-            _draw(outline, picture.path, picture.bytes)
+            _draw_layout(outline, picture.path, picture.bytes)
             if not job.json:
                 say(f"wrote {picture.path}")
         return report.exit_of(findings, job.threshold)
 
-    return answered(job, work)
+    return answer_job(job, work)
 
 
 # What is laid out
 
 
-def _plan(job: Job) -> Plan:
+def _plan_of_job(job: Job) -> Plan:
     """Return the plan on the number of ranks asked for.
 
     If the stack refuses that number, the error names the numbers that would fit.
     """
     try:
-        return lift(read(job))
+        return lift(read_job(job))
     except BridgeError as error:
         if job.world_size is None:
             raise
         try:
-            plan = lift(read(replace(job, world_size=None)))
+            plan = lift(read_job(replace(job, world_size=None)))
         except BridgeError:
             raise error from None
         # The mesh of the file's own sizes says which numbers of ranks would fit; the stack's own refusal does not.
@@ -137,7 +137,7 @@ def _plan(job: Job) -> Plan:
         raise
 
 
-def _shape(plan: Plan, sizes: Sizes) -> Architecture:
+def _shape_of_model(plan: Plan, sizes: Sizes) -> Architecture:
     """Return the shape of the model, from a preset or from the file.
 
     Sizes given on the command line replace the sizes in it.
@@ -149,7 +149,7 @@ def _shape(plan: Plan, sizes: Sizes) -> Architecture:
         # As many heads of keys as of queries, unless both are given: those of the preset may not divide the new number.
         follow = {"kv_heads": given["heads"]} if "heads" in given else {}
         return replace(PRESETS[sizes.model], **{**follow, **given})
-    model = _resized(plan.model if sizes.model == FILE else model_in(sizes.model), given)
+    model = _resize_model(plan.model if sizes.model == FILE else model_in(sizes.model), given)
     missing = [name for name in NEEDED if getattr(model, name) is None]
     if missing:
         options = ", ".join(f"--{name}" for name in missing)
@@ -160,7 +160,7 @@ def _shape(plan: Plan, sizes: Sizes) -> Architecture:
     return shape if model.vocab or model.embedding.padded_vocab else replace(shape, vocab=0)
 
 
-def _resized(model: Model, given: Mapping[str, Any]) -> Model:
+def _resize_model(model: Model, given: Mapping[str, Any]) -> Model:
     """Return `model` with the `given` sizes.
 
     Values that were derived from the replaced sizes are derived again, such as the number of key
@@ -184,10 +184,10 @@ def outline_of(plan: Plan, sizes: Sizes, world: int | None) -> Outline:
     mesh = prod(getattr(plan.parallel, axis) or 1 for axis in AXES)
     # If the file states the data ranks too, the mesh may be smaller than the run: ranks of a separate encoder lie beside it.
     ranks = mesh if world is None or (plan.parallel.data is not None and mesh < world) else world
-    return Outline.of(sized, _shape(plan, sizes), ranks)
+    return Outline.of(sized, _shape_of_model(plan, sizes), ranks)
 
 
-def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
+def _find_omissions(plan: Plan, outline: Outline, world: int | None) -> Iterator[Finding]:
     """Yield findings on parts of the run that the layout leaves out or shows differently."""
     parallel, mesh = plan.parallel, outline.mesh.world
     yield from outline.costly
@@ -218,25 +218,25 @@ def _left_out(plan: Plan, outline: Outline, world: int | None) -> Iterator[Findi
 
 def _too_large(outline: Outline, memory: int | None) -> Iterator[Finding]:
     """Yield a finding on the ranks that keep more bytes than a device has memory."""
-    from bridge.cli.ranks_drawn import named
+    from bridge.cli.ranks_drawn import ranks_text
 
     if memory is None:
         return
     kept = {rank: sum(outline.bytes(rank).values()) for rank in range(outline.mesh.world)}
     over = [rank for rank, size in kept.items() if size > memory]
     if over:
-        most = _size(max(kept[rank] for rank in over))
+        most = _size_text(max(kept[rank] for rank in over))
         message = (
-            f"{named(over)}: found up to {most} kept between steps, and a device has"
-            f" {_size(memory)}; split the model further"
+            f"{ranks_text(over)}: found up to {most} kept between steps, and a device has"
+            f" {_size_text(memory)}; split the model further"
         )
         yield Finding("memory", message, Effect.STOPS)
 
 
-def _draw(outline: Outline, path: Path, memory: int | None) -> None:
+def _draw_layout(outline: Outline, path: Path, memory: int | None) -> None:
     from bridge.cli.ranks_drawn import Bar, draw, figure
 
-    bars = [Bar(tuple(ranks), content["bytes"]) for ranks, content in _alike(outline)]
+    bars = [Bar(tuple(ranks), content["bytes"]) for ranks, content in _group_alike(outline)]
     sizes = " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
     count = outline.shape.size()
     size = f"{figure(count / 1e9)} billion" if count >= 1e9 else f"{figure(count / 1e6)} million"
@@ -300,14 +300,14 @@ def as_json(
             for stage, layers in enumerate(outline.stages)
         ],
         "ranks": [
-            cast("outputs.Ranks", {"ranks": ranks, **content}) for ranks, content in _alike(outline)
+            cast("outputs.Ranks", {"ranks": ranks, **content}) for ranks, content in _group_alike(outline)
         ],
         "findings": list(map(report.finding_json, findings)),
         "exit_code": report.exit_of(findings, threshold),
     }
 
 
-def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
+def _group_alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
     """Return groups of ranks with equal bytes and messages, each with those bytes and messages."""
     found: dict[str, tuple[list[int], dict[str, Any]]] = {}
     written: dict[object, tuple[str, dict[str, Any]]] = {}
@@ -315,16 +315,16 @@ def _alike(outline: Outline) -> list[tuple[list[int], dict[str, Any]]]:
         kind = outline.kind(rank)
         # Ranks of one kind keep the same, and thousands of ranks have few kinds: each is worked out once.
         if kind not in written:
-            content = _content(outline, rank)
+            content = _rank_content(outline, rank)
             written[kind] = json.dumps(content), content
         text, content = written[kind]
         found.setdefault(text, ([], content))[0].append(rank)
     return list(found.values())
 
 
-def _content(outline: Outline, rank: int) -> dict[str, Any]:
+def _rank_content(outline: Outline, rank: int) -> dict[str, Any]:
     place, pipeline = outline.place(rank).layout, outline.mesh.coordinate(rank, "pipeline")
-    held, traffic = outline.held(pipeline), outline.traffic(rank)
+    held, traffic = outline.local_stages(pipeline), outline.traffic(rank)
     calls = [
         {"name": name, "count": total.count, "bytes": total.bytes}
         for name, total in traffic.items()
@@ -335,12 +335,12 @@ def _content(outline: Outline, rank: int) -> dict[str, Any]:
         "stages": list(held),
         "parameters": place.parameters,
         "bytes": {**sizes, "total": sum(sizes.values())},
-        "flats": [_flat(place, flat, held[flat.stage]) for flat in place.flats],
+        "flats": [_flat_content(place, flat, held[flat.stage]) for flat in place.flats],
         "collectives": calls,
     }
 
 
-def _flat(place: Layout, flat: Flat, stage: int) -> dict[str, Any]:
+def _flat_content(place: Layout, flat: Flat, stage: int) -> dict[str, Any]:
     weights = {
         "format": flat.dtype,
         "buffer": flat.weight_home.place,
@@ -368,7 +368,7 @@ def _flat(place: Layout, flat: Flat, stage: int) -> dict[str, Any]:
 # For people
 
 
-def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
+def _print_layout(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
     shape, plan = outline.shape, outline.plan
     sizes = (
         " x ".join(f"{axis} {size}" for axis, size in outline.mesh.sizes.items() if size > 1)
@@ -395,7 +395,7 @@ def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
         f" ZeRO {outline.place(0).layout.level}"
     )
     if outline.mesh.world > 1:
-        out.print(_mesh(outline.mesh))
+        out.print(_mesh_table(outline.mesh))
     for pipeline in range(outline.mesh.sizes["pipeline"]):
         _show_ranks(outline, pipeline, out)
     for finding in findings:
@@ -403,18 +403,18 @@ def _show(outline: Outline, findings: Sequence[Finding], out: Console) -> None:
     out.print("Activations, and buffers of the allocator and of collectives, are not included.")
 
 
-def _mesh(mesh: Mesh) -> Grid:
+def _mesh_table(mesh: Mesh) -> Grid:
     table = Grid("Groups", ("axis", "ranks", "apart", "groups"))
     for name, axis in mesh.axes.items():
         if axis.size > 1:
             groups = mesh.groups(name)
-            parts = [_short([str(rank) for rank in group], 8, " ") for group in groups[:GROUPS]]
+            parts = [_shorten_words([str(rank) for rank in group], 8, " ") for group in groups[:GROUPS]]
             more = f"; ... ({len(groups)} groups in all)" if len(groups) > GROUPS else ""
             table.add_row(name, str(axis.size), str(axis.stride), "; ".join(parts) + more)
     return table
 
 
-def _short(words: Sequence[str], shown: int, joint: str) -> str:
+def _shorten_words(words: Sequence[str], shown: int, joint: str) -> str:
     return joint.join(words if len(words) <= shown else [*words[: shown - 1], "...", words[-1]])
 
 
@@ -427,11 +427,11 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
     ]
     # Reversed, so that the lowest rank of a kind is the one that stays.
     kinds = {outline.kind(rank): rank for rank in reversed(ranks)}
-    known = {kind: _content(outline, rank) for kind, rank in kinds.items()}
+    known = {kind: _rank_content(outline, rank) for kind, rank in kinds.items()}
     contents = {rank: known[outline.kind(rank)] for rank in ranks}
     # Of several that keep the same, the lowest.
-    most = max(ranks, key=lambda rank: (_weight(contents[rank]), -rank))
-    alike = all(_weight(content) == _weight(contents[most]) for content in contents.values())
+    most = max(ranks, key=lambda rank: (_content_weight(contents[rank]), -rank))
+    alike = all(_content_weight(content) == _content_weight(contents[most]) for content in contents.values())
     who = (
         f"rank {most}, which keeps and sends the most bytes"
         if not alike
@@ -440,17 +440,17 @@ def _show_ranks(outline: Outline, pipeline: int, out: Console) -> None:
         else f"rank {most}"
     )
     staged = f" of pipeline rank {pipeline}" if outline.mesh.sizes["pipeline"] > 1 else ""
-    out.print(_stages(outline, contents[most], f"Kept by {who}{staged}"))
+    out.print(_stages_table(outline, contents[most], f"Kept by {who}{staged}"))
     calls = contents[most]["collectives"]
     if calls:
-        out.print(_collectives(calls, f"Sent in a step by {who.partition(',')[0]}"))
+        out.print(_collectives_table(calls, f"Sent in a step by {who.partition(',')[0]}"))
 
 
-def _weight(content: Mapping[str, Any]) -> tuple[int, int]:
+def _content_weight(content: Mapping[str, Any]) -> tuple[int, int]:
     return content["bytes"]["total"], sum(call["bytes"] for call in content["collectives"])
 
 
-def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Grid:
+def _stages_table(outline: Outline, content: Mapping[str, Any], title: str) -> Grid:
     columns = (
         "layers",
         "stages",
@@ -463,10 +463,10 @@ def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Grid:
         "in all",
     )
     table = Grid(title, columns, numbers=True)
-    for row in _rows(outline, content["flats"]):
+    for row in _flat_rows(outline, content["flats"]):
         table.add_row(*row)
     sizes = content["bytes"]
-    kept = [_size(sizes[kind]) for kind in KINDS]
+    kept = [_size_text(sizes[kind]) for kind in KINDS]
     table.add_row(
         "kept",
         "",
@@ -474,20 +474,20 @@ def _stages(outline: Outline, content: Mapping[str, Any], title: str) -> Grid:
         *kept[:2],
         "",
         *kept[2:],
-        _size(sizes["total"]),
+        _size_text(sizes["total"]),
         style="bold",
     )
-    table.caption = "; ".join(_buffers(content["flats"], kind) for kind in ("weights", "gradients"))
+    table.caption = "; ".join(_buffers_sentence(content["flats"], kind) for kind in ("weights", "gradients"))
     return table
 
 
-def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _flat_rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table; consecutive stages that are alike share a row."""
 
     def figures(flat: Mapping[str, Any]) -> tuple[str, ...]:
         slices, gradients = flat["slices"], flat["gradients"]
-        whole = (_size(flat["weights"]["bytes"]), _size(gradients["bytes"] if gradients else 0))
-        own = tuple(_size(slices[kind]) for kind in ("gradients", "master", "moments"))
+        whole = (_size_text(flat["weights"]["bytes"]), _size_text(gradients["bytes"] if gradients else 0))
+        own = tuple(_size_text(slices[kind]) for kind in ("gradients", "master", "moments"))
         return (str(flat["tied"]), f"{flat['parameters']:,}", *whole, *own)
 
     for (tied, *numbers), alike in groupby(flats, figures):
@@ -496,12 +496,12 @@ def _rows(outline: Outline, flats: Iterable[Mapping[str, Any]]) -> Iterator[tupl
         label = (
             "tied weights"
             if tied == "True"
-            else _short(list(_runs(outline.shape.names, layers)), 3, ", ")
+            else _shorten_words(list(_layer_runs(outline.shape.names, layers)), 3, ", ")
         )
         yield label, str(len(group)), *numbers, ""
 
 
-def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
+def _layer_runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
     """Yield the names of layers; neighbouring layers are shortened to `FIRST to LAST`."""
     # Within a run of neighbours a layer's number less its place stays the same.
     for _, part in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
@@ -509,7 +509,7 @@ def _runs(names: Sequence[str], layers: Sequence[int]) -> Iterator[str]:
         yield run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}"
 
 
-def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
+def _buffers_sentence(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
     """Return a sentence on `kind`, which is weights or gradients.
 
     It says how many stages have them whole in memory at once, and in which number formats.
@@ -524,19 +524,19 @@ def _buffers(flats: Iterable[Mapping[str, Any]], kind: str) -> str:
     return f"{kind}: {number} of {len(parts)} stages whole in memory at once ({', '.join(formats)})"
 
 
-def _collectives(calls: Iterable[Mapping[str, Any]], title: str) -> Grid:
+def _collectives_table(calls: Iterable[Mapping[str, Any]], title: str) -> Grid:
     table = Grid(title, ("collective", "calls", "moved", "a call"), numbers=True)
     for call in calls:
         table.add_row(
             call["name"],
             f"{call['count']:,}",
-            _size(call["bytes"]),
-            _size(call["bytes"] / call["count"]),
+            _size_text(call["bytes"]),
+            _size_text(call["bytes"] / call["count"]),
         )
     return table
 
 
-def _size(number: float) -> str:
+def _size_text(number: float) -> str:
     """Return a number of bytes as text in a suitable unit, such as `1.5 GiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if number >= size:

@@ -38,7 +38,7 @@ LEAKS = "^nanobind: leaked"
 """Pattern of a report that Triton's bindings print when a process ends, after its own last words."""
 
 
-def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
+def run_ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
     """Call `main(*arguments)` of a module on `number` ranks, and yield the lines that rank 0 prints.
 
     Raises `BridgeError` with the last output of a failed rank. Afterwards no process is left, also
@@ -58,28 +58,28 @@ def ranks(number: int, module: str, *arguments: str) -> Iterator[str]:
             PATIENCE,
             GRACE,
         )
-        process = _start(order, {**_environment(number), BUILDS: _builds(stack)}, own)
-        stack.callback(_end, process)
+        process = _start_ranks(order, {**_rank_environment(number), BUILDS: _builds_folder(stack)}, own)
+        stack.callback(_end_ranks, process)
         assert process.stdout is not None, "stdout of the process was opened as a pipe"
         yield from (line.rstrip("\n") for line in process.stdout)
         if process.wait():
-            raise BridgeError(f"the ranks did not start: {_last(own)}")
+            raise BridgeError(f"the ranks did not start: {_last_line(own)}")
         said.seek(0)
         codes, killed = json.load(said)
-        _judge(Ends(dict(codes), killed), words)
+        _judge_ends(Ends(dict(codes), killed), words)
 
 
-def _judge(ends: Ends, words: Sequence[IO[str]]) -> None:
+def _judge_ends(ends: Ends, words: Sequence[IO[str]]) -> None:
     """Raise `BridgeError` about the first rank that died, or about a rank that had to be killed."""
     for rank in (rank for rank, code in ends.codes.items() if code and rank not in ends.killed):
         raise BridgeError(
-            f"rank {rank} {_ended(ends.codes[rank])}: {_last(words[rank]) or 'it printed nothing'}"
+            f"rank {rank} {_exit_text(ends.codes[rank])}: {_last_line(words[rank]) or 'it printed nothing'}"
         )
     for rank in ends.killed:
-        raise BridgeError(f"rank {rank} does not end; its last output: {_last(words[rank])}")
+        raise BridgeError(f"rank {rank} does not end; its last output: {_last_line(words[rank])}")
 
 
-def _ended(code: int) -> str:
+def _exit_text(code: int) -> str:
     """Say in words how a process ended.
 
     The code -N means that signal N ended the process.
@@ -89,7 +89,7 @@ def _ended(code: int) -> str:
     return f"ended with code {code}"
 
 
-def _builds(stack: ExitStack) -> str:
+def _builds_folder(stack: ExitStack) -> str:
     """Return the folder where torch stores compiled extensions: the folder that the user's
     environment names, else a temporary one.
 
@@ -110,7 +110,7 @@ def _builds(stack: ExitStack) -> str:
     return named
 
 
-def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subprocess.Popen[str]:
+def _start_ranks(order: Order, environment: Mapping[str, str], own: IO[str]) -> subprocess.Popen[str]:
     # Entries that mean the current directory go: no file of the user's may be imported in place of ours. The exception is a
     # checkout that is not installed, from which this process imports too; it is named in full.
     named = [
@@ -138,7 +138,7 @@ def _start(order: Order, environment: Mapping[str, str], own: IO[str]) -> subpro
     )
 
 
-def _environment(number: int) -> Mapping[str, str]:
+def _rank_environment(number: int) -> Mapping[str, str]:
     """Return the environment that torchrun would set for all ranks.
 
     Messages go over the loopback, and the machine's cores are divided among the ranks.
@@ -162,7 +162,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end_ranks(process: subprocess.Popen[str]) -> None:
     """End the process from which the ranks were forked, and with it the ranks."""
     process.terminate()
     process.wait()
@@ -170,7 +170,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def _last(words: IO[str]) -> str:
+def _last_line(words: IO[str]) -> str:
     words.seek(0)
     own, *_ = re.split(LEAKS, words.read(), maxsplit=1, flags=re.MULTILINE)
     return " | ".join(own.strip().splitlines()[-TAIL:])

@@ -56,7 +56,7 @@ INNER = ("--deepspeed_config", "--deepspeed", "--config", "--config_file", "--ya
 """Options with which training scripts name a config."""
 
 
-def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
+def corrected_command(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
     """Return one line with the corrected command for the refused `arguments`; None if their mistake is not a known one."""
     said = [
         word for word in arguments if not re.match(r"--local[_-]rank=", word)
@@ -67,8 +67,8 @@ def meant(arguments: Sequence[str], stacks: Sequence[str]) -> str | None:
     if command not in READING:
         return _without_command(said)
     ways = (
-        _named(command, words),
-        _launched(command, words),
+        _correct_foreign_option(command, words),
+        _correct_launch_command(command, words),
         _stacks_alone(command, words, stacks),
         _without_target(command, words, stacks),
     )
@@ -83,7 +83,7 @@ def instead(arguments: Sequence[str], error: BridgeError, stacks: Sequence[str])
     lost = any(
         "no such file" in problem or "several files need" in problem for problem in error.problems
     )
-    said = meant(arguments, stacks) if lost else None
+    said = corrected_command(arguments, stacks) if lost else None
     return error.problems if said is None else (said,)
 
 
@@ -103,7 +103,7 @@ def _without_command(arguments: Sequence[str]) -> str | None:
     )
 
 
-def _named(command: str, words: Sequence[str]) -> str | None:
+def _correct_foreign_option(command: str, words: Sequence[str]) -> str | None:
     """Return the corrected command if the file follows an option that only other programs have, as
     in `--config FILE`; None if there is no such mistake.
     """
@@ -123,7 +123,7 @@ def _named(command: str, words: Sequence[str]) -> str | None:
     return None
 
 
-def _launched(command: str, words: Sequence[str]) -> str | None:
+def _correct_launch_command(command: str, words: Sequence[str]) -> str | None:
     """Return the corrected command if a launch command is in the place of FILE; None if there is no such mistake."""
     first = next(_positional(words), None)
     if first is None or os.path.exists(words[first]):

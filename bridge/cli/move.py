@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 from bridge import launching, outputs, printed, report, stacks
 from bridge.clean import clean
 from bridge.cli import convert
-from bridge.cli.budget import bounded
+from bridge.cli.budget import stay_within_limits
 from bridge.cli.checkpoint import Progress
-from bridge.cli.gathering import STDIN, within
+from bridge.cli.gathering import STDIN, limit_access
 from bridge.cli.job import Job
-from bridge.cli.local import ranks
+from bridge.cli.local import run_ranks
 from bridge.cli.terminal import console, content, note, print_json
-from bridge.cli.verify import MARK, Told, orderly
-from bridge.config import shown
+from bridge.cli.verify import MARK, ProgressPrinter, end_orderly
+from bridge.config import show_value
 from bridge.dialect import Config, Saves, Written
 from bridge.edits import without
 from bridge.errors import BridgeError, SourceError
@@ -40,7 +40,7 @@ from bridge.underway import listening
 if TYPE_CHECKING:
     from bridge.backend import Backend
     from bridge.state.formats import Format
-    from bridge.state.formats import Written as Files
+    from bridge.state.formats import PlannedFiles as Files
     from bridge.state.groups import Row
     from bridge.state.hub import Hub
 
@@ -60,7 +60,7 @@ SEQUENCE = 32
 
 
 @dataclass(frozen=True)
-class Options:
+class MoveOptions:
     """The options of `move`.
 
     `prove` is the number of steps of the proof, and `ranks` the largest number of its local ranks.
@@ -82,7 +82,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Source:
+class MoveSource:
     """The run that is moved: its config, and its checkpoint with format and path."""
 
     config: Config
@@ -92,7 +92,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Target:
+class MoveTarget:
     """The run after the move: its checkpoint with renamed parameters, its config and files, and the
     checkpoint format of its stack.
 
@@ -119,48 +119,48 @@ class Target:
         )
 
 
-def move(job: Job, options: Options) -> int:
+def move(job: Job, options: MoveOptions) -> int:
     """Move one run. Returns the exit code."""
 
     def work() -> int:
         need_engine("move")
-        with orderly():
-            return _moved(job, options)
+        with end_orderly():
+            return _move_run(job, options)
 
-    return convert.answered(job, work)
+    return convert.answer_job(job, work)
 
 
-def _moved(job: Job, options: Options) -> int:
+def _move_run(job: Job, options: MoveOptions) -> int:
     from bridge.state import formats
 
-    source, job = _source(job, options)
-    target = _target(job, options, source)
-    hub = _counted(target.hub, source, target)
+    source, job = _read_source(job, options)
+    target = _make_target(job, options, source)
+    hub = _count_samples(target.hub, source, target)
     if target.written.beside and "step" not in hub.client:
         # The training scripts that we write ask the client's state of the checkpoint for the step.
         hub = replace(
             hub, client={**hub.client, "step": (hub.where.steps or 0) + (hub.where.skipped or 0)}
         )
-    format = formats.named(target.saves.format)
+    format = formats.format_of_name(target.saves.format)
     wanted = formats.Wanted(target.saves.dtype, target.saves.ranks, target.saves.level)
-    files = formats.planned(format, hub, wanted)
-    odd = tuple(_otherwise(source))
+    files = formats.plan_files(format, hub, wanted)
+    odd = tuple(_find_other_settings(source))
     findings = (*target.findings, *hub.findings, *files.findings, *odd)
     # Before anything is written: a proof that cannot run is refused with the folder still empty.
-    parties = _parties(job, options, source, target) if options.prove else None
-    said = _report(
+    parties = _proof_parties(job, options, source, target) if options.prove else None
+    said = _report_text(
         source, target, replace(files, findings=(*files.findings, *odd)), findings, options
     )
     # One set of files, renamed as one: a move that was killed leaves no config beside half a checkpoint.
-    whole = _together(target, files, said)
+    whole = _gather_files(target, files, said)
     if not options.dry_run:
-        _write(whole, job, options, source)
-    found = _proved(job, options, source, parties) if parties and not options.dry_run else None
+        _write_move(whole, job, options, source)
+    found = _prove_move(job, options, source, parties) if parties and not options.dry_run else None
     code = report.exit_of(findings, job.threshold)
     if found and code is not Exit.ERROR and found["verdict"] != "same":
         code = Exit.FINDINGS if found["verdict"] == "differs" else Exit.UNPROVED
     if job.json:
-        print_json(_json(source, target, files, findings, found, options, code))
+        print_json(_report_object(source, target, files, findings, found, options, code))
     else:
         content(said)
         content("".join(f"{line}\n" for line in _proof_lines(found)) if found else "")
@@ -170,66 +170,66 @@ def _moved(job: Job, options: Options) -> int:
 # Reading
 
 
-def _source(job: Job, options: Options) -> tuple[Source, Job]:
+def _read_source(job: Job, options: MoveOptions) -> tuple[MoveSource, Job]:
     """Return the config and the checkpoint, and the job for reading the config.
 
     If nothing else sets the number of ranks, the job uses the number that saved the checkpoint.
     """
     from bridge.state import formats
 
-    format, place = formats.found(options.checkpoint, options.from_)
+    format, place = formats.find_checkpoint(options.checkpoint, options.from_)
     verified = options.verify and not options.dry_run
     if verified:
-        formats.verified(format, place)
+        formats.verify_checkpoint(format, place)
     hub = formats.read_at(format, place)
-    hub = formats.doubted(format, place, hub) if verified else hub
-    config = convert.read(job)
+    hub = formats.add_doubts(format, place, hub) if verified else hub
+    config = convert.read_job(job)
     saved = hub.origin.world
     if config.world_size is None and saved:
         note(f"note: read for {saved} ranks, the number in the checkpoint; --world-size N changes that")
         job = replace(job, world_size=saved)
-        config = convert.read(job)
-    if _spared(config, hub):
+        config = convert.read_job(job)
+    if _spares_norms(config, hub):
         note(
             f"note: read with --code {config.dialect.spared[0]}, as the checkpoint excludes biases and norms from weight decay"
         )
         job = replace(job, code=(*job.code, *config.dialect.spared))
-        config = convert.read(job)
-    return Source(config, hub, format, place), job
+        config = convert.read_job(job)
+    return MoveSource(config, hub, format, place), job
 
 
-def _spared(config: Config, hub: Hub) -> bool:
+def _spares_norms(config: Config, hub: Hub) -> bool:
     """Return whether the checkpoint's groups exclude biases and norms from weight decay while the config does not."""
-    from bridge.state.groups import SPARED, spares
+    from bridge.state.groups import SPARED, fits_config
     from bridge.translation import lift
 
     scope = lift(config).optimizer.decay_scope
-    return bool(config.dialect.spared) and scope is not None and scope != SPARED and spares(hub)
+    return bool(config.dialect.spared) and scope is not None and scope != SPARED and fits_config(hub)
 
 
-def _target(job: Job, options: Options, source: Source) -> Target:
+def _make_target(job: Job, options: MoveOptions, source: MoveSource) -> MoveTarget:
     """Return the config for the target's stack, with all files that accompany it."""
     if options.to == NATIVE:
-        return _kept(job, source, options)
+        return _keep_config(job, source, options)
     dialect = stacks.load(options.to)
-    result = _becoming(job, options)
+    result = _translate_config(job, options)
     brought = RUNNING if options.model else "huggingface"
-    hub = _fitted(source, result.config, dialect.parameters(result.config) or brought)
+    hub = _fit_names(source, result.config, dialect.parameters(result.config) or brought)
     # A stack that makes its own groups says nothing of the script that this config, or the one before it, belongs to.
     own = source.config.dialect.grouping or not dialect.scoped
-    groups = _told_groups(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
-    hub = _placed(hub, source, dialect.by_place, bool(groups))
+    groups = _groups_to_write(hub, result.config, dialect.scoped) if dialect.grouping and own else ()
+    hub = _place_groups(hub, source, dialect.by_place, bool(groups))
     saves = dialect.saves(result.config, hub)
     hub = replace(
         hub,
         client={**saves.client, **hub.client},
         config=hub.config if saves.config is None else saves.config,
     )
-    hub = _steered(hub, result.config, saves.schedule)
+    hub = _apply_schedule(hub, result.config, saves.schedule)
     wanted = {
         **saves.instead,
         **dialect.loads[saves.format],
-        **(dialect.grouped(FILE) if groups else {}),
+        **(dialect.settings_for_groups(FILE) if groups else {}),
     }
     # Only what the stack would not do by itself has to stand in the config.
     edits = {
@@ -237,29 +237,29 @@ def _target(job: Job, options: Options, source: Source) -> Target:
     }
     result = replace(result, config=without(result.config, edits)) if edits else result
     name = Path(dialect.render(result.config).file).name
-    written = convert.written_for(result, options.output / name)
+    written = convert.write_in_format(result, options.output / name)
     if options.model is not None and not dialect.model:
-        written, result = _programmed(written, result, options.model)
+        written, result = _write_program(written, result, options.model)
     written = dialect.resuming(written, CHECKPOINT, FILE if groups else "")
     result = replace(result, put=written)
     texts = {
-        path.name: text for path, text in convert.files(result, options.output / name, True).items()
+        path.name: text for path, text in convert.files_to_write(result, options.output / name, True).items()
     }
-    return Target(
+    return MoveTarget(
         hub, result.config, written, {**texts, **_file_of(groups)}, saves, result, edits, groups
     )
 
 
-def _fitted(source: Source, target: Config, usual: str | None) -> Hub:
+def _fit_names(source: MoveSource, target: Config, usual: str | None) -> Hub:
     """Return the checkpoint with the parameter names that the target uses."""
     from bridge.state import names
 
-    return names.under(
+    return names.rename_under(
         source.hub, None, usual, lambda: target if target.dialect.model else source.config
     )
 
 
-def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
+def _groups_to_write(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ...]:
     """Return the optimizer groups of the checkpoint if a run of `config` would form other groups; else an empty tuple.
 
     `scoped`: the run itself excludes from weight decay the parameters that the config names.
@@ -268,8 +268,8 @@ def _told_groups(hub: Hub, config: Config, scoped: bool = True) -> tuple[Row, ..
     from bridge.translation import lift
 
     optimizer = lift(config).optimizer
-    needed = groups.needed(hub, optimizer.decay_scope if scoped else None, config.dialect.by_place)
-    return groups.rows(hub, optimizer) if needed else ()
+    needed = groups.needs_group_file(hub, optimizer.decay_scope if scoped else None, config.dialect.by_place)
+    return groups.groups_to_write(hub, optimizer) if needed else ()
 
 
 def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
@@ -278,7 +278,7 @@ def _file_of(groups: tuple[Row, ...]) -> dict[str, str]:
     return {FILE: text_of(groups)} if groups else {}
 
 
-def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
+def _place_groups(hub: Hub, source: MoveSource, by_place: bool, told: bool) -> Hub:
     """Return the checkpoint for a run that identifies parameters by index within groups.
 
     `told`: the run reads the checkpoint's groups from a file. Otherwise the run makes other groups, and
@@ -297,10 +297,10 @@ def _placed(hub: Hub, source: Source, by_place: bool, told: bool) -> Hub:
     )
 
 
-def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
+def _apply_schedule(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hub:
     """Return the checkpoint with the state of the scheduler, and with the next step's learning rate in the groups."""
     from bridge.engine.learning_rate import learning_rate
-    from bridge.state.groups import ratios
+    from bridge.state.groups import rate_ratios
     from bridge.translation import lift
 
     optimizer = lift(config).optimizer
@@ -310,14 +310,14 @@ def _steered(hub: Hub, config: Config, schedule: Mapping[str, Any] | None) -> Hu
         return replace(hub, settings={}, schedule=schedule)
     # The stack takes the rate from the file until its scheduler first steps, so it is that of the next step.
     rate = learning_rate(optimizer.lr, optimizer.schedule, hub.where.steps or 0)
-    parts = zip(hub.groups, ratios(hub, optimizer), strict=True)
+    parts = zip(hub.groups, rate_ratios(hub, optimizer), strict=True)
     groups = tuple(
         replace(group, settings={**group.settings, "lr": rate * ratio}) for group, ratio in parts
     )
     return replace(hub, groups=groups, settings={} if groups else {"lr": rate}, schedule=schedule)
 
 
-def _counted(hub: Hub, source: Source, target: Target) -> Hub:
+def _count_samples(hub: Hub, source: MoveSource, target: MoveTarget) -> Hub:
     """Return the checkpoint with the number of samples seen, computed from the steps, if the target's schedule counts samples."""
     from bridge.translation import lift
 
@@ -327,37 +327,37 @@ def _counted(hub: Hub, source: Source, target: Target) -> Hub:
     return replace(hub, where=replace(where, samples=each * (where.steps + (where.skipped or 0))))
 
 
-def _becoming(job: Job, options: Options) -> Result:
+def _translate_config(job: Job, options: MoveOptions) -> Result:
     """Translate the config.
 
     If the target's config states a model and the source's does not, the model of `--model` is
     added.
     """
-    result = _translated(job, options)
+    result = _translate_source(job, options)
     if options.model is None or result.source.dialect.model or not result.config.dialect.model:
         return result
-    return replace(result, config=_modelled(result.config, options.model))
+    return replace(result, config=_apply_model(result.config, options.model))
 
 
-@bounded()
-def _translated(job: Job, options: Options) -> Result:
+@stay_within_limits()
+def _translate_source(job: Job, options: MoveOptions) -> Result:
     target = stacks.load(options.to)
-    with convert.together(job):
+    with convert.lock_job(job):
         beside = convert.sidecar_of(job)
         if said := beside.note(job.file, target):
             note(said)
-        return convert.translated(job, target, options.to_version, beside)
+        return convert.translate_job(job, target, options.to_version, beside)
 
 
 def _model_config(folder: Path) -> Config:
     from bridge.cli.folder import CONFIG
 
-    return convert.read(Job(str(folder / CONFIG)))
+    return convert.read_job(Job(str(folder / CONFIG)))
 
 
-def _modelled(config: Config, folder: Path) -> Config:
+def _apply_model(config: Config, folder: Path) -> Config:
     """Return the config with the model of a folder."""
-    from bridge.edits import edited
+    from bridge.edits import edit_config
     from bridge.translation import lift
 
     model = {
@@ -365,10 +365,10 @@ def _modelled(config: Config, folder: Path) -> Config:
         for path, value in lift(_model_config(folder)).values().items()
         if path.startswith("model.")
     }
-    return edited(config, model, config.world_size)
+    return edit_config(config, model, config.world_size)
 
 
-def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written, Result]:
+def _write_program(written: Written, result: Result, folder: Path) -> tuple[Written, Result]:
     """Return the target with a complete training script for the model of a folder, and the
     translation with the settings that the script still lacks.
     """
@@ -381,7 +381,7 @@ def _programmed(written: Written, result: Result, folder: Path) -> tuple[Written
     return program.written, replace(result, lacking=program.lacking)
 
 
-def _kept(job: Job, source: Source, options: Options) -> Target:
+def _keep_config(job: Job, source: MoveSource, options: MoveOptions) -> MoveTarget:
     """Return the target for the native engine, which reads the config unchanged.
 
     A launch script is rewritten as a self-contained file of its stack.
@@ -389,14 +389,14 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
     from bridge.cli.folder import CONFIG
 
     config, dialect = source.config, source.config.dialect
-    hub = _fitted(source, config, RUNNING if options.model else dialect.native_parameters)
-    groups = _told_groups(hub, config)
-    edits = dict(dialect.grouped(FILE)) if groups else {}
+    hub = _fit_names(source, config, RUNNING if options.model else dialect.native_parameters)
+    groups = _groups_to_write(hub, config)
+    edits = dict(dialect.settings_for_groups(FILE)) if groups else {}
     config = without(config, edits) if edits else config
     rendered = dialect.render(config)
     script = isinstance(convert.document_of(job).data, Script)
     name = Path(rendered.file if script or job.file == STDIN else job.file).name
-    written = rendered.named(name)
+    written = rendered.under_name(name)
     if not script and job.file != STDIN:
         written = replace(written, text=read_text(job.file))
     model = MODEL if options.model else "file" if dialect.native_parameters else ""
@@ -410,7 +410,7 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
     described: dict[str, str] = {}
     if options.model and MODEL in written.launch and MODEL not in before.launch:
         described[f"{MODEL}/{CONFIG}"] = read_text(options.model / CONFIG)
-    return Target(
+    return MoveTarget(
         hub,
         config,
         written,
@@ -422,7 +422,7 @@ def _kept(job: Job, source: Source, options: Options) -> Target:
     )
 
 
-def _otherwise(source: Source) -> Iterator[Finding]:
+def _find_other_settings(source: MoveSource) -> Iterator[Finding]:
     """Yield findings on optimizer settings that differ between config and checkpoint.
 
     A resumed run uses the value of the checkpoint.
@@ -445,7 +445,7 @@ def _otherwise(source: Source) -> Iterator[Finding]:
         ]
         if wanted is not None and other and wanted not in held:
             message = (
-                f"{shown(wanted)} in the config, {shown(other[0])} in the checkpoint; a "
+                f"{show_value(wanted)} in the config, {show_value(other[0])} in the checkpoint; a "
                 "resumed run uses the value in the checkpoint"
             )
             yield Finding(
@@ -456,19 +456,19 @@ def _otherwise(source: Source) -> Iterator[Finding]:
 # Writing
 
 
-def _together(target: Target, files: Files, said: str) -> Files:
+def _gather_files(target: MoveTarget, files: Files, said: str) -> Files:
     """Return all files of the move: the checkpoint in a folder of its own, and next to that folder
     the config, the launch script and the report.
     """
     from bridge.state.files import File
 
-    texts = {**target.texts, LAUNCH: _launch(target), REPORT: said}
+    texts = {**target.texts, LAUNCH: _launch_text(target), REPORT: said}
     small = tuple(File(name, (text.encode(),)) for name, text in texts.items())
     moved = tuple(replace(file, name=f"{CHECKPOINT}/{file.name}") for file in files.files)
     return replace(files, files=(*moved, *small), sums=f"{CHECKPOINT}/{files.sums}")
 
 
-def _launch(target: Target) -> str:
+def _launch_text(target: MoveTarget) -> str:
     """Return a shell script that starts the run from the checkpoint.
 
     If the run also needs lines in the user's training script, comments show these lines.
@@ -487,19 +487,19 @@ def _launch(target: Target) -> str:
     )
 
 
-def _write(whole: Files, job: Job, options: Options, source: Source) -> None:
-    from bridge.state.writing import write
+def _write_move(whole: Files, job: Job, options: MoveOptions, source: MoveSource) -> None:
+    from bridge.state.writing import write_checkpoint
 
     progress = Progress(sum(file.size for file in whole.files))
     private: list[str | Path] = [options.checkpoint, *([] if job.file == STDIN else [job.file])]
     with as_private_as(*private):
-        write(whole, options.output, source.hub.origin.files, progress.moved, options.processes)
+        write_checkpoint(whole, options.output, source.hub.origin.files, progress.add_bytes, options.processes)
 
 
 # Reporting
 
 
-def _taken(findings: tuple[Finding, ...]) -> str:
+def _lost_settings_line(findings: tuple[Finding, ...]) -> str:
     """Return the first line of the report: the settings that were lost, grouped by effect on the run."""
     rows: dict[Effect, list[str]] = {}
     for finding in findings:
@@ -516,12 +516,12 @@ def _taken(findings: tuple[Finding, ...]) -> str:
     return f"Taken away: {'; '.join(told)}." if rows else "Nothing was taken away."
 
 
-def _report(
-    source: Source, target: Target, files: Files, findings: tuple[Finding, ...], options: Options
+def _report_text(
+    source: MoveSource, target: MoveTarget, files: Files, findings: tuple[Finding, ...], options: MoveOptions
 ) -> str:
     out = StringIO()
     screen = console(out)
-    screen.print(clean(_taken(findings)), markup=False, soft_wrap=True)
+    screen.print(clean(_lost_settings_line(findings)), markup=False, soft_wrap=True)
     where, size = source.hub.where.steps, sum(file.size for file in files.files)
     step = "at an unknown step" if where is None else f"at step {where}"
     head = f"{source.hub.origin.format} -> {target.saves.format}, {step}; {len(files.files)} files, {size:,} bytes"
@@ -540,7 +540,7 @@ def _report(
                 markup=False,
                 soft_wrap=True,
             )
-    own = target.config.dialect.grouped(FILE)
+    own = target.config.dialect.settings_for_groups(FILE)
     if edits := {path: value for path, value in target.edits.items() if path not in own}:
         said = [f"{path} {value}" for path, value in edits.items() if value is not None]
         gone = [path for path, value in edits.items() if value is None]
@@ -548,13 +548,13 @@ def _report(
         screen.print(f"For the checkpoint: {words}", markup=False, soft_wrap=True)
     if target.groups:
         screen.print(
-            f"Groups of parameters: {_told_of(target.groups)}", markup=False, soft_wrap=True
+            f"Groups of parameters: {_groups_text(target.groups)}", markup=False, soft_wrap=True
         )
     screen.print(f"To start: sh {options.output.name}/{LAUNCH}", markup=False, soft_wrap=True)
     return out.getvalue()
 
 
-def _told_of(groups: tuple[Row, ...]) -> str:
+def _groups_text(groups: tuple[Row, ...]) -> str:
     """Describe the optimizer's groups in words: the number of parameters in each group, and the
     settings in which the groups differ.
     """
@@ -564,7 +564,7 @@ def _told_of(groups: tuple[Row, ...]) -> str:
         if name != "params" and any(row.get(name) != groups[0][name] for row in groups)
     ]
     rows = (
-        f"{len(row['params'])} parameters {', '.join(f'with {name} {shown(row.get(name))}' for name in kinds)}".strip()
+        f"{len(row['params'])} parameters {', '.join(f'with {name} {show_value(row.get(name))}' for name in kinds)}".strip()
         + f", such as {clean(row['params'][0])}"
         for row in groups
     )
@@ -574,19 +574,19 @@ def _told_of(groups: tuple[Row, ...]) -> str:
     )
 
 
-def _json(
-    source: Source,
-    target: Target,
+def _report_object(
+    source: MoveSource,
+    target: MoveTarget,
     files: Files,
     findings: tuple[Finding, ...],
     found: outputs.Proved | None,
-    options: Options,
+    options: MoveOptions,
     code: Exit,
 ) -> outputs.Moved:
     return {
         "output": str(options.output),
         "written": not options.dry_run,
-        "taken_away": _taken(findings),
+        "taken_away": _lost_settings_line(findings),
         "source": {
             "dialect": source.config.dialect.name,
             "format": source.hub.origin.format,
@@ -655,7 +655,7 @@ class Proof:
     groups: Mapping[str, tuple[Row, ...]]
 
 
-def _parties(job: Job, options: Options, source: Source, target: Target) -> Proof:
+def _proof_parties(job: Job, options: MoveOptions, source: MoveSource, target: MoveTarget) -> Proof:
     """Return the input of the proof: engines, ranks and model.
 
     Raises `BridgeError`, before anything is written, if the proof cannot run.
@@ -668,34 +668,34 @@ def _parties(job: Job, options: Options, source: Source, target: Target) -> Proo
             f"--prove: {source.format.title} holds only weights, so that no run can resume from "
             "it; drop --prove"
         )
-    one = _engine(source.config, source.format.name)
-    other = _engine(target.config, NATIVE if options.to == NATIVE else target.saves.format)
+    one = _engine_for_format(source.config, source.format.name)
+    other = _engine_for_format(target.config, NATIVE if options.to == NATIVE else target.saves.format)
     if options.model is None:
         raise BridgeError(
             "--prove: the model is not known; name the folder of its config.json with --model"
         )
     given = json.loads(read_text(options.model / "config.json"))
-    layers = _layers(source.hub, options.most)
-    model, dropped = cutting.undropped(cutting.fewer(given, layers) if layers else given)
-    # Under the names that transformers gives the parameters of the model, which `_alike` compares by.
-    hub = names.under(
+    layers = _layers_for_proof(source.hub, options.most)
+    model, dropped = cutting.without_dropout(cutting.config_with_layers(given, layers) if layers else given)
+    # Under the names that transformers gives the parameters of the model, which `_check_alike` compares by.
+    hub = names.rename_under(
         source.hub, None, RUNNING, lambda: _model_config(options.model) if options.model else None
     )
-    running = cutting.cut(hub, layers) if layers else hub
-    _alike(running, model)
+    running = cutting.cut_layers(hub, layers) if layers else hub
+    _check_alike(running, model)
     # No more ranks than the run had, unless an engine needs them.
     saved = max(source.hub.origin.world or 1, source.config.world_size or 1)
     world = max(one.least, other.least, min(options.ranks, saved))
     cut = [f"only the first {layers} layers ran"] if layers else []
     lacking = (*cut, *(f"taken out: {name}" for name in dropped))
     told = {
-        "source": _told_groups(running, source.config),
-        "target": tuple(_within(target.groups, running)),
+        "source": _groups_to_write(running, source.config),
+        "target": tuple(_groups_within(target.groups, running)),
     }
     return Proof(one, other, world, layers, model, lacking, target.edits, told)
 
 
-def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
+def _groups_within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
     """Yield the groups, reduced to parameters that `hub` has. Empty groups are left out."""
     for row in groups:
         names = [name for name in row["params"] if name in hub.parameters]
@@ -703,7 +703,7 @@ def _within(groups: tuple[Row, ...], hub: Hub) -> Iterator[Row]:
             yield {**row, "params": names}
 
 
-def _engine(config: Config, format: str) -> Backend:
+def _engine_for_format(config: Config, format: str) -> Backend:
     """Return the engine that can resume from a checkpoint of `format` with `config`."""
     from bridge.engine.backend import BACKEND
 
@@ -724,25 +724,25 @@ def _engine(config: Config, format: str) -> Backend:
     return backend
 
 
-def _layers(hub: Hub, most: int) -> int | None:
+def _layers_for_proof(hub: Hub, most: int) -> int | None:
     """Return the number of layers to run of a model that is too large for this machine; None: all layers."""
     from bridge.state import cutting
 
     count = max(cutting.layers_of(hub).values(), default=0)
-    if cutting.elements(hub) <= most or count < 2:
+    if cutting.count_elements(hub) <= most or count < 2:
         return None
     return max(
-        (number for number in range(1, count) if cutting.elements(hub, number) <= most), default=1
+        (number for number in range(1, count) if cutting.count_elements(hub, number) <= most), default=1
     )
 
 
-def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
+def _check_alike(hub: Hub, model: Mapping[str, Any]) -> None:
     """Raise `SourceError` unless the model has exactly the parameters of the checkpoint, because
     engines may identify parameters by index alone.
     """
     import torch
 
-    from bridge.engine.models.pretrained import opened
+    from bridge.engine.models.pretrained import open_model
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(model))
@@ -750,7 +750,7 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
         with torch.device("meta"):
             known = {
                 name: tuple(weight.shape)
-                for name, weight in opened(Path(folder), 0).named_parameters()
+                for name, weight in open_model(Path(folder), 0).named_parameters()
             }
     found = {name: held.weight.shape for name, held in hub.parameters.items()}
     names = [name for name in dict.fromkeys((*known, *found)) if known.get(name) != found.get(name)]
@@ -761,7 +761,7 @@ def _alike(hub: Hub, model: Mapping[str, Any]) -> None:
     )
 
 
-def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs.Proved:
+def _prove_move(job: Job, options: MoveOptions, source: MoveSource, proof: Proof) -> outputs.Proved:
     """Run both sides on ranks of this machine.
 
     Returns the proof and writes it into the output folder.
@@ -770,7 +770,7 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
         top = Path(folder)
         (top / "model").mkdir()
         (top / "model" / "config.json").write_text(json.dumps(proof.model))
-        starts = _starts(top, options, source, proof)
+        starts = _proof_starts(top, options, source, proof)
         spec = {
             "job": asdict(job),
             "options": {
@@ -785,9 +785,9 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
             "model": str(top / "model"),
         }
         found: dict[str, Any] = {}
-        telling = None if job.json else Told()
+        telling = None if job.json else ProgressPrinter()
         # Stacks print to stdout too: only marked lines are ours.
-        for line in ranks(proof.world, RANK, json.dumps(spec, default=str)):
+        for line in run_ranks(proof.world, RANK, json.dumps(spec, default=str)):
             said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
             if telling:
                 telling.hear(said)
@@ -805,14 +805,14 @@ def _proved(job: Job, options: Options, source: Source, proof: Proof) -> outputs
     return told
 
 
-def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[str, Any]:
+def _proof_starts(top: Path, options: MoveOptions, source: MoveSource, proof: Proof) -> dict[str, Any]:
     """Return, for each side of the proof, the checkpoint from which its run starts.
 
     The checkpoint on disk is used if the ranks of the proof can read it; else a new one is written.
     """
     from bridge.state import cutting, formats
 
-    format, place = formats.found(options.output / CHECKPOINT)
+    format, place = formats.find_checkpoint(options.output / CHECKPOINT)
     target = formats.read_at(format, place)
     sides = {
         "source": (source.hub, source.format, source.place, proof.source),
@@ -820,34 +820,34 @@ def _starts(top: Path, options: Options, source: Source, proof: Proof) -> dict[s
     }
     found: dict[str, Any] = {"format": format.name}
     for side, (hub, form, where, backend) in sides.items():
-        held = backend.taken(cutting.cut(hub, proof.layers) if proof.layers else hub)
+        held = backend.as_loaded(cutting.cut_layers(hub, proof.layers) if proof.layers else hub)
         layout = hub.origin.layout
         # Some formats can be read only by as many ranks as wrote them.
         fits = not form.fixed or layout.get("ranks") == hub.origin.world == proof.world
         found[side] = (
-            where if held is hub and fits else _written(top / side, held, form, proof.world)
+            where if held is hub and fits else _write_checkpoint(top / side, held, form, proof.world)
         )
     # A third run in fp32, from the same masters, tells how far rounding alone takes the losses.
-    if source.hub.computed in ("BF16", "F16"):
-        held = proof.source.taken(
-            cutting.cut(source.hub, proof.layers) if proof.layers else source.hub
+    if source.hub.weight_dtype in ("BF16", "F16"):
+        held = proof.source.as_loaded(
+            cutting.cut_layers(source.hub, proof.layers) if proof.layers else source.hub
         )
-        found["wider"] = _written(
+        found["wider"] = _write_checkpoint(
             top / "wider", replace(held, scale=None), source.format, proof.world, "F32"
         )
     return found
 
 
-def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None) -> Path:
+def _write_checkpoint(folder: Path, hub: Hub, format: Format, world: int, dtype: str | None = None) -> Path:
     """Write a checkpoint for the proof. Returns the tag folder inside `folder`."""
     from bridge.state import formats
-    from bridge.state.writing import write
+    from bridge.state.writing import write_checkpoint
 
-    files = formats.planned(
+    files = formats.plan_files(
         format, hub, formats.Wanted(dtype, world, hub.origin.layout.get("zero"))
     )
-    write(files, folder, hub.origin.files, lambda count, fresh: None)
-    return formats.found(folder, format.name)[1]
+    write_checkpoint(files, folder, hub.origin.files, lambda count, fresh: None)
+    return formats.find_checkpoint(folder, format.name)[1]
 
 
 # On a rank
@@ -855,7 +855,7 @@ def _written(folder: Path, hub: Hub, format: Format, world: int, dtype: str | No
 
 def main(text: str) -> None:
     """Prove a move on one rank. The first rank prints progress and result."""
-    from bridge.cli.train import end
+    from bridge.cli.train import end_process
     from bridge.engine.environment import detect
 
     spec, rank, out = json.loads(text), detect(), sys.stdout
@@ -868,15 +868,15 @@ def main(text: str) -> None:
         with listening(lambda done, total: tell(at=[done, total])):
             found = _on_rank(spec, lambda line: tell(note=line))
         tell(found=found)
-    end(rank.world)
+    end_process(rank.world)
 
 
 def warm(text: str) -> None:
     """Load the engines before ranks are forked."""
-    from bridge.cli.verify import loaded
+    from bridge.cli.verify import load_engines
 
     spec = json.loads(text)
-    loaded(
+    load_engines(
         {
             name
             for name in (spec["options"]["to"], spec["job"]["dialect"])
@@ -897,28 +897,28 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
 
     here, job = detect(), Job(**spec["job"])
     join(here)
-    options = Options(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output", "model")}})
+    options = MoveOptions(**{**spec["options"], **{name: Path(spec["options"][name]) for name in ("checkpoint", "output", "model")}})
     try:
-        with within(job):
-            source = convert.read(job)
-            target = source if options.to == NATIVE else without(_becoming(job, options).config, spec["edits"])
+        with limit_access(job):
+            source = convert.read_job(job)
+            target = source if options.to == NATIVE else without(_translate_config(job, options).config, spec["edits"])
         folder = Path(spec["model"])
         described = _model_config(folder)
         model = lift(described).model
         found, changed = {}, dict[str, Any]()
         for side, config in {"source": source, "target": target}.items():
             format = spec["formats"][side]
-            backend = _engine(config, format).following(config)
+            backend = _engine_for_format(config, format).following(config)
             smaller, differs = small(config, backend, spec["world"], model.layers)
             smaller = without(smaller, dict(config.dialect.loads.get(format, {})))
             changed |= differs
             found[side] = Party(side, smaller, backend, Path(spec["starts"][side]), tuple(spec["groups"][side]))
-        wider = _wider(found["source"], spec)
+        wider = _widen_source(found["source"], spec)
         shape = json.loads((folder / "config.json").read_text())
         # A learned embedding of positions has no row beyond these.
         most = next((shape[name] for name in POSITIONS if isinstance(shape.get(name), int)), SEQUENCE)
         workload = Workload(Architecture(vocab=shape["vocab_size"], sequence=min(SEQUENCE, most)), model=model, folder=folder)
-        facts = names.described(described)
+        facts = names.describe_config(described)
         proved = prove(found["source"], found["target"], wider, workload, facts, options.prove or 1, note)
         told = {path: pair for path, pair in changed.items() if not path.startswith((*NO_NUMBERS, "parallel.data", "model."))}
         words = [f"{path} {before} -> {after}" for path, (before, after) in told.items()]
@@ -930,7 +930,7 @@ def _on_rank(spec: Mapping[str, Any], note: Any) -> dict[str, Any]:
 POSITIONS = ("max_position_embeddings", "n_positions")
 
 
-def _wider(source: Any, spec: Mapping[str, Any]) -> Any:
+def _widen_source(source: Any, spec: Mapping[str, Any]) -> Any:
     """Return the source side with computation in fp32, from the same master weights; None if the
     source computes in fp32 already, or if the stack of the source cannot.
     """

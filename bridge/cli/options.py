@@ -353,7 +353,7 @@ def reads_file(
     options = {**READING, **(COUNTING if counts else {})}
     viewing = VIEWING if reports else {}
 
-    def made(command: Command) -> Command:
+    def wrap_command(command: Command) -> Command:
         @wraps(command)
         def run(file: str | list[str], **given: Any) -> int:
             said = {field: given.pop(name) for name, (field, _, _) in options.items()}
@@ -373,11 +373,11 @@ def reads_file(
                     effect_named(SHORT.get(words, words), "--only") for words in asked["only"] or ()
                 )
                 given["view"] = View(**{**asked, "only": only})
-            from bridge.cli.settled import settled
+            from bridge.cli.settled import apply_project_settings
 
             # An empty text was typed, too; an empty list or a switch that is off was not.
             typed = {name: value for name, value in said.items() if value or value == ""}
-            return command(settled(Job(file, **typed, typed=typed), file, launched), **given)
+            return command(apply_project_settings(Job(file, **typed, typed=typed), file, launched), **given)
 
         # Evaluated here, as annotations are texts and their names are known in the module of the command alone.
         own = [
@@ -397,7 +397,7 @@ def reads_file(
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
-    return made
+    return wrap_command
 
 
 SHORT = {"numbers": "different numbers"}

@@ -26,7 +26,7 @@ def refuse_edited(texts: Texts, output: Path, look: str) -> None:
     SourceError.raise_if(
         f"{path}: was edited since it was written, or another program wrote it; --force overwrites "
         f"it, {look}"
-        for path in edited(texts, output)
+        for path in files_changed_by_hand(texts, output)
     )
 
 
@@ -56,11 +56,11 @@ def leave_no_sidecar(output: Path, force: bool) -> Path | None:
     return sidecar
 
 
-def edited(texts: Texts, output: Path) -> Iterator[Path]:
+def files_changed_by_hand(texts: Texts, output: Path) -> Iterator[Path]:
     """Yield the files of `texts` that would change although no earlier conversion wrote their present
     content. The sidecar of `output` has the digests of the files that a conversion wrote.
     """
-    sidecar, known = carry_over.beside(output), _known(output)
+    sidecar, known = carry_over.beside(output), _earlier_digests(output)
     for path, text in texts.items():
         now = _digest(path, followed=path == output)
         # A sidecar cannot hold its own digest: it is ours if it can be read as a sidecar.
@@ -73,7 +73,7 @@ def edited(texts: Texts, output: Path) -> Iterator[Path]:
             yield path
 
 
-def _known(output: Path) -> Mapping[str, str] | None:
+def _earlier_digests(output: Path) -> Mapping[str, str] | None:
     """Return the digest of each file that the earlier conversion wrote, by file name; None if there
     is no sidecar, or if the file is damaged.
     """
@@ -108,7 +108,7 @@ def _content(path: Path, followed: bool = True) -> bytes:
 
 def differences(texts: Texts, output: Path) -> Iterator[str]:
     """Lines of a unified diff for each file, with secrets hidden; files that need --force are marked."""
-    forced = set(edited(texts, output))
+    forced = set(files_changed_by_hand(texts, output))
     for path, text in texts.items():
         before = _lines(path)
         if before is None:

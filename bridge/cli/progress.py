@@ -18,7 +18,7 @@ CLEAR = "\r\x1b[K"
 
 
 @contextmanager
-def told(what: str, quiet: bool = False) -> Iterator[None]:
+def show_progress(what: str, quiet: bool = False) -> Iterator[None]:
     """Return a context that prints the progress reported by `bridge.underway`, as a percentage of `what`.
 
     With `quiet`, nothing is printed.
@@ -45,7 +45,7 @@ class Pace:
         since, behind = self.first = self.first or (now, done)
         if done <= behind:
             return ""
-        return f"{left(now - since, done - behind, total - behind)} left"
+        return f"{time_to_go(now - since, done - behind, total - behind)} left"
 
 
 class Meter:
@@ -85,7 +85,7 @@ class Meter:
     end = clear
 
 
-def left(seconds: float, done: float, total: float) -> str:
+def time_to_go(seconds: float, done: float, total: float) -> str:
     """Return as text how long the rest takes, if `done` of `total` took `seconds`."""
     rest = round(seconds * (total - done) / done)
     if rest < 60:

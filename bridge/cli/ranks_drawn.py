@@ -50,10 +50,10 @@ class Bar:
     @property
     def label(self) -> str:
         """The ranks, in runs."""
-        return named(self.ranks)
+        return ranks_text(self.ranks)
 
 
-def named(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
     """Return ranks as text, such as `ranks 0-3, 8-11`."""
     runs = []
     # Within a run of neighbours a rank less its place stays the same.
@@ -71,7 +71,7 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     drawn.
     """
     format_of(path)
-    bars = merged(bars)
+    bars = merge_bars(bars)
     shown = _largest(bars)
     figure = blank(BAR * len(shown) + GAP)
     left = f"\nthe {BARS} largest of {len(bars)} groups of equal ranks" if len(bars) > BARS else ""
@@ -104,7 +104,7 @@ def draw(bars: Sequence[Bar], title: str, memory: int | None, path: Path) -> Non
     save(figure, path, title)
 
 
-def merged(bars: Sequence[Bar]) -> list[Bar]:
+def merge_bars(bars: Sequence[Bar]) -> list[Bar]:
     """Return one bar for all ranks that keep the same bytes, even if the ranks keep different layers."""
     ranks: dict[tuple[int, ...], list[int]] = {}
     for bar in bars:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from bridge import outputs
 from bridge.batch import solve
-from bridge.cli.budget import bounded
-from bridge.cli.convert import answered, not_over_input, read
+from bridge.cli.budget import stay_within_limits
+from bridge.cli.convert import answer_job, not_over_input, read_job
 from bridge.cli.job import Job
 from bridge.cli.pictures import refuse_other_file
 from bridge.cli.placing import refuse_other
@@ -21,10 +21,10 @@ from bridge.cli.terminal import console, print_json, say
 from bridge.errors import ConfigError
 from bridge.exits import Exit
 from bridge.files import write_all
-from bridge.layout.partition import Layers, partition
-from bridge.layout.pipeline import described, name_of, ranks_of, schedule_of, text_of
-from bridge.layout.schedule import Costs, Kind, Timeline, prove, timeline
-from bridge.layout.schedule.table import is_table, written
+from bridge.layout.partition import Layers, partition_layers
+from bridge.layout.pipeline import describe_pipeline, name_of, ranks_of, schedule_of, text_of
+from bridge.layout.schedule import ActionKind, Costs, Timeline, make_timeline, prove_schedule
+from bridge.layout.schedule.table import is_table, schedule_to_csv
 from bridge.layout.schedule.timeline import in_flight
 from bridge.plan import Plan
 from bridge.translation import lift
@@ -47,7 +47,7 @@ CELLS = 100
 
 
 @dataclass(frozen=True)
-class Options:
+class ScheduleOptions:
     """The number of microbatches for a config that does not set one, and the files for the picture and the CSV table."""
 
     microbatches: int | None = None
@@ -55,30 +55,30 @@ class Options:
     csv: Path | None = None
 
 
-def schedule(job: Job, options: Options) -> int:
+def schedule(job: Job, options: ScheduleOptions) -> int:
     """Show the schedule. Returns the exit code."""
 
     def work() -> int:
-        with bounded():
-            found, notes = timed(lift(read(job)), options.microbatches)
+        with stay_within_limits():
+            found, notes = time_schedule(lift(read_job(job)), options.microbatches)
         _refuse_other_files(job, options)
         if options.csv:
-            write_all({options.csv: written(found.schedule)})
+            write_all({options.csv: schedule_to_csv(found.schedule)})
         if options.png:
-            from bridge.cli.drawing import draw
+            from bridge.cli.drawing import draw_picture
 
-            draw(found, options.png)
-        print_json({**as_json(found), "notes": list(notes)}) if job.json else _print(found, notes)
+            draw_picture(found, options.png)
+        print_json({**as_json(found), "notes": list(notes)}) if job.json else _print_schedule(found, notes)
         for path in (options.csv, options.png):
             if path and not job.json:
                 say(f"wrote {path}")
         return Exit.CLEAN
 
-    with _uncollected():
-        return answered(job, work)
+    with _pause_garbage_collection():
+        return answer_job(job, work)
 
 
-def _refuse_other_files(job: Job, options: Options) -> None:
+def _refuse_other_files(job: Job, options: ScheduleOptions) -> None:
     """Raise `SourceError` if an output is the file that is read, or a file of another kind."""
     not_over_input(job, [path for path in (options.csv, options.png) if path])
     if options.csv:
@@ -92,7 +92,7 @@ def _refuse_other_files(job: Job, options: Options) -> None:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Context without garbage collection: none of a schedule's many actions is garbage, and each
     collection would look through all of them.
     """
@@ -103,23 +103,23 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def timed(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
+def time_schedule(plan: Plan, microbatches: int | None) -> tuple[Timeline, tuple[str, ...]]:
     """Return the schedule with start times, and notes.
 
     If the plan's own schedule cannot be shown, a note gives the reason and the schedule shown
     instead.
     """
-    count, stages = _microbatches(plan, microbatches), _stages(plan)
-    shown, notes = described(plan, count)
+    count, stages = _microbatch_count(plan, microbatches), _stage_count(plan)
+    shown, notes = describe_pipeline(plan, count)
     found = schedule_of(shown, count, stages, text_of(plan), short=True)
-    ConfigError.raise_if(f"schedule: {problem}" for problem in prove(found))
+    ConfigError.raise_if(f"schedule: {problem}" for problem in prove_schedule(found))
     # A schedule that recomputes ahead has actions for it; else full recomputation makes each backward longer by a forward.
-    ahead = any(action.kind is Kind.AGAIN for row in found.rows for action in row)
+    ahead = any(action.kind is ActionKind.AGAIN for row in found.rows for action in row)
     recomputes = ahead or plan.recompute.granularity == "full"
-    return timeline(found, Costs(again=float(recomputes))), notes
+    return make_timeline(found, Costs(again=float(recomputes))), notes
 
 
-def _microbatches(plan: Plan, given: int | None) -> int:
+def _microbatch_count(plan: Plan, given: int | None) -> int:
     batch = plan.batch
     count = (
         given
@@ -133,7 +133,7 @@ def _microbatches(plan: Plan, given: int | None) -> int:
     return count
 
 
-def _stages(plan: Plan) -> int | None:
+def _stage_count(plan: Plan) -> int | None:
     """Number of stages that the plan cuts the model into; None if the number follows from
     ranks and virtual stages alone.
     """
@@ -146,7 +146,7 @@ def _stages(plan: Plan) -> int | None:
         return None
     if name_of(plan) == "csv":
         return None
-    return len(partition(plan.stages, Layers(plan.model.layers + 2, 1, 1)))
+    return len(partition_layers(plan.stages, Layers(plan.model.layers + 2, 1, 1)))
 
 
 def as_json(found: Timeline) -> outputs.Scheduled:
@@ -169,33 +169,33 @@ def as_json(found: Timeline) -> outputs.Scheduled:
     }
 
 
-def title(found: Timeline) -> str:
+def title_line(found: Timeline) -> str:
     """Return name, size, bubble and peak of the schedule in one line."""
     it, peaks = found.schedule, [in_flight(row) for row in found.schedule.rows]
     return (
-        f"{it.name}: {number(it.ranks, 'rank')}, {number(it.stages, 'stage')}, {number(it.microbatches, 'microbatch', 'es')};"
-        f" bubble {found.bubble:.1%} of the time, at most {number(max(peaks), 'activation')} in flight"
+        f"{it.name}: {count_text(it.ranks, 'rank')}, {count_text(it.stages, 'stage')}, {count_text(it.microbatches, 'microbatch', 'es')};"
+        f" bubble {found.bubble:.1%} of the time, at most {count_text(max(peaks), 'activation')} in flight"
     )
 
 
-def again(part: Part) -> str:
+def repeat_text(part: RepeatedPart) -> str:
     """Say how often a part of the schedule is run."""
     microbatches = "microbatch" if part.further == 1 else f"{part.further} microbatches"
     return f"{part.times} times, each time with the next {microbatches}"
 
 
-def number(count: int, word: str, plural: str = "s") -> str:
+def count_text(count: int, word: str, plural: str = "s") -> str:
     """Return a count with its noun in singular or plural, such as `2 ranks`."""
     return f"{count} {word}{plural if count != 1 else ''}"
 
 
-def _print(found: Timeline, notes: tuple[str, ...] = ()) -> None:
+def _print_schedule(found: Timeline, notes: tuple[str, ...] = ()) -> None:
     out = console(sys.stdout)
-    out.print(title(found), markup=False)
+    out.print(title_line(found), markup=False)
     for note in notes:
         out.print(f"note: {note}", markup=False)
-    legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in letters(found))
-    stage = "stage, " if several(found) else ""
+    legend = ", ".join(f"{letter} {NAMES[letter]}" for letter in NAMES if letter in action_letters(found))
+    stage = "stage, " if has_several_stages(found) else ""
     out.print(
         f"cells: {stage}action ({legend}), microbatch; a dot is an idle unit of time\n",
         markup=False,
@@ -212,19 +212,19 @@ def _print_rows(found: Timeline, out: Console) -> None:
     """Print a row for each rank, in blocks as wide as the terminal. If one block is not enough,
     repeated parts are shown once.
     """
-    cells = [_cells(found, rank) for rank in range(found.schedule.ranks)]
+    cells = [_rank_cells(found, rank) for rank in range(found.schedule.ranks)]
     width = max((len(text) for row in cells for text, _ in row), default=1) + 1
     label = len(f"rank {found.schedule.ranks - 1}  ")
     block = max(1, (out.width - label) // width) if sys.stdout.isatty() else CELLS
     length = max(map(len, cells))
-    parts = repeated(found) if length > block else [Part(0, length)]
+    parts = find_repeats(found) if length > block else [RepeatedPart(0, length)]
     for part in parts:
         if part.times > 1:
-            out.print(f"{again(part)}:", markup=False, highlight=False)
+            out.print(f"{repeat_text(part)}:", markup=False, highlight=False)
         for start in range(part.start, part.stop, block):
             for rank, row in enumerate(cells):
                 out.print(
-                    _line(
+                    _cells_line(
                         f"rank {rank}".ljust(label),
                         row[start : min(start + block, part.stop)],
                         width,
@@ -235,7 +235,7 @@ def _print_rows(found: Timeline, out: Console) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RepeatedPart:
     """A part of a schedule from unit `start` to unit `stop`, which is repeated `times` times.
 
     The microbatch indices of a repetition are `further` higher than those of the repetition before.
@@ -260,13 +260,13 @@ OFTEN = 3
 """Number of repetitions from which on a part is shown once, with its count."""
 
 
-def repeated(found: Timeline) -> list[Part]:
+def find_repeats(found: Timeline) -> list[RepeatedPart]:
     """Divide a schedule into parts: parts that are repeated, with their count, and the parts between these."""
-    columns, parts, place, plain = _columns(found), list[Part](), 0, 0
+    columns, parts, place, plain = _schedule_columns(found), list[RepeatedPart](), 0, 0
     while place < len(columns):
         # The part that covers most time: a short one within a longer one would be shown many times.
         part = max(
-            _from(columns, place),
+            _repeats_from(columns, place),
             key=lambda part: part.times * (part.stop - part.start),
             default=None,
         )
@@ -274,33 +274,33 @@ def repeated(found: Timeline) -> list[Part]:
             place += 1
             continue
         if plain < place:
-            parts.append(Part(plain, place))
+            parts.append(RepeatedPart(plain, place))
         parts.append(part)
         place = plain = place + part.times * (part.stop - part.start)
     if plain < place:
-        parts.append(Part(plain, place))
+        parts.append(RepeatedPart(plain, place))
     return parts
 
 
-def _from(columns: list[Column], start: int) -> Iterator[Part]:
+def _repeats_from(columns: list[Column], start: int) -> Iterator[RepeatedPart]:
     """Yield parts that begin at `start` and are repeated at least `OFTEN` times, shortest first."""
     for period in range(1, min(LONGEST, (len(columns) - start) // OFTEN) + 1):
-        further = _further(columns[start], columns[start + period])
+        further = _microbatch_offset(columns[start], columns[start + period])
         if not further:
             continue
         length = period
         while (
             start + length < len(columns)
-            and _further(columns[start + length - period], columns[start + length]) == further
+            and _microbatch_offset(columns[start + length - period], columns[start + length]) == further
         ):
             length += 1
         if length // period >= OFTEN:
-            yield Part(start, start + period, length // period, further)
+            yield RepeatedPart(start, start + period, length // period, further)
             if 2 * length > len(columns) - start:
                 return  # it covers more than half of the rest: a longer period cannot cover much more
 
 
-def _further(before: Column, after: Column) -> int:
+def _microbatch_offset(before: Column, after: Column) -> int:
     """Return by how much the microbatch indices of `after` exceed those of `before`; 0 if the two
     parts differ in anything else.
     """
@@ -315,7 +315,7 @@ def _further(before: Column, after: Column) -> int:
     return max(0, steps.pop()) if len(steps) == 1 else 0
 
 
-def _columns(found: Timeline) -> list[Column]:
+def _schedule_columns(found: Timeline) -> list[Column]:
     rows: list[list[tuple[int, str, int, bool] | None]] = [
         [None] * round(found.length) for _ in found.rows
     ]
@@ -333,22 +333,22 @@ def _columns(found: Timeline) -> list[Column]:
     return list(zip(*rows, strict=True))
 
 
-def letters(found: Timeline) -> set[str]:
+def action_letters(found: Timeline) -> set[str]:
     """The kinds of actions in a schedule."""
     return {action.kind for row in found.schedule.rows for action in row}
 
 
-def several(found: Timeline) -> bool:
+def has_several_stages(found: Timeline) -> bool:
     """Whether a rank has more than one stage."""
     return found.schedule.stages > found.schedule.ranks
 
 
-def _cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
+def _rank_cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
     """Return text and action letter for each unit of time of a rank.
 
     Dashes stand for an action that continues.
     """
-    cells, apart = [(".", "")] * round(found.length), several(found)
+    cells, apart = [(".", "")] * round(found.length), has_several_stages(found)
     for action, start, end in (
         (span.action, round(span.start), round(span.end)) for span in found.rows[rank]
     ):
@@ -358,7 +358,7 @@ def _cells(found: Timeline, rank: int) -> list[tuple[str, str]]:
     return cells
 
 
-def _line(label: str, cells: list[tuple[str, str]], width: int) -> Text:
+def _cells_line(label: str, cells: list[tuple[str, str]], width: int) -> Text:
     from rich.text import Text
 
     line = Text(label)

@@ -36,7 +36,7 @@ def nearest_with(name: str) -> Path | None:
     return next((folder for folder in (here, *here.parents) if (folder / name).exists()), None)
 
 
-def settled(job: Job, file: str, launched: bool = False) -> Job:
+def apply_project_settings(job: Job, file: str, launched: bool = False) -> Job:
     """Return the job of one file: what the command line does not say, the project does."""
     said = project().reading_of(_path(file))
     return job.of(file, {name: value for name, value in said.items() if not (launched and name in LAUNCHED)})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bridge import outputs, reference, stacks
 from bridge.cli.terminal import console
-from bridge.config import fields, shown
+from bridge.config import fields, show_value
 from bridge.dialect import Dialect
 from bridge.errors import BridgeError, ConfigError, nearest
 from bridge.exits import Exit
@@ -27,27 +27,27 @@ SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 def show(name: str, field: str | None, as_json: bool, schema: bool = False) -> int:
     """Show one field, a section, all fields of a dialect, or the JSON Schema of its files. Returns the exit code."""
     if schema:
-        _print({"$schema": SCHEMA, **stacks.load(name).editor_schema()})
+        _print_object({"$schema": SCHEMA, **stacks.load(name).editor_schema()})
         return Exit.CLEAN
-    content = _content(stacks.load(name), field)
+    content = _shown_content(stacks.load(name), field)
     if as_json:
-        _print(
-            _entry(content) if isinstance(content, Entry) else _listing(stacks.load(name), content)
+        _print_object(
+            _entry_object(content) if isinstance(content, Entry) else _listing_object(stacks.load(name), content)
         )
     elif isinstance(content, Entry):
-        _field(content, console(sys.stdout))
+        _print_field(content, console(sys.stdout))
     else:
-        _list(stacks.load(name), content, console(sys.stdout))
+        _print_list(stacks.load(name), content, console(sys.stdout))
     return Exit.CLEAN
 
 
 Sections = Mapping[str, tuple[Entry, ...]]
 
 
-def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
+def _shown_content(dialect: Dialect, field: str | None) -> Entry | Sections:
     if field is None:
         return reference.entries(dialect)
-    path = resolved(dialect, field)
+    path = resolve_field(dialect, field)
     if path is not None:
         # Stacks of other folders are loaded only if they are named, as this one may be.
         return reference.entry(
@@ -65,7 +65,7 @@ def _content(dialect: Dialect, field: str | None) -> Entry | Sections:
     return inside
 
 
-def resolved(dialect: Dialect, field: str) -> str | None:
+def resolve_field(dialect: Dialect, field: str) -> str | None:
     """Return the path that `field` names: `field` may be the path itself, or another spelling such as a flag."""
     if field in fields(dialect.schema):
         return field
@@ -75,26 +75,26 @@ def resolved(dialect: Dialect, field: str) -> str | None:
 # For people
 
 
-def _field(entry: Entry, console: Console) -> None:
+def _print_field(entry: Entry, console: Console) -> None:
     from rich.markup import escape
 
     console.print(f"[bold]{escape(entry.path)}[/]  ({entry.title}, {escape(entry.section)})")
     console.print(escape(entry.doc))
-    console.print(_facts(entry))
-    console.print(_elsewhere(entry))
+    console.print(_facts_table(entry))
+    console.print(_elsewhere_table(entry))
 
 
-def _facts(entry: Entry) -> Grid:
+def _facts_table(entry: Entry) -> Grid:
     from rich.markup import escape
 
     table = Grid("", ("", ""))
-    for name, value in _rows(entry):
+    for name, value in _fact_rows(entry):
         for place, line in enumerate(value.splitlines()):
             table.add_row("" if place else name, escape(line))
     return table
 
 
-def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
+def _fact_rows(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "written as", ", ".join(entry.spellings)
     yield "type", entry.kind
     yield "default", "\n".join(default_of(span, len(entry.spans) > 1) for span in entry.spans)
@@ -121,7 +121,7 @@ def _rows(entry: Entry) -> Iterator[tuple[str, str]]:
 
 def default_of(span: Span, with_release: bool) -> str:
     """Return the text of a default, with the releases in which it applies."""
-    value = "unset" if span.default is None else shown(span.default)
+    value = "unset" if span.default is None else show_value(span.default)
     return f"{value}  ({span.since} to {span.until})" if with_release else value
 
 
@@ -135,10 +135,10 @@ def effect_of(entry: Entry) -> str:
     return str(entry.effect) if entry.effect else reference.DEPENDS
 
 
-def _elsewhere(entry: Entry) -> Grid:
+def _elsewhere_table(entry: Entry) -> Grid:
     from rich.markup import escape
 
-    table = _table("In the other stacks", "stack", "there", "how", "why")
+    table = _make_table("In the other stacks", "stack", "there", "how", "why")
     for arrival in entry.arrivals:
         table.add_row(
             *map(
@@ -155,17 +155,17 @@ def place_of(arrival: Arrival) -> str:
     return ", ".join((*arrival.paths, *always)) or "-"
 
 
-def _table(title: str, *columns: str) -> Grid:
+def _make_table(title: str, *columns: str) -> Grid:
     from rich.markup import escape
 
     return Grid(escape(title), columns)
 
 
-def _list(dialect: Dialect, sections: Sections, console: Console) -> None:
+def _print_list(dialect: Dialect, sections: Sections, console: Console) -> None:
     from rich.markup import escape
 
     for section, group in sections.items():
-        table = _table(section, "field", "meaning")
+        table = _make_table(section, "field", "meaning")
         for entry in group:
             table.add_row(escape(entry.path), escape(entry.doc))
         console.print(table)
@@ -186,11 +186,11 @@ def schema_of(name: str | None) -> int:
             f"{name}: no such output; expected one of "
             f"{', '.join(outputs.OUTPUTS)}{nearest(name, outputs.OUTPUTS)}"
         )
-    _print(outputs.schema(name))
+    _print_object(outputs.schema(name))
     return Exit.CLEAN
 
 
-def _entry(entry: Entry) -> outputs.Shown:
+def _entry_object(entry: Entry) -> outputs.Shown:
     return {
         "dialect": entry.dialect,
         "path": entry.path,
@@ -218,7 +218,7 @@ def _entry(entry: Entry) -> outputs.Shown:
             }
             for check in entry.checks
         ],
-        "elsewhere": [_arrival(arrival) for arrival in entry.arrivals],
+        "elsewhere": [_arrival_object(arrival) for arrival in entry.arrivals],
         "disagreements": [
             {
                 "documented": row.said,
@@ -233,7 +233,7 @@ def _entry(entry: Entry) -> outputs.Shown:
     }
 
 
-def _arrival(arrival: Arrival) -> outputs.Elsewhere:
+def _arrival_object(arrival: Arrival) -> outputs.Elsewhere:
     return {
         "dialect": arrival.dialect,
         "fields": list(arrival.paths),
@@ -244,7 +244,7 @@ def _arrival(arrival: Arrival) -> outputs.Elsewhere:
     }
 
 
-def _listing(dialect: Dialect, sections: Sections) -> outputs.Listing:
+def _listing_object(dialect: Dialect, sections: Sections) -> outputs.Listing:
     return {
         "dialect": dialect.name,
         "versions": list(dialect.versions),
@@ -261,5 +261,5 @@ def _listing(dialect: Dialect, sections: Sections) -> outputs.Listing:
     }
 
 
-def _print(content: Mapping[str, object]) -> None:
+def _print_object(content: Mapping[str, object]) -> None:
     print(json.dumps(content, indent=2, allow_nan=False))

@@ -64,7 +64,7 @@ class Sidecar:
         # What a file of another stack or of another conversion left out was never a part of this run.
         # A file whose settings mean what those of the sidecar's file meant is that file with another name.
         table = claims(config.dialect)
-        stated = {ours for path in config.given if path in table for ours in table[path].carried(path)}
+        stated = {ours for path in config.given if path in table for ours in table[path].paths_of_plan(path)}
         own = not self.foreign or stated.isdisjoint(carry_over.edits(self.carry, meaning_of(config)))
         lost = own and self.carry.dialect == dialect.name
         effect = Effect.NUMBERS if lost else Effect.NONE
@@ -110,7 +110,7 @@ def beside(file: Path, text: str | None = None) -> Sidecar:
     if not carry_over.marks(carry):
         return Sidecar(carry, odd, (place,), edited)
     source, secrets, why = _secrets(carry, place.parent)
-    known = carry_over.revealed(carry, secrets)
+    known = carry_over.reveal_secrets(carry, secrets)
     missing = (name for name in carry_over.marks(carry) if name not in secrets.marks.values())
     told = (
         f"the sidecar stores a name in place of this secret, and {why}; replace the name by the "

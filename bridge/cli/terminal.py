@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from bridge.clean import brief, clean, clean_block, escaped
+from bridge.clean import brief, clean, clean_block, escape_character
 from bridge.secrets import HIDDEN, hide
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _replacement(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]
-    return "".join(PLAIN.get(letter) or escaped(letter) for letter in lacking), error.end
+    return "".join(PLAIN.get(letter) or escape_character(letter) for letter in lacking), error.end
 
 
 def say(line: str, stream: Any = None) -> None:

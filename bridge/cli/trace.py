@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge import outputs
 from bridge.clean import clean
-from bridge.cli.progress import told
+from bridge.cli.progress import show_progress
 from bridge.cli.terminal import console, print_json, say
 from bridge.errors import BridgeError, nearest
 from bridge.exits import Exit
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from bridge.trace.causes import Diagnosis
     from bridge.trace.comparison import Comparison
-    from bridge.trace.run import Entry, Run
-    from bridge.trace.settings import Setting
+    from bridge.trace.run import LoggedTensor, TracedRun
+    from bridge.trace.settings import SettingDifference
     from bridge.trace.summary import Summary
-    from bridge.trace.verdicts import Line
+    from bridge.trace.verdicts import TensorVerdict
 
 MEASURED = ("equal", "rounding")
 """Verdicts of tensors for which two values could be compared."""
@@ -57,25 +57,25 @@ def diff(first: Path, second: Path, html: Path | None, every: bool, as_json: boo
     """Compare two runs. Returns the exit code."""
 
     def work() -> int:
-        from bridge.trace.comparison import compare
+        from bridge.trace.comparison import compare_runs
 
-        with told("the steps"):
+        with show_progress("the steps"):
             # A page shows all steps; a report may end at the first that differs.
-            found = compare(_run(first), _run(second), every=every or html is not None)
-        code = _exit(found)
+            found = compare_runs(_open_run(first), _open_run(second), every=every or html is not None)
+        code = _exit_code(found)
         if html:
-            write_text(html, _compared(found))
-        print_json({**_comparison(found), "exit_code": code}) if as_json else _tell(found, html)
+            write_text(html, _page_of_comparison(found))
+        print_json({**_comparison_object(found), "exit_code": code}) if as_json else _print_comparison(found, html)
         return code
 
-    return _answered(as_json, work)
+    return _answer_errors(as_json, work)
 
 
-def _compared(found: Comparison) -> str:
+def _page_of_comparison(found: Comparison) -> str:
     from bridge.trace.pages.page import comparison_page
-    from bridge.trace.pages.series import findings, series
+    from bridge.trace.pages.series import read_findings, series_of_run
 
-    first, second = (series(run, findings(run.folder)) for run in (found.first, found.second))
+    first, second = (series_of_run(run, read_findings(run.folder)) for run in (found.first, found.second))
     return comparison_page(found, (first, second))
 
 
@@ -85,12 +85,12 @@ def html(first: Path, second: Path | None, out: Path) -> int:
     """
 
     def work() -> int:
-        from bridge.trace.comparison import compare
+        from bridge.trace.comparison import compare_runs
         from bridge.trace.pages.page import run_page
-        from bridge.trace.pages.series import read
+        from bridge.trace.pages.series import read_series
 
         if second is None:
-            shown = read(first)
+            shown = read_series(first)
             code = (
                 Exit.FINDINGS
                 if any(told.severity == "fault" for told in shown.findings)
@@ -98,13 +98,13 @@ def html(first: Path, second: Path | None, out: Path) -> int:
             )
             text = run_page(shown)
         else:
-            found = compare(_run(first), _run(second))
-            code, text = _exit(found), _compared(found)
+            found = compare_runs(_open_run(first), _open_run(second))
+            code, text = _exit_code(found), _page_of_comparison(found)
         write_text(out, text)
         say(f"wrote {out}")
         return code
 
-    return _answered(False, work)
+    return _answer_errors(False, work)
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Kept:
 
         Raises `BridgeError` for a malformed limit.
         """
-        budget = None if self.budget is None else _bytes(self.budget)
+        budget = None if self.budget is None else _parse_bytes(self.budget)
         return {
             "every": self.every,
-            "ranks": _numbers(self.ranks),
+            "ranks": _parse_numbers(self.ranks),
             "once": self.once,
             "budget": budget,
         }
@@ -145,7 +145,7 @@ SIZES = {
 }
 
 
-def _bytes(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?) ?([KMGT]?I?B)", text.strip().upper())
     size = int(float(match[1]) * SIZES.get(match[2], 0)) if match else 0
     if size < 1:
@@ -156,7 +156,7 @@ def _bytes(text: str) -> int:
     return size
 
 
-def _numbers(text: str | None) -> list[int]:
+def _parse_numbers(text: str | None) -> list[int]:
     found: list[int] = []
     for part in (text or "").split(",") if text is not None else ():
         match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", part.strip())
@@ -168,7 +168,7 @@ def _numbers(text: str | None) -> list[int]:
     return sorted(set(found))
 
 
-def start(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept) -> int:
+def start_traced(command: Sequence[str], folder: Path, level: int | None, on_finding: str | None, kept: Kept) -> int:
     """Run a command and watch its trainings. Returns the command's exit code if it failed, else the code for the findings."""
     import json
     import os
@@ -194,16 +194,16 @@ def start(command: Sequence[str], folder: Path, level: int | None, on_finding: s
     own = [Path(bridge.trace.__file__).parent / "injection", Path(bridge.trace.__file__).parents[2]]
     paths = [*map(str, own), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, SETTINGS: json.dumps(settings), "PYTHONPATH": os.pathsep.join(paths)}
-    from bridge.trace.running import mark
+    from bridge.trace.running import mark_process
 
-    ended = mark(folder)
+    ended = mark_process(folder)
     try:
         code = subprocess.run(list(command), env=environment, check=False).returncode
     except OSError as error:
         raise BridgeError(f"trace run: {command[0]}: {error.strerror}; name a command that runs in this shell") from None
     finally:
         ended()
-    for note in _run(folder).notes if (folder / RUN).exists() else ():
+    for note in _open_run(folder).notes if (folder / RUN).exists() else ():
         print(f"trace run: {folder}: {note}", file=sys.stderr)
     places = [place for place in (folder, *sorted(folder.glob(f"{APART}*"))) if (place / ATTACHED).exists()]
     if not places:
@@ -232,25 +232,25 @@ def show(
             raise BridgeError(
                 f"--statistic: found {statistic}, expected {', '.join(STATISTICS)}{nearest(statistic, STATISTICS)}"
             )
-        run = _run(folder)
-        entries = tuple(_selected(run, selection))
+        run = _open_run(folder)
+        entries = tuple(_select_entries(run, selection))
         if not entries:
-            raise BridgeError(f"{folder}: no tensor passes these filters; {_told(run)}")
+            raise BridgeError(f"{folder}: no tensor passes these filters; {_run_text(run)}")
         if plot:
-            draw(entries, statistic, plot)
+            draw_statistic(entries, statistic, plot)
         if as_json:
-            tensors = [_fields(entry, selection.microbatches) for entry in entries]
-            print_json({**_head(run), "tensors": tensors, "exit_code": Exit.CLEAN})
+            tensors = [_entry_object(entry, selection.microbatches) for entry in entries]
+            print_json({**_head_object(run), "tensors": tensors, "exit_code": Exit.CLEAN})
         elif plot:
             say(f"wrote {plot}")
         else:
-            _list(run, entries, selection.microbatches)
+            _print_entries(run, entries, selection.microbatches)
         return Exit.CLEAN
 
-    return _answered(as_json, work)
+    return _answer_errors(as_json, work)
 
 
-def _answered(as_json: bool, work: Callable[[], int]) -> int:
+def _answer_errors(as_json: bool, work: Callable[[], int]) -> int:
     """Run `work`; with --json an error is an object on stdout as well."""
     try:
         need_engine("trace")
@@ -260,20 +260,20 @@ def _answered(as_json: bool, work: Callable[[], int]) -> int:
         raise
 
 
-def _exit(found: Comparison) -> Exit:
+def _exit_code(found: Comparison) -> Exit:
     """Return the exit code: findings if the runs differ, unproved if no tensor has values in both logs."""
     if found.divergence:
         return Exit.FINDINGS
     return Exit.CLEAN if any(line.verdict in MEASURED for line in found.lines) else Exit.UNPROVED
 
 
-def _run(folder: Path) -> Run:
-    from bridge.trace.run import Run
+def _open_run(folder: Path) -> TracedRun:
+    from bridge.trace.run import TracedRun
 
-    return Run.read(folder)
+    return TracedRun.read(folder)
 
 
-def _told(run: Run) -> str:
+def _run_text(run: TracedRun) -> str:
     steps = f"steps {run.steps[0]} to {run.steps[-1]}" if run.steps else "no whole step"
     kinds = sorted({entry.name.kind for entry in run.entries(run.steps[-1])}) if run.steps else ()
     return f"the run has {steps}, layers {', '.join(run.about.get('layers', ()))}, and in the last step: {', '.join(kinds)}"
@@ -282,36 +282,36 @@ def _told(run: Run) -> str:
 # Comparing
 
 
-def _comparison(found: Comparison) -> dict[str, Any]:
+def _comparison_object(found: Comparison) -> dict[str, Any]:
     return {
-        "first": _head(found.first),
-        "second": _head(found.second),
+        "first": _head_object(found.first),
+        "second": _head_object(found.second),
         "verdicts": dict(Counter(line.verdict for line in found.lines)),
-        "settings": [_setting(setting) for setting in found.settings],
-        "divergence": _line(found.divergence) if found.divergence else None,
-        "diagnosis": _diagnosis(found.diagnosis) if found.diagnosis else None,
+        "settings": [_setting_object(setting) for setting in found.settings],
+        "divergence": _line_object(found.divergence) if found.divergence else None,
+        "diagnosis": _diagnosis_object(found.diagnosis) if found.diagnosis else None,
         "steps_left": list(found.left),
-        "faults": [_line(line) for line in found.faults],
-        "worst": _line(found.worst) if found.worst else None,
+        "faults": [_line_object(line) for line in found.faults],
+        "worst": _line_object(found.worst) if found.worst else None,
         "heat": {
-            layer: {str(step): _number(share) for step, share in row.items()}
+            layer: {str(step): _finite_number(share) for step, share in row.items()}
             for layer, row in found.heat().items()
         },
     }
 
 
-def _head(run: Run) -> dict[str, Any]:
+def _head_object(run: TracedRun) -> dict[str, Any]:
     facts = {key: run.about.get(key) for key in ("engine", "mesh", "accumulation", "formats")}
     return {"folder": str(run.folder), **facts, "notes": list(run.notes)}
 
 
-def _line(line: Line) -> dict[str, Any]:
-    numbers = {"distance": _number(line.distance), "bound": _number(line.bound)}
+def _line_object(line: TensorVerdict) -> dict[str, Any]:
+    numbers = {"distance": _finite_number(line.distance), "bound": _finite_number(line.bound)}
     told = {"verdict": line.verdict, **numbers, "cause": line.cause, "ranks": list(line.ranks)}
     return {"name": str(line.name), **line.name._asdict(), **told}
 
 
-def _setting(setting: Setting) -> outputs.Setting:
+def _setting_object(setting: SettingDifference) -> outputs.Setting:
     return {
         "path": setting.path,
         "first": setting.first,
@@ -320,7 +320,7 @@ def _setting(setting: Setting) -> outputs.Setting:
     }
 
 
-def _diagnosis(found: Diagnosis) -> outputs.Diagnosed:
+def _diagnosis_object(found: Diagnosis) -> outputs.Diagnosed:
     return {
         "where": str(found.where),
         "claim": found.claim,
@@ -329,12 +329,12 @@ def _diagnosis(found: Diagnosis) -> outputs.Diagnosed:
     }
 
 
-def _number(value: float) -> float | None:
+def _finite_number(value: float) -> float | None:
     """Return the number for JSON, or None if it is infinite or NaN, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
-def _tell(found: Comparison, html: Path | None) -> None:
+def _print_comparison(found: Comparison, html: Path | None) -> None:
     out = console(sys.stdout)
     both = (("A", found.first), ("B", found.second))
     for label, note in ((label, note) for label, run in both for note in run.notes):
@@ -348,7 +348,7 @@ def _tell(found: Comparison, html: Path | None) -> None:
     out.print(f"{len(found.lines)} tensors of {steps} steps: {counts}", markup=False)
     if found.worst and found.worst.bound:
         out.print(
-            f"nearest to the bound of rounding: {found.worst.name} {_measured(found.worst)}",
+            f"nearest to the bound of rounding: {found.worst.name} {_distance_text(found.worst)}",
             markup=False,
             soft_wrap=True,
         )
@@ -369,7 +369,7 @@ def _tell_settings(found: Comparison, out: Console) -> None:
 def _tell_faults(found: Comparison, out: Console) -> None:
     first = found.divergence
     if first is None:
-        proved = _exit(found) is Exit.CLEAN
+        proved = _exit_code(found) is Exit.CLEAN
         out.print(
             "equal up to rounding"
             if proved
@@ -379,7 +379,7 @@ def _tell_faults(found: Comparison, out: Console) -> None:
     out.print(
         f"\nthe runs first differ at {first.name}: {first.verdict}", style="red", markup=False, soft_wrap=True
     )
-    out.print(f"  {_measured(first)}", markup=False, soft_wrap=True)
+    out.print(f"  {_distance_text(first)}", markup=False, soft_wrap=True)
     if first.ranks:
         word = "rank" if len(first.ranks) == 1 else "ranks"
         out.print(f"  only on {word} {', '.join(map(str, first.ranks))} of A", markup=False)
@@ -401,7 +401,7 @@ def _tell_faults(found: Comparison, out: Console) -> None:
 
 def _tell_rest(found: Comparison, out: Console) -> None:
     """Print the differences after the first, by step, phase and kind in order of execution."""
-    groups: dict[tuple[int, str, str], list[Line]] = {}
+    groups: dict[tuple[int, str, str], list[TensorVerdict]] = {}
     for line in found.lines:
         groups.setdefault((line.name.step, line.name.phase, line.name.kind), []).append(line)
     faults = {
@@ -424,14 +424,14 @@ def _tell_rest(found: Comparison, out: Console) -> None:
                     first.cause,
                 )
             )
-        out.print(_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
+        out.print(_make_table(("step", "kind", "differ", "first", "distance", "looks like"), rows))
     if found.left:
         out.print(
             f"steps after step {found.lines[-1].name.step} were left out ({len(found.left)}); --all compares them"
         )
 
 
-def _measured(line: Line) -> str:
+def _distance_text(line: TensorVerdict) -> str:
     if not math.isfinite(line.distance):
         return "no distance can be measured"
     return (
@@ -440,7 +440,7 @@ def _measured(line: Line) -> str:
     )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
+def _make_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
     from rich.markup import escape
 
     table = Grid("", heads, ruled=False)
@@ -452,7 +452,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Grid:
 # Showing
 
 
-def _selected(run: Run, wanted: Selection) -> Iterator[Entry]:
+def _select_entries(run: TracedRun, wanted: Selection) -> Iterator[LoggedTensor]:
     for step in (
         run.steps if not wanted.steps else [step for step in run.steps if step in wanted.steps]
     ):
@@ -462,7 +462,7 @@ def _selected(run: Run, wanted: Selection) -> Iterator[Entry]:
                 yield entry
 
 
-def _fields(entry: Entry, microbatches: bool) -> dict[str, Any]:
+def _entry_object(entry: LoggedTensor, microbatches: bool) -> dict[str, Any]:
     samples = entry.samples
     fields: dict[str, Any] = {
         "name": str(entry.name),
@@ -471,32 +471,32 @@ def _fields(entry: Entry, microbatches: bool) -> dict[str, Any]:
         "dtype": entry.first.dtype,
         "device": entry.first.device,
         "missing": entry.missing,
-        "statistics": entry.summary and _statistics(entry.summary),
-        "samples": None if samples is None else [_number(value) for value in samples.tolist()],
+        "statistics": entry.summary and _statistics_object(entry.summary),
+        "samples": None if samples is None else [_finite_number(value) for value in samples.tolist()],
     }
     if microbatches:
         fields["microbatches"] = {
-            str(index): _statistics(summary) for index, summary in entry.microbatches().items()
+            str(index): _statistics_object(summary) for index, summary in entry.microbatches().items()
         }
     return fields
 
 
-def _statistics(summary: Summary) -> dict[str, float | None]:
+def _statistics_object(summary: Summary) -> dict[str, float | None]:
     return {
         "count": summary.count,
-        **{name: _number(getattr(summary, name)) for name in STATISTICS},
+        **{name: _finite_number(getattr(summary, name)) for name in STATISTICS},
     }
 
 
-def _list(run: Run, entries: Sequence[Entry], microbatches: bool) -> None:
+def _print_entries(run: TracedRun, entries: Sequence[LoggedTensor], microbatches: bool) -> None:
     out = console(sys.stdout)
     out.print(f"{run.folder}: {run.layout}", markup=False, soft_wrap=True)
     # In a pipe each tensor gets a line of its own, so that `grep` finds all of it.
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
         out.width = WIDE
-    rows = (row for entry in entries for row in _lines(entry, microbatches))
+    rows = (row for entry in entries for row in _entry_lines(entry, microbatches))
     heads = ("tensor", "shape", "type", "mean", "std", "min", "max", "norm", "samples")
-    out.print(_table(heads, rows))
+    out.print(_make_table(heads, rows))
 
 
 WIDE = 240
@@ -505,18 +505,18 @@ tensor.
 """
 
 
-def _lines(entry: Entry, microbatches: bool) -> Iterator[tuple[str, ...]]:
+def _entry_lines(entry: LoggedTensor, microbatches: bool) -> Iterator[tuple[str, ...]]:
     shape, samples = "x".join(map(str, entry.shape)), entry.samples
     shown = (
         "" if samples is None else " ".join(f"{value:.4g}" for value in samples[:SHOWN].tolist())
     )
     missing = f" ({entry.missing} elements missing)" if entry.missing else ""
-    yield str(entry.name) + missing, shape, entry.first.dtype, *_figures(entry.summary), shown
+    yield str(entry.name) + missing, shape, entry.first.dtype, *_figure_texts(entry.summary), shown
     for index, summary in entry.microbatches().items() if microbatches else ():
-        yield f"  microbatch {index}", "", "", *_figures(summary), ""
+        yield f"  microbatch {index}", "", "", *_figure_texts(summary), ""
 
 
-def _figures(summary: Summary | None) -> tuple[str, ...]:
+def _figure_texts(summary: Summary | None) -> tuple[str, ...]:
     if summary is None:
         return ("",) * 5
     odd = "".join(
@@ -528,7 +528,7 @@ def _figures(summary: Summary | None) -> tuple[str, ...]:
     return (*figures[:-1], figures[-1] + odd)
 
 
-def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
+def draw_statistic(entries: Sequence[LoggedTensor], statistic: str, path: Path) -> None:
     """Draw one statistic over steps, with a line for each tensor.
 
     Raises `BridgeError` if there is nothing to draw.
@@ -541,7 +541,7 @@ def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    lines = _series(entries, statistic)
+    lines = _series_by_tensor(entries, statistic)
     if not lines:
         raise BridgeError(
             "--plot: these tensors were logged below level 2, without statistics; log them at level 2 or more"
@@ -567,7 +567,7 @@ def draw(entries: Sequence[Entry], statistic: str, path: Path) -> None:
     write_all({path: picture.getvalue()})
 
 
-def _series(entries: Iterable[Entry], statistic: str) -> dict[str, dict[int, float]]:
+def _series_by_tensor(entries: Iterable[LoggedTensor], statistic: str) -> dict[str, dict[int, float]]:
     """Return the statistic of each tensor by step."""
     found: dict[str, dict[int, float]] = {}
     for entry in entries:

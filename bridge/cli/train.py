@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from bridge import stacks
 from bridge.backend import MICRO, Workload
 from bridge.choice import choose
-from bridge.cli.convert import read
+from bridge.cli.convert import read_job
 from bridge.cli.folder import is_folder, model_in
-from bridge.cli.gathering import within
+from bridge.cli.gathering import limit_access
 from bridge.cli.job import Job
 from bridge.cli.terminal import note, print_json, say
 from bridge.dialect import Config
@@ -55,7 +55,7 @@ class Watch:
     desync: str | None = None
     every: int = 1
 
-    def planned(self, plan: Plan) -> Plan:
+    def add_to_plan(self, plan: Plan) -> Plan:
         """Return `plan` with the logs and checks that the options ask for.
 
         Log levels that the plan sets itself stay.
@@ -75,7 +75,7 @@ class Watch:
         """Return the policy for comparing ranks: how often, and the action if they differ."""
         from bridge.trace.desync import ACTIONS, Policy
 
-        # Typed as one of ACTIONS, which `checked` has made sure of.
+        # Typed as one of ACTIONS, which `check_choice` has made sure of.
         action = next(known for known in ACTIONS if known == (self.desync or "log"))
         return Policy(self.every, action, folder=(self.folder or Path("trace")) / "desync")
 
@@ -89,7 +89,7 @@ STEPS = 20
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """The options of `train`.
 
     `model` is "tiny", "file" (the shape that the config states), or the folder of a Hugging Face
@@ -140,7 +140,7 @@ class Options:
         )
 
 
-def checked(option: str, value: str, known: tuple[str, ...]) -> str:
+def check_choice(option: str, value: str, known: tuple[str, ...]) -> str:
     """Return `value` if it is one of `known`; else raise `BridgeError`."""
     if value not in known:
         raise BridgeError(
@@ -149,51 +149,51 @@ def checked(option: str, value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def train(job: Job, options: Options) -> int:
+def train(job: Job, options: TrainOptions) -> int:
     """Train. Returns the exit code."""
     need_engine("train")
     from bridge.engine.environment import detect
 
     here = detect()
-    with within(job):
-        config = _read(job, here.world, options.fit)
+    with limit_access(job):
+        config = _read_for_ranks(job, here.world, options.fit)
         from bridge import comm  # what a file is refused for is said before torch is loaded
 
         comm.patient(options.silence, options.timeout)
         if options.model is None and config.dialect.names_run(config):
-            with _lost_ranks_named(options):
-                _named(config, options, here, job)
-            end(here.world)
+            with _name_lost_ranks(options):
+                _train_named_model(config, options, here, job)
+            end_process(here.world)
             return Exit.CLEAN
         options = replace(options, model=options.model or "tiny")
         plan = lift(config)
-        architecture = _architecture(plan, options.model)
-        backend = _backend(plan, options, here, architecture, job.file)
-        runs = _native if backend is None else partial(_elsewhere, backend)
-        with _lost_ranks_named(options):
+        architecture = _architecture_of(plan, options.model)
+        backend = _choose_backend(plan, options, here, architecture, job.file)
+        runs = _train_natively if backend is None else partial(_train_elsewhere, backend)
+        with _name_lost_ranks(options):
             runs(config, plan, architecture, options, here, job)
-    end(here.world)
+    end_process(here.world)
     return Exit.CLEAN
 
 
-def _native(
+def _train_natively(
     config: Config,
     plan: Plan,
     architecture: Architecture,
-    options: Options,
+    options: TrainOptions,
     here: Environment,
     job: Job,
 ) -> None:
     from bridge.engine.fields import check
 
-    plan, changes = _fitted(plan, here, architecture, options.fit, job.file, check)
-    training = _training(plan, architecture, options)
+    plan, changes = _fit_plan(plan, here, architecture, options.fit, job.file, check)
+    training = _make_training(plan, architecture, options)
     if here.rank == 0:
-        _say((*_unheard(config), *changes, *training.engine.findings))
-    _run(training, options.number, options, here.rank == 0, job.json)
+        _print_findings((*_find_unheard(config), *changes, *training.engine.findings))
+    _run_training(training, options.number, options, here.rank == 0, job.json)
 
 
-def _named(config: Config, options: Options, here: Environment, job: Job) -> None:
+def _train_named_model(config: Config, options: TrainOptions, here: Environment, job: Job) -> None:
     """Train the model that the config names on the data that it names."""
     given = {"--fit": options.fit, "--data": options.data, "--groups": options.groups}
     others = {**given, f"--engine {options.engine}": options.engine != NATIVE}
@@ -206,7 +206,7 @@ def _named(config: Config, options: Options, here: Environment, job: Job) -> Non
     training = stacks.opener(config.dialect.name)(
         config,
         here.world,
-        planned=watch.planned,
+        planned=watch.add_to_plan,
         timeout=options.timeout,
         deterministic=options.deterministic,
         trace=watch.folder,
@@ -221,24 +221,24 @@ def _named(config: Config, options: Options, here: Environment, job: Job) -> Non
     if options.resume:
         training.engine.load_checkpoint(options.resume)
     if here.rank == 0:
-        _say(training.findings)
-    _run(training, options.steps or training.length, options, here.rank == 0, job.json)
+        _print_findings(training.findings)
+    _run_training(training, options.steps or training.length, options, here.rank == 0, job.json)
 
 
-def _backend(
-    plan: Plan, options: Options, here: Environment, architecture: Architecture, file: str
+def _choose_backend(
+    plan: Plan, options: TrainOptions, here: Environment, architecture: Architecture, file: str
 ) -> Backend | None:
     """Return the other stack's engine that runs the plan; None for the native engine.
 
     A note names the engine and the reason.
     """
     if (
-        checked("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine)))
+        check_choice("--engine", options.engine, (NATIVE, "auto", *stacks.backends(options.engine)))
         == NATIVE
     ):
         return None
     # The choice is made for the sizes that will run; what was shrunk is said once, when the engine opens.
-    plan, _ = _fitted(plan, here, architecture, options.fit, file, _meshed)
+    plan, _ = _fit_plan(plan, here, architecture, options.fit, file, _mesh_of_plan)
     wanted = None if options.engine == "auto" else options.engine
     choice = choose(plan, stacks.backends(options.engine), here.world, wanted)
     if here.rank == 0:
@@ -252,33 +252,33 @@ def _backend(
     return choice.backend
 
 
-def _elsewhere(
+def _train_elsewhere(
     backend: Backend,
     config: Config,
     plan: Plan,
     architecture: Architecture,
-    options: Options,
+    options: TrainOptions,
     here: Environment,
     job: Job,
 ) -> None:
     """Train on another stack's engine."""
-    plan, changes = _fitted(plan, here, architecture, options.fit, job.file, _meshed)
+    plan, changes = _fit_plan(plan, here, architecture, options.fit, job.file, _mesh_of_plan)
     if here.rank == 0:
-        _say((*_unheard(config), *changes))
+        _print_findings((*_find_unheard(config), *changes))
     from bridge.comm import leave
 
     with redirect_stdout(sys.stderr):  # stacks print what they like
         trainer = backend.open(plan, Workload(architecture, micro=plan.batch.micro or MICRO))
-        reports = _reports(trainer, architecture, options)
+        reports = _trainer_reports(trainer, architecture, options)
         for report in reports:
             if here.rank == 0:
                 with redirect_stdout(sys.__stdout__):
-                    (_object if job.json else _line)(report)
+                    (_print_report_object if job.json else _print_report)(report)
         trainer.close()
     leave()
 
 
-def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> Iterator[Report]:
+def _trainer_reports(trainer: Trainer, architecture: Architecture, options: TrainOptions) -> Iterator[Report]:
     from bridge.engine.data import Text
     from bridge.engine.training import Report, memory, place
     from bridge.verify.measure import batches
@@ -304,7 +304,7 @@ def _reports(trainer: Trainer, architecture: Architecture, options: Options) -> 
         )
 
 
-def end(world: int) -> None:
+def end_process(world: int) -> None:
     """End the process of a rank at once, after all output is written and the process group is left.
 
     Otherwise threads of gloo could abort the process at interpreter exit, and the launcher would
@@ -316,25 +316,25 @@ def end(world: int) -> None:
         os._exit(0)
 
 
-def _read(job: Job, world: int, fit: bool) -> Config:
+def _read_for_ranks(job: Job, world: int, fit: bool) -> Config:
     """Read the job's file for the launched ranks.
 
     If it does not fit them, read it without a number of ranks, so that a later error can name the
     numbers that fit.
     """
     if job.world_size is not None or fit:
-        return read(job)
+        return read_job(job)
     try:
         # With the ranks that are here, the stack works the batch out as it will at the start.
-        return read(replace(job, world_size=world))
+        return read_job(replace(job, world_size=world))
     except BridgeError as error:
         try:
-            return read(job)
+            return read_job(job)
         except BridgeError:
             raise error from None
 
 
-def _unheard(config: Config) -> Iterator[Finding]:
+def _find_unheard(config: Config) -> Iterator[Finding]:
     """Yield findings on settings that change numbers but have no plan field, so that the engine ignores
     them, and on settings that nobody knows.
     """
@@ -342,7 +342,7 @@ def _unheard(config: Config) -> Iterator[Finding]:
     yield from (finding for finding in unheld(config) if finding.effect.reaches(Effect.ROUNDING))
 
 
-def _architecture(plan: Plan, model: str | None) -> Architecture:
+def _architecture_of(plan: Plan, model: str | None) -> Architecture:
     from bridge.engine.data import BYTES
     from bridge.engine.models.gpt import Architecture
     from bridge.engine.training import TINY
@@ -379,12 +379,12 @@ def _of_folder(folder: str, sequence: int) -> Architecture:
     )
 
 
-def _meshed(plan: Plan, world: int) -> Mesh:
+def _mesh_of_plan(plan: Plan, world: int) -> Mesh:
     """Return the mesh of a plan. Raises an error if its sizes do not fit the ranks, on any engine."""
     return Mesh.of(plan.parallel, world)
 
 
-def _fitted(
+def _fit_plan(
     plan: Plan,
     here: Environment,
     architecture: Architecture,
@@ -404,11 +404,11 @@ def _fitted(
     try:
         check(plan, here.world)
     except ConfigError as error:
-        raise ConfigError(*error.problems, _advice(plan, file)) from None
+        raise ConfigError(*error.problems, _advice_line(plan, file)) from None
     return plan, ()
 
 
-def _advice(plan: Plan, file: str) -> str:
+def _advice_line(plan: Plan, file: str) -> str:
     """Return a line of advice with commands: the command that runs the plan unchanged, if there is
     one, and the command that shrinks the sizes.
     """
@@ -424,12 +424,12 @@ def _advice(plan: Plan, file: str) -> str:
     return f"to run the plan unchanged: PYTHONSAFEPATH=1 torchrun --nproc-per-node {ranks} {command}; or shrink sizes with --fit"
 
 
-def _training(plan: Plan, architecture: Architecture, options: Options) -> Training:
+def _make_training(plan: Plan, architecture: Architecture, options: TrainOptions) -> Training:
     from bridge.engine.training import Training
 
     watch = options.watch
     training = Training.of(
-        watch.planned(plan),
+        watch.add_to_plan(plan),
         architecture,
         options.data,
         deterministic=options.deterministic,
@@ -449,19 +449,19 @@ def _training(plan: Plan, architecture: Architecture, options: Options) -> Train
     return training
 
 
-def _say(findings: Iterable[Finding]) -> None:
+def _print_findings(findings: Iterable[Finding]) -> None:
     for finding in findings:
         note(f"note: {finding.path}: {finding.message} ({finding.effect.value})")
 
 
-def _run(training: Any, number: int, options: Options, first: bool, as_json: bool) -> None:
+def _run_training(training: Any, number: int, options: TrainOptions, first: bool, as_json: bool) -> None:
     """Run `training` until `number` steps are done.
 
     `training` has an `engine`, and `steps(number)` yields a report for each step.
     """
     # One rank prints: the others would print the same lines.
     bar = first and not as_json and sys.stdout.isatty()
-    show = _Bar(number) if bar else _line if not as_json else _object
+    show = _Bar(number) if bar else _print_report if not as_json else _print_report_object
     for report in training.steps(number):
         if first:
             show(report)
@@ -473,18 +473,18 @@ def _run(training: Any, number: int, options: Options, first: bool, as_json: boo
 
 
 @contextmanager
-def _lost_ranks_named(options: Options) -> Iterator[None]:
+def _name_lost_ranks(options: TrainOptions) -> Iterator[None]:
     """Return a context for training: if a collective fails because another rank of this machine has
     ended, raise `BridgeError` that names that rank.
     """
-    from bridge.engine.environment import ended, neighbours
+    from bridge.engine.environment import find_dead_ranks, neighbours
 
     processes = neighbours()
     try:
         yield
     except RuntimeError as error:
         # A lost rank shows as an error of the collective that waited for it, with its address alone.
-        gone = ended(processes)
+        gone = find_dead_ranks(processes)
         if not gone:
             raise
         again = f"start again with --resume {options.save or options.resume or 'DIR'}"
@@ -495,11 +495,11 @@ def _lost_ranks_named(options: Options) -> Iterator[None]:
         raise BridgeError(*lines) from error
 
 
-def _line(report: Report) -> None:
+def _print_report(report: Report) -> None:
     print(report, flush=True)
 
 
-def _object(report: Report) -> None:
+def _print_report_object(report: Report) -> None:
     print_json(report.fields(), lines=False)
 
 

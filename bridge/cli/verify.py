@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge import stacks
-from bridge.cli.convert import answered, read, standard_input
-from bridge.cli.gathering import STDIN, within
+from bridge.cli.convert import answer_job, read_job, standard_input
+from bridge.cli.gathering import STDIN, limit_access
 from bridge.cli.job import Job
-from bridge.cli.local import ranks
+from bridge.cli.local import run_ranks
 from bridge.cli.progress import Meter
-from bridge.cli.settled import settled
+from bridge.cli.settled import apply_project_settings
 from bridge.cli.terminal import console, note, print_json
 from bridge.dialect import Config
 from bridge.errors import BridgeError
@@ -33,7 +33,7 @@ from bridge.underway import listening
 
 if TYPE_CHECKING:
     from bridge.backend import Backend
-    from bridge.verify.pair import Pair, Side
+    from bridge.verify.pair import Side, TranslationPair
 
 RANK = "bridge.cli.verify"
 MARK = "@stagebridge "
@@ -54,7 +54,7 @@ class Own:
 
 
 @dataclass(frozen=True)
-class Options:
+class VerifyOptions:
     """The options of `verify`: stack and release to translate to, largest number of ranks, number
     of steps, and whether samples are padded.
 
@@ -122,13 +122,13 @@ def own_of(
     return Own(other, str(model.absolute()), str(batch.absolute()), names)  # type: ignore[arg-type]
 
 
-def verify(job: Job, options: Options) -> int:
+def verify(job: Job, options: VerifyOptions) -> int:
     """Verify one file. Returns the exit code."""
 
     def work() -> int:
         need_engine("verify")
-        with orderly(), tempfile.TemporaryDirectory() as folder:
-            found = _measured(_at_hand(job, Path(folder)), options)
+        with end_orderly(), tempfile.TemporaryDirectory() as folder:
+            found = _print_and_measure(_at_hand(job, Path(folder)), options)
         if found["verdict"] == "differs":
             code = Exit.FINDINGS
         elif found["verdict"] == "same":
@@ -138,14 +138,14 @@ def verify(job: Job, options: Options) -> int:
         if job.json:
             print_json({**found, "exit_code": code})
         else:
-            _show(found)
+            _print_verdicts(found)
         return code
 
-    return answered(job, work)
+    return answer_job(job, work)
 
 
 @contextmanager
-def orderly() -> Iterator[None]:
+def end_orderly() -> Iterator[None]:
     """Context in which SIGTERM raises `SystemExit`, so that the ranks are ended and temporary files
     removed.
     """
@@ -177,18 +177,18 @@ def _at_hand(job: Job, folder: Path) -> Job:
     return replace(job, file=str(path), allow=(*job.allow, str(Path.cwd())))
 
 
-def _measured(job: Job, options: Options) -> Fields:
+def _print_and_measure(job: Job, options: VerifyOptions) -> Fields:
     """Return the report that the ranks print; progress lines go to stderr."""
     world = (
-        _own(job, options.own, options.ranks)[0] if options.own else _pair(job, options)
+        _make_own_pair(job, options.own, options.ranks)[0] if options.own else _make_pair(job, options)
     ).size.world
-    found = next(measured([(job, options)], world, None if job.json else Told()))
+    found = next(run_tasks([(job, options)], world, None if job.json else ProgressPrinter()))
     if "problems" in found:
         raise BridgeError(*found["problems"])
     return found
 
 
-class Told:
+class ProgressPrinter:
     """Prints the notes and the progress of ranks on stderr."""
 
     def __init__(self, what: str = "the runs") -> None:
@@ -206,15 +206,15 @@ class Told:
             note(f"  {said['note']}")
 
 
-def measured(
-    tasks: Sequence[tuple[Job, Options]], world: int, told: Told | None = None
+def run_tasks(
+    tasks: Sequence[tuple[Job, VerifyOptions]], world: int, told: ProgressPrinter | None = None
 ) -> Iterator[Fields]:
     """Return the reports on several files, in order. The `world` ranks are started once.
 
     A file that fails has its `problems` instead of a report.
     """
     spec = [{"job": asdict(job), "options": asdict(options)} for job, options in tasks]
-    for line in ranks(world, RANK, json.dumps(spec)):
+    for line in run_ranks(world, RANK, json.dumps(spec)):
         said = json.loads(line.removeprefix(MARK)) if line.startswith(MARK) else {}
         if told:
             told.hear(said)
@@ -222,38 +222,38 @@ def measured(
             yield said["found"]
 
 
-def _pair(job: Job, options: Options) -> Pair:
+def _make_pair(job: Job, options: VerifyOptions) -> TranslationPair:
     """Return both sides of the translation, at small sizes."""
-    from bridge.verify.pair import fitted
+    from bridge.verify.pair import fit_pair
 
-    source = read(job)
-    return fitted(
-        source, _target(source, options), stacks.backends(options.to, job.dialect), options.ranks
+    source = read_job(job)
+    return fit_pair(
+        source, _translate_target(source, options), stacks.backends(options.to, job.dialect), options.ranks
     )
 
 
-def _own(job: Job, own: Own, limit: int) -> tuple[Pair, Mapping[Side, Backend]]:
+def _make_own_pair(job: Job, own: Own, limit: int) -> tuple[TranslationPair, Mapping[Side, Backend]]:
     """Return both configs at small sizes, and the engine of each config."""
     from bridge.engine.backend import BACKEND
     from bridge.engine.plain import BACKENDS
-    from bridge.verify.own import engines_of, paired
+    from bridge.verify.own import engines_of, pair_configs
 
-    configs = read(job), _read(settled(job, own.other))
+    configs = read_job(job), _read_config(apply_project_settings(job, own.other))
     known = {
         **stacks.backends(*(config.dialect.name for config in configs)),
         **BACKENDS,
         BACKEND.name: BACKEND,
     }
     engines = engines_of(configs, own.on, known)
-    return paired(configs, engines, limit), engines
+    return pair_configs(configs, engines, limit), engines
 
 
-def _read(job: Job) -> Config:
-    with within(job):
-        return read(job)
+def _read_config(job: Job) -> Config:
+    with limit_access(job):
+        return read_job(job)
 
 
-def _target(source: Config, options: Options) -> Result:
+def _translate_target(source: Config, options: VerifyOptions) -> Result:
     """Translate for the release of --to-version, else for the release that is installed here."""
     assert options.to is not None, "--to is required if there is no second config"
     dialect, backend = stacks.load(options.to), stacks.backends(options.to).get(options.to)
@@ -265,15 +265,15 @@ def _target(source: Config, options: Options) -> Result:
 # On the terminal
 
 
-def _show(found: Fields) -> None:
+def _print_verdicts(found: Fields) -> None:
     out = console(sys.stdout)
     lacking = f": {'; '.join(found['lacking'])}" if found["lacking"] else ""
     out.print(f"{VERDICTS[found['verdict']]}{lacking}.", markup=False, soft_wrap=True)
     table = Grid("", ("run", "engine", "loss", "gradient norm", "furthest tensor", "verdict"))
     for run in found["runs"]:
-        table.add_row(*_cells(run))
+        table.add_row(*_run_cells(run))
     out.print(table)
-    for line in _words(found):
+    for line in _words_below(found):
         out.print(line, markup=False)
 
 
@@ -286,7 +286,7 @@ VERDICTS = {
 }
 
 
-def _cells(run: Fields) -> Iterator[str]:
+def _run_cells(run: Fields) -> Iterator[str]:
     written = "as written" if run["as_written"] else "as meant"
     yield f"{run['side']}, {written}"
     yield run["engine"]
@@ -303,7 +303,7 @@ def _cells(run: Fields) -> Iterator[str]:
     yield run["verdict"]
 
 
-def _words(found: Fields) -> Iterator[str]:
+def _words_below(found: Fields) -> Iterator[str]:
     """Yield the lines below the table: causes, changed sizes, and the differences that rounding
     alone makes.
     """
@@ -339,12 +339,12 @@ def warm(text: str) -> None:
     spec = json.loads(text)
     # An engine that is loaded after the fork is loaded once by every rank.
     on = [name for said in spec for name in (said["options"].get("own") or {}).get("on") or ()]
-    loaded(
+    load_engines(
         {*on, *(name for said in spec for name in (said["options"]["to"], said["job"]["dialect"]))}
     )
 
 
-def loaded(named: Iterable[str | None]) -> None:
+def load_engines(named: Iterable[str | None]) -> None:
     """Load the native engine and the installed engines of the `named` stacks."""
     from bridge.engine.backend import BACKEND
 
@@ -359,7 +359,7 @@ def main(text: str) -> None:
     """Verify one file after the other on one rank. The first rank prints the progress and the
     reports.
     """
-    from bridge.cli.train import end
+    from bridge.cli.train import end_process
     from bridge.engine.environment import detect
 
     tasks, here, out = json.loads(text), detect(), sys.stdout
@@ -372,16 +372,16 @@ def main(text: str) -> None:
     with redirect_stdout(sys.stderr):
         for said in tasks:
             with listening(lambda done, total: tell(at=[done, total])):
-                found = _found(
-                    Job(**said["job"]), _options(said["options"]), lambda line: tell(note=line)
+                found = _judge_job(
+                    Job(**said["job"]), _options_of(said["options"]), lambda line: tell(note=line)
                 )
             tell(found=found)
-    end(here.world)
+    end_process(here.world)
 
 
-def _options(said: Mapping[str, Any]) -> Options:
+def _options_of(said: Mapping[str, Any]) -> VerifyOptions:
     own = said.get("own")
-    return Options(
+    return VerifyOptions(
         **{
             **said,
             "own": Own(**{**own, "on": tuple(own["on"]) if own["on"] else None}) if own else None,
@@ -389,20 +389,20 @@ def _options(said: Mapping[str, Any]) -> Options:
     )
 
 
-def _judged(job: Job, options: Options, own: Own, note: Any) -> Fields:
+def _judge_own(job: Job, options: VerifyOptions, own: Own, note: Any) -> Fields:
     """The report on two configs of a user's own."""
     from bridge.engine.rows import Rows
-    from bridge.trace.batch_file import read as kept
-    from bridge.verify.on_batch import Given, judged
+    from bridge.trace.batch_file import read_batch as kept
+    from bridge.verify.on_batch import Given, judge_on_batch
 
-    pair, engines = _own(job, own, options.ranks)
+    pair, engines = _make_own_pair(job, own, options.ranks)
     folder = Path(own.model)
     rows = Rows.of(own.batch, kept(Path(own.batch)).tensors)
-    given = Given(folder, _read(Job(str(folder / "config.json"))), rows)
-    return {**judged(pair, engines, given, options.steps, note).fields(), "judged_release": ""}
+    given = Given(folder, _read_config(Job(str(folder / "config.json"))), rows)
+    return {**judge_on_batch(pair, engines, given, options.steps, note).fields(), "judged_release": ""}
 
 
-def _found(job: Job, options: Options, note: Any) -> Fields:
+def _judge_job(job: Job, options: VerifyOptions, note: Any) -> Fields:
     from bridge.engine.device import join
     from bridge.engine.environment import detect
     from bridge.verify.judge import verify
@@ -410,19 +410,19 @@ def _found(job: Job, options: Options, note: Any) -> Fields:
     here = detect()
     join(here)
     try:
-        with within(job):
+        with limit_access(job):
             if options.own:
-                return _judged(job, options, options.own, note)
-            pair = _pair(job, options)
+                return _judge_own(job, options, options.own, note)
+            pair = _make_pair(job, options)
             found = verify(
                 pair, stacks.backends(options.to, job.dialect), options.steps, options.padded, note
             ).fields()
-            return {**found, "judged_release": _otherwise(pair.target)}
+            return {**found, "judged_release": _release_line(pair.target)}
     except BridgeError as error:
         return {"verdict": "not run", "problems": list(error.problems)}
 
 
-def _otherwise(target: Config) -> str:
+def _release_line(target: Config) -> str:
     """Return a line that names the target release of the translation, if it is not the default
     release of `convert`; else an empty text.
     """

@@ -19,12 +19,12 @@ def watch(folder: Path, interval: float) -> int:
     """
     need_engine("trace")
     from bridge.trace.findings import FILE
-    from bridge.trace.following import Follower, words
-    from bridge.trace.pages.series import Told
-    from bridge.trace.running import alive
+    from bridge.trace.following import Follower, step_text
+    from bridge.trace.pages.series import FindingOfFile
+    from bridge.trace.running import is_alive
     from bridge.trace.schema import RUN
 
-    if not alive(folder) and not any((folder / name).exists() for name in (RUN, FILE)):
+    if not is_alive(folder) and not any((folder / name).exists() for name in (RUN, FILE)):
         raise BridgeError(
             f"{folder}: found neither a running training nor an ended one; name the folder of a "
             "trace"
@@ -33,9 +33,9 @@ def watch(folder: Path, interval: float) -> int:
     try:
         while True:
             # Asked before reading: what is written between the two is still printed in a last round.
-            going = alive(folder)
+            going = is_alive(folder)
             for found in follower.new():
-                if isinstance(found, Told):
+                if isinstance(found, FindingOfFile):
                     faults += found.severity == "fault"
                     ranks = f" on rank {', '.join(map(str, found.ranks))}" if found.ranks else ""
                     say(
@@ -44,7 +44,7 @@ def watch(folder: Path, interval: float) -> int:
                     )
                 else:
                     steps += 1
-                    say(words(found))
+                    say(step_text(found))
             if not going:
                 break
             time.sleep(interval)
@@ -62,13 +62,13 @@ def export(folder: Path, target: str, out: Path) -> int:
     """Write what a run logged for another tool."""
     need_engine("trace")
     from bridge.trace.export import TARGETS
-    from bridge.trace.export import export as written
-    from bridge.trace.pages.series import read
+    from bridge.trace.export import export_run as written
+    from bridge.trace.pages.series import read_series
 
     if target not in TARGETS:
         raise BridgeError(
             f"--to: found {target}, expected {' or '.join(TARGETS)}{nearest(target, TARGETS)}"
         )
-    count = written(read(folder), target, out)
+    count = written(read_series(folder), target, out)
     say(f"wrote {out}: {count} scalars")
     return Exit.CLEAN

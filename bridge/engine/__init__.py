@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from bridge.comm import Comm
     from bridge.engine.environment import Environment
-    from bridge.engine.optimizer import Group
+    from bridge.engine.optimizer import ParameterGroupSettings
     from bridge.engine.runner import Engine, Loss
     from bridge.layout.mesh import Mesh
     from bridge.layout.tensor import TensorPlan
@@ -30,7 +30,7 @@ def initialize(
     seed: int | None = 1234,
     device: str | torch.device | None = None,
     environment: Environment | None = None,
-    groups: Sequence[Group] = (),
+    groups: Sequence[ParameterGroupSettings] = (),
     deterministic: bool = False,
     module_fqns_per_model_part: Sequence[Sequence[str]] | None = None,
     variable_shapes: bool = False,
@@ -62,11 +62,11 @@ def initialize(
     from bridge.engine import device as devices
     from bridge.engine.agreement import facts_of
     from bridge.engine.environment import Environment, detect, local_rank
-    from bridge.engine.optimizer import spared
+    from bridge.engine.optimizer import groups_without_decay
     from bridge.engine.prepared import Prepared
     from bridge.engine.runner import Engine
 
-    here, names = comm.joined(), module_fqns_per_model_part
+    here, names = comm.rank_and_world(), module_fqns_per_model_part
     found = environment or (Environment(*here, local_rank()) if here else detect())
     # First what needs no other rank: a refusal then leaves no process group, and no rank waiting.
     made = Prepared.of(model, plan, found.world, names, sample, loss_fn is not None)
@@ -74,17 +74,17 @@ def initialize(
     others = {"seed": seed, "device": place.type, "tensor_plan": tensor_plan, "variable_shapes": variable_shapes}
     parts = {"module_fqns_per_model_part": names, "loss_fn": "given" if loss_fn else None}
     facts = facts_of({**alike, **others, **parts}, plan, made.module, groups)
-    ranks = _joined(found, made.mesh, devices.backend(place), facts, deterministic)
+    ranks = _join_ranks(found, made.mesh, devices.backend(place), facts, deterministic)
     made.module.to(place)
     first = _first_seed(ranks, place) if seed is None else seed
-    given = (loss_fn, first, made.findings, tensor_plan, groups or spared(made.module, plan.optimizer))
+    given = (loss_fn, first, made.findings, tensor_plan, groups or groups_without_decay(made.module, plan.optimizer))
     engine = Engine(made.module, plan, ranks, place, *given, made.pipeline, variable_shapes, made.cut, made.sample)
     if any(plan.debug.model_dump(exclude_none=True).values()):
         _watch(engine, plan, trace, full, policy)
     return engine
 
 
-def _joined(found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool) -> Comm:
+def _join_ranks(found: Environment, mesh: Mesh, backend: str, facts: Any, deterministic: bool) -> Comm:
     """Connect all ranks and return the communicator of this rank. Raises `ConfigError` on every
     rank if ranks were started with different `facts`.
     """

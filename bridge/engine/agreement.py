@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bridge import __version__, comm
-from bridge.engine.optimizer import Group
+from bridge.engine.optimizer import ParameterGroupSettings
 from bridge.errors import ConfigError
 from bridge.plan import Plan
 
@@ -24,7 +24,7 @@ ALIKE = "start all ranks with the same file, script and packages"
 
 
 def facts_of(
-    given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[Group]
+    given: Mapping[str, Any], plan: Plan, model: nn.Module, groups: Sequence[ParameterGroupSettings]
 ) -> Facts:
     """Return the facts that must be equal on all ranks, as text by name: releases, `given`
     arguments, the plan, groups of parameters, and names and shapes of the model.

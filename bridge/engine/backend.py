@@ -51,9 +51,9 @@ class NativeBackend(Backend):
         from bridge.engine import initialize
         from bridge.engine.layers import logits_in
         from bridge.engine.models.dense import native
-        from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
-        from bridge.engine.optimizer import grouped, trained
-        from bridge.state.groups import FILE, fitting
+        from bridge.engine.models.gpt import mean_cross_entropy, sum_cross_entropy
+        from bridge.engine.optimizer import groups_of_file, trainable_names
+        from bridge.state.groups import FILE, check_groups
 
         plan = lift(run) if isinstance(run, Config) else run
         if workload.model is not None:
@@ -62,11 +62,11 @@ class NativeBackend(Backend):
             plan = Plan.of(
                 {path: value for path, value in plan.values().items() if path not in EXPERTS}
             )
-        loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+        loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
         model, rows = native(workload), workload.groups
         if rows:
-            fitting(rows, trained(model), FILE)
-        groups = grouped(rows, plan.optimizer)
+            check_groups(rows, trainable_names(model), FILE)
+        groups = groups_of_file(rows, plan.optimizer)
         engine = initialize(
             model,
             plan,
@@ -98,19 +98,19 @@ class NativeTrainer:
     def train_batch(self, batches: Iterable[Batch]) -> Step:
         engine, before, scale = self.engine, self.engine.progress.steps, self.engine.scaler.scale
         loss, progress = (
-            engine.train_batch(batches if self.rows is None else map(self._named, batches)),
+            engine.train_batch(batches if self.rows is None else map(self._arguments_and_targets, batches)),
             engine.progress,
         )
         return Step(loss, progress.grad_norm, progress.lr, progress.steps > before, scale)
 
-    def _named(self, batch: Batch) -> Any:
+    def _arguments_and_targets(self, batch: Batch) -> Any:
         """Return the arguments of the model and the targets, for a microbatch of the user's own
         batch.
         """
         from bridge.engine.layers import Arguments
 
         assert self.rows is not None
-        return Arguments((batch[1],), self.rows.named(batch[0]))
+        return Arguments((batch[1],), self.rows.model_arguments(batch[0]))
 
     def resume(self, place: Path) -> int:
         self.engine.load_checkpoint(place.parent, place.name)

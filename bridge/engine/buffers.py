@@ -59,7 +59,7 @@ def owners(engine: Engine) -> dict[str, int]:
     return {name: min(users.get(id(tensor), [0])) for name, tensor in buffers(module).items()}
 
 
-def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
+def local_buffers(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     """Yield, by name, each buffer whose pipeline rank in `owners` is the rank of this process."""
     found = owners(engine)
     yield from (
@@ -70,11 +70,11 @@ def held(engine: Engine) -> Iterator[tuple[str, Tensor]]:
 
 
 def digest(engine: Engine) -> int:
-    """Return a digest of the buffers that `held` yields, a number below 2**63. Two ranks with the
+    """Return a digest of the buffers that `local_buffers` yields, a number below 2**63. Two ranks with the
     same bytes in these buffers get the same digest.
     """
     found = hashlib.blake2b(digest_size=8)
-    for name, tensor in held(engine):
+    for name, tensor in local_buffers(engine):
         found.update(name.encode())
         # numpy has no bf16, so the bytes are hashed.
         found.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data)

@@ -20,19 +20,19 @@ import torch
 from torch import Tensor
 
 from bridge.comm import LostRank, arrive
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.engine import buffers
 from bridge.engine.device import generator
 from bridge.engine.optimizer import setting
 from bridge.errors import BridgeError
-from bridge.layout.shard import Parameter, Piece, boxes
+from bridge.layout.shard import FlatPiece, Parameter, boxes_of_range
 from bridge.state import digests, parts, tagged
 from bridge.state.folder import LATEST as LATEST
-from bridge.state.folder import Saving, find, locked
+from bridge.state.folder import Saving, find_folder, hold_lock
 from bridge.state.native import Checkpoint, file_of
-from bridge.state.parts import Part, Stored
+from bridge.state.parts import LocalBox, Stored
 from bridge.state.pickled import FLAWS
-from bridge.state.schema import FORMAT, STATE, State, parse
+from bridge.state.schema import FORMAT, STATE, State, parse_state
 
 if TYPE_CHECKING:
     from bridge.engine.runner import Engine
@@ -68,11 +68,11 @@ def save(
         if engine.comm.rank == 0:
             saving.append(Saving.begin(folder, tag))
     try:
-        temporary = folder / _told(engine, saving[0].temporary.name if saving else "")
+        temporary = folder / _text_of_first_rank(engine, saving[0].temporary.name if saving else "")
         copies = _copies(engine)
         with together(engine):
             path = temporary / file_of(engine.comm.rank)
-            parts.write(path, _unique(engine, copies))
+            parts.write_parts(path, _unique(engine, copies))
             digest = digests.digest_of(path)
         # A SHA-256 has 64 hexadecimal digits: eight numbers of 32 bits, each of which fits into an
         # int64.
@@ -103,9 +103,9 @@ def load(
             if engine.comm.rank == 0:
                 # Readers share the lock. A save takes it alone, so that nothing in the folder
                 # changes while it is read. One rank holds it for all.
-                held.enter_context(locked(folder, shared=True))
-                name = find(folder, tag).name
-        path = folder / _told(engine, name)
+                held.enter_context(hold_lock(folder, shared=True))
+                name = find_folder(folder, tag).name
+        path = folder / _text_of_first_rank(engine, name)
         with together(engine):
             checkpoint = Checkpoint.open(path, folder)
             checkpoint.verify(engine.comm.rank, engine.comm.world.size)
@@ -124,14 +124,14 @@ def load(
         raise BridgeError(f"{path / STATE}: {problem}") from None
     if odd and engine.comm.rank == 0:
         engine.say(odd)
-    return path, dict(tagged.decoded(checkpoint.state.client))
+    return path, dict(tagged.decode_value(checkpoint.state.client))
 
 
 def _otherwise(engine: Engine, state: State) -> str:
     """Return a warning if the checkpoint was moved from another stack, and that stack's run had
     other hyperparameters for some parameters than this run. Otherwise return an empty text.
     """
-    rows: Any = tagged.decoded(state.carried.get("groups")) or []
+    rows: Any = tagged.decode_value(state.carried.get("groups")) or []
     was = {str(name): dict(row["settings"]) for row in rows for name in row["names"]}
     own = {name: group.settings for group in engine.optimizer.groups for name in group.names}
     usual = {key: setting(engine.plan.optimizer, key) for key in ("weight_decay", "betas", "eps")}
@@ -141,7 +141,7 @@ def _otherwise(engine: Engine, state: State) -> str:
             now, before = own.get(name, {}).get(key, value), settings.get(key)
             # JSON has no tuples, so that betas come back as a list.
             if before is not None and before != (list(now) if isinstance(now, tuple) else now):
-                apart.setdefault(f"{key} {shown(before)} instead of {shown(now)}", []).append(name)
+                apart.setdefault(f"{key} {show_value(before)} instead of {show_value(now)}", []).append(name)
     differences = "; ".join(
         f"{len(names)} parameters, such as {names[0]}, had {difference}"
         for difference, names in apart.items()
@@ -156,7 +156,7 @@ def _otherwise(engine: Engine, state: State) -> str:
 
 def _json(client: Mapping[str, Any]) -> Any:
     try:
-        return json.loads(json.dumps(tagged.encoded(dict(client))))
+        return json.loads(json.dumps(tagged.encode_value(dict(client))))
     except (TypeError, ValueError, RecursionError) as error:
         raise BridgeError(
             f"client_state: {error}; use only numbers, strings, lists, tuples, sets and "
@@ -188,7 +188,7 @@ def _publish(
     text = _state(engine, client, copies)
     # Read as a load would: a state that could not be read again is refused now, and not when it is
     # needed.
-    parse(text, saving.temporary / STATE)
+    parse_state(text, saving.temporary / STATE)
     sums[STATE] = digests.digest_of_text(text)
     saving.publish({STATE: text, digests.SUMS: digests.text_of(sums)}, latest)
 
@@ -209,7 +209,7 @@ def _state(engine: Engine, client: Mapping[str, Any], copies: Sequence[int]) -> 
 
 def _contents(engine: Engine, copies: Sequence[int]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and the shape of every tensor in a checkpoint of this engine."""
-    yield from _expected(engine)
+    yield from _shapes_in_checkpoint(engine)
     for copy in copies:
         yield from (
             (f"{BUFFERS}/{copy}/{name}", tuple(held.shape))
@@ -237,7 +237,7 @@ def _restore(engine: Engine, state: State) -> None:
     engine.optimizer.set_steps(engine.progress.steps)
 
 
-def _parts(engine: Engine) -> Iterator[Part]:
+def _parts(engine: Engine) -> Iterator[LocalBox]:
     """Yield every tensor that this rank has a part of, even if other ranks have the same part."""
     for flat_index, flat in enumerate(engine.layout.flats):
         for name, tensor in _tensors(engine, flat_index):
@@ -245,7 +245,7 @@ def _parts(engine: Engine) -> Iterator[Part]:
                 yield from _boxes(name, piece, tensor)
 
 
-def _expected(engine: Engine) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes_in_checkpoint(engine: Engine) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name and the whole shape of each weight and each moment in a checkpoint of this
     model, over all ranks.
     """
@@ -263,17 +263,17 @@ def _tensors(engine: Engine, index: int) -> Iterator[tuple[str, Tensor]]:
     slice, each with its kind.
     """
     yield WEIGHTS, engine.weights.shards[index]
-    trained = engine.weights.trained()
+    trained = engine.weights.trainable_flats()
     if index in trained:
         yield from engine.optimizer.state(trained.index(index)).items()
 
 
-def _boxes(kind: str, piece: Piece, tensor: Tensor) -> Iterator[Part]:
+def _boxes(kind: str, piece: FlatPiece, tensor: Tensor) -> Iterator[LocalBox]:
     """Yield the rectangular regions of a parameter that lie in `tensor`, one rank's slice of a
     flat.
     """
     parameter, place = piece.parameter, piece.offset
-    for box in boxes(parameter.shape, piece.start, piece.stop):
+    for box in boxes_of_range(parameter.shape, piece.start, piece.stop):
         length = torch.Size(box.sizes).numel()
         view = tensor[place : place + length].view(box.sizes)
         # Boxes count within this tensor rank's part of the parameter, which begins at `start` of
@@ -281,7 +281,7 @@ def _boxes(kind: str, piece: Piece, tensor: Tensor) -> Iterator[Part]:
         offsets = list(box.offsets)
         if parameter.split is not None:
             offsets[parameter.split] += parameter.start
-        yield Part(f"{kind}/{parameter.name}", _whole(parameter), tuple(offsets), view)
+        yield LocalBox(f"{kind}/{parameter.name}", _whole(parameter), tuple(offsets), view)
         place += length
 
 
@@ -292,7 +292,7 @@ def _whole(parameter: Parameter) -> tuple[int, ...]:
     )
 
 
-def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[Part]:
+def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[LocalBox]:
     """Yield the regions of tensors that this rank writes. If several ranks hold the same region,
     only the first of them writes it.
     """
@@ -303,14 +303,14 @@ def _unique(engine: Engine, copies: Sequence[int]) -> Iterator[Part]:
                     if piece.parameter.split is not None or engine.tensor.index == 0:
                         yield from _boxes(name, piece, tensor)
     if _copy(engine) in copies:
-        for name, held in buffers.held(engine):
+        for name, held in buffers.local_buffers(engine):
             yield _complete(f"{BUFFERS}/{_copy(engine)}/{name}", held.detach().clone())
     for name, state in _generators(engine, engine.comm.rank).items():
         yield _complete(name, state)
 
 
-def _complete(name: str, tensor: Tensor) -> Part:
-    return Part(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
+def _complete(name: str, tensor: Tensor) -> LocalBox:
+    return LocalBox(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)
 
 
 def _copy(engine: Engine) -> int:
@@ -332,7 +332,7 @@ def _copies(engine: Engine) -> list[int]:
     return sorted({copy for copy, place, digest in found if copy == 0 or digest != first[place]})
 
 
-def _saved_copy(engine: Engine, state: State, name: str) -> str:
+def _name_of_copy(engine: Engine, state: State, name: str) -> str:
     """Return the name under which this rank reads a buffer from the checkpoint. The rank reads its
     own copy if the checkpoint has this copy and was saved with as many data ranks and tensor ranks
     as this run has. Otherwise it reads the first copy.
@@ -346,9 +346,9 @@ def _check(
     engine: Engine, path: Path, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
     """Raise `BridgeError` if the saved tensors are not those that this engine expects."""
-    wanted = {name: shape for name, shape in _expected(engine) if optimizer or _is_weight(name)}
+    wanted = {name: shape for name, shape in _shapes_in_checkpoint(engine) if optimizer or _is_weight(name)}
     for name, held in buffers.buffers(engine.model).items():
-        wanted[_saved_copy(engine, state, name)] = tuple(held.shape)
+        wanted[_name_of_copy(engine, state, name)] = tuple(held.shape)
     BridgeError.raise_if(_misfits(path, wanted, state.tensors, optimizer))
     whole = {WEIGHTS, *engine.optimizer.state_names}
     for name in wanted:
@@ -405,18 +405,18 @@ def _of_model(name: str) -> bool:
 def _fill(
     engine: Engine, saved: Mapping[str, Sequence[Stored]], state: State, optimizer: bool
 ) -> None:
-    wanted = {name for name, _ in _expected(engine) if optimizer or _is_weight(name)}
-    parts.fill((part for part in _parts(engine) if part.name in wanted), saved)
+    wanted = {name for name, _ in _shapes_in_checkpoint(engine) if optimizer or _is_weight(name)}
+    parts.fill_parts((part for part in _parts(engine) if part.name in wanted), saved)
     held = (
-        (_saved_copy(engine, state, name), tensor)
+        (_name_of_copy(engine, state, name), tensor)
         for name, tensor in buffers.buffers(engine.model).items()
     )
-    parts.fill((_complete(name, tensor) for name, tensor in held), saved)
+    parts.fill_parts((_complete(name, tensor) for name, tensor in held), saved)
     # A rank that the saved run did not have keeps its own generators.
     found = [torch.default_generator, generator(engine.device)]
     for own, (name, values) in zip(found, _generators(engine, engine.comm.rank).items(), strict=False):
         if own is not None and name in state.tensors:
-            parts.fill([_complete(name, values)], saved)
+            parts.fill_parts([_complete(name, values)], saved)
             own.set_state(values)
 
 
@@ -461,7 +461,7 @@ def _everyones(engine: Engine, numbers: Sequence[int]) -> list[list[int]]:
     return [[int(number) for number in row] for row in found.tolist()]
 
 
-def _told(engine: Engine, text: str) -> str:
+def _text_of_first_rank(engine: Engine, text: str) -> str:
     """Return the `text` of the first rank on all ranks, cut to `LONGEST` bytes."""
     encoded = text.encode()[:LONGEST]
     return (

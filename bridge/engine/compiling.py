@@ -12,7 +12,7 @@ import torch
 
 
 @contextmanager
-def uncompiled() -> Iterator[None]:
+def disable_compile() -> Iterator[None]:
     """Context in which `torch.compile` returns functions unchanged, unless there is CUDA. The
     functions compute the same without the compiler, and importing the compiler takes longer than
     importing the rest of a stack.

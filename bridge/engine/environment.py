@@ -69,7 +69,7 @@ GRACE = 1.0
 """Seconds that a process may take to end after its connections were closed."""
 
 
-def ended(processes: Mapping[int, int]) -> tuple[int, ...]:
+def find_dead_ranks(processes: Mapping[int, int]) -> tuple[int, ...]:
     """Return the ranks in `processes` (process ids by rank) that have ended, or that end within
     `GRACE` seconds.
     """

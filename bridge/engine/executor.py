@@ -18,14 +18,14 @@ from bridge.engine.gradients import Gradients
 from bridge.engine.halves import Halves
 from bridge.engine.messages import Form, Forms, Messages
 from bridge.engine.models.blocks import Stream
-from bridge.engine.stage import Draw, Stage, detached, differentiable
+from bridge.engine.stage import Draw, Stage, detach_tensors, differentiable
 from bridge.engine.weights import Weights
 from bridge.errors import BridgeError
-from bridge.layout.residency import reductions
-from bridge.layout.schedule import Action, Kind, Schedule
+from bridge.layout.residency import reductions_by_stage
+from bridge.layout.schedule import Action, ActionKind, Schedule
 from bridge.layout.schedule.action import COMPUTE, WRITES, Row
 from bridge.layout.shard import Layout
-from bridge.layout.traffic import Visits, ahead
+from bridge.layout.traffic import Visits, gather_ahead
 
 
 @dataclass
@@ -88,17 +88,17 @@ class Executor:
         self.local = {stage: place for place, stage in enumerate(sorted(stages))}
         self.last = schedule.stages - 1
         self.visits = Visits.of(row, self.local)
-        self._window = ahead(layout)
-        self._due = reductions(layout, self.visits.writers)
+        self._window = gather_ahead(layout)
+        self._due = reductions_by_stage(layout, self.visits.writers)
         # The last visit that writes gradients of a stage. What is due after it is reduced by an
         # action of its own.
         self._final = {place: writer for writer, place in enumerate(self.visits.writers)}
-        self._apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
+        self._apart = any(action.kind in (ActionKind.INPUT, ActionKind.AGAIN) for action in row)
         # One rank, and one microbatch after the other: the graph of a microbatch is whole, so that
         # whatever the script computes from it takes part in backward.
         self.joined = schedule.name == "depth_first" and schedule.ranks == 1
         self._trained = {action.stage for action in row if action.kind in WRITES}
-        messages.returned = self._returned
+        messages.returned = self._gradient_forms
         self.begin()
 
     def begin(self) -> None:
@@ -117,19 +117,19 @@ class Executor:
         self.messages.begin()
 
     @property
-    def done(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all actions of the step have run."""
         return self._place == len(self.row)
 
     def run(self, feed: Feed, stop: Callable[[Action], bool] = lambda action: False) -> None:
         """Run actions until all have run, or until `stop` returns true for the next action."""
-        while not self.done and not stop(self.row[self._place]):
+        while not self.is_over and not stop(self.row[self._place]):
             action = self.row[self._place]
             self.microbatch, HERE.action = max(action.microbatch, 0), action
             with self.timed(action):
                 _RUN[action.kind](self, action, feed)
             self._place += 1
-        if self.done:
+        if self.is_over:
             self.messages.finish()
 
     def seek(self, microbatch: int, backward: bool) -> None:
@@ -145,7 +145,7 @@ class Executor:
         visited = written = 0
         for place, action in enumerate(self.row):
             found.setdefault(
-                (action.microbatch, action.kind is not Kind.FORWARD), (place, visited, written)
+                (action.microbatch, action.kind is not ActionKind.FORWARD), (place, visited, written)
             )
             visited += action.kind in COMPUTE
             written += action.kind in WRITES
@@ -169,7 +169,7 @@ class Executor:
         path, result = tuple(sorted(self.stages)), None
         for place, stage in enumerate(path):
             if self._remote(stage - 1):
-                value = received(self.messages.receive_once(Action(stage, Kind.RECEIVE_FORWARD, 0)))
+                value = received(self.messages.receive_once(Action(stage, ActionKind.RECEIVE_FORWARD, 0)))
             self.weights.require(
                 self.local[stage], [self.local[after] for after in path[place + 1 :]]
             )
@@ -181,7 +181,7 @@ class Executor:
                 self.weights.show()
             elif self._remote(stage + 1):
                 self.messages.send_once(
-                    Action(stage + 1, Kind.SEND_FORWARD, 0), _flat(value, stage)
+                    Action(stage + 1, ActionKind.SEND_FORWARD, 0), _flat(value, stage)
                 )
         self.messages.finish()
         # A step that follows has to announce its own shapes.
@@ -202,7 +202,7 @@ class Executor:
                 self._watch(None, value)
             current = Pass(value, feed.turn)
         else:
-            current = Pass(detached(value), feed.turn, again=self.to_run_again(stage, microbatch))
+            current = Pass(detach_tensors(value), feed.turn, again=self.to_run_again(stage, microbatch))
         if stage in self._trained and torch.is_grad_enabled():
             self.open.setdefault((stage, microbatch), []).append(current)
             self.peak = max(self.peak, sum(map(len, self.open.values())))
@@ -219,7 +219,7 @@ class Executor:
         for current in self.open.get((action.stage, action.microbatch), ()):
             if current.again:
                 current.again = False
-                self._ran(Action(action.stage, Kind.AGAIN, action.microbatch), current, feed)
+                self._ran(Action(action.stage, ActionKind.AGAIN, action.microbatch), current, feed)
 
     def _ran(self, action: Action, current: Pass, feed: Feed) -> None:
         """Run a stage on the inputs of `current`, and hand on the output. Only the edges of the
@@ -229,11 +229,11 @@ class Executor:
         # The stage recomputes no chunk by itself if it is recomputed whole, or if the schedule
         # keeps this microbatch.
         keep = self._apart or (stage, microbatch) in self.schedule.kept
-        self.again = kind is Kind.AGAIN
+        self.again = kind is ActionKind.AGAIN
         self.note(f"forward {self.local[stage]} starts")
         output = self.stages[stage].forward(current.entered, feed.draw(microbatch), keep)
         self.note(f"forward {self.local[stage]} ends")
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             self.note(str(action))
         if self.joined:
             self._watch(stage, output)
@@ -258,7 +258,7 @@ class Executor:
         current.forms = tuple(map(Form.of, found))
         if not current.again:
             current.roots = [get_gradient_edge(tensor) for tensor in found]
-        if kind is Kind.FORWARD:
+        if kind is ActionKind.FORWARD:
             self._values[stage + 1, microbatch] = output
 
     def to_run_again(self, stage: int, microbatch: int) -> bool:
@@ -283,7 +283,7 @@ class Executor:
             if roots:
                 torch.autograd.backward(roots, gradients)
 
-        self._noted(action, work)
+        self._note_action(action, work)
         self._hand_down(action, feed)
         self._close(action, feed)
         self._reduce_due(action.stage)
@@ -307,7 +307,7 @@ class Executor:
         self._entered, self._ordered = None, False
         self.weights.show()
         for stage in self.stages:
-            self._close(Action(stage, Kind.BACKWARD, action.microbatch), feed)
+            self._close(Action(stage, ActionKind.BACKWARD, action.microbatch), feed)
         self._place -= 1  # `run` goes on with the action behind this one
 
     def _watch(self, stage: int | None, values: Any) -> None:
@@ -346,9 +346,9 @@ class Executor:
     def _expects(self, stage: int) -> bool:
         """Return whether the program has the backward of `stage` still ahead in this microbatch."""
         for action in self.row[self._place :]:
-            if action.kind is Kind.FORWARD:
+            if action.kind is ActionKind.FORWARD:
                 return False
-            if action.kind is Kind.BACKWARD and action.stage == stage:
+            if action.kind is ActionKind.BACKWARD and action.stage == stage:
                 return True
         return False
 
@@ -356,10 +356,10 @@ class Executor:
         """Run the program up to the backward of `stage`, or up to the next forward action: the ends of
         stages that backward has been through, reductions, and stages that no gradient came to.
         """
-        while not self.done and self.row[self._place].kind is not Kind.FORWARD:
+        while not self.is_over and self.row[self._place].kind is not ActionKind.FORWARD:
             action = self.row[self._place]
             HERE.action = action
-            if action.kind is Kind.REDUCE:
+            if action.kind is ActionKind.REDUCE:
                 self._reduce(action)
             else:
                 if action.stage == stage:
@@ -378,14 +378,14 @@ class Executor:
         """End a backward pass through several forward passes, which came to stages in any order. After
         the last microbatch, reduce all gradients that are not reduced yet.
         """
-        while not self.done and self.row[self._place].kind is not Kind.FORWARD:
+        while not self.is_over and self.row[self._place].kind is not ActionKind.FORWARD:
             action = self.row[self._place]
-            if action.kind is Kind.BACKWARD:
+            if action.kind is ActionKind.BACKWARD:
                 self._visited += 1
                 self._written += 1
                 self.note(str(action))
             self._place += 1
-        if self.done:
+        if self.is_over:
             self.gradients.reduce(self.gradients.left())
 
     def _input(self, action: Action, feed: Feed) -> None:
@@ -398,14 +398,14 @@ class Executor:
         ]
         halves = Halves(edges, gradients, differentiable(entered))
         self._halves[action.stage, action.microbatch] = halves
-        self._noted(action, halves.input)
+        self._note_action(action, halves.input)
         self._hand_down(action, feed)
 
     def _weight(self, action: Action, feed: Feed) -> None:
         self._visit()
         halves = self._halves.pop((action.stage, action.microbatch))
         self.gradients.acquire(self.local[action.stage])
-        self._noted(action, halves.weight)
+        self._note_action(action, halves.weight)
         self._close(action, feed)
         self._reduce_due(action.stage)
 
@@ -418,7 +418,7 @@ class Executor:
         self._renew(action, feed)
         if stage == self.last:
             return [feed.root(microbatch)], [None]  # the loss, whose own gradient is one
-        passes = self._reached(action, feed)
+        passes = self._waiting_passes(action, feed)
         given = self._gradients.pop((stage, microbatch))
         pairs = [
             (root, gradient)
@@ -434,7 +434,7 @@ class Executor:
         """
         stage, _, microbatch = action
         remote = self._remote(stage - 1)
-        passes = self._reached(action, feed)
+        passes = self._waiting_passes(action, feed)
         found: list[list[Tensor | None]] = []
         for current in passes:
             of_pass: list[Tensor | None] = []
@@ -451,7 +451,7 @@ class Executor:
         for current in passes:
             current.roots = []
 
-    def _reached(self, action: Action, feed: Feed) -> list[Pass]:
+    def _waiting_passes(self, action: Action, feed: Feed) -> list[Pass]:
         """Return the passes of a microbatch through a stage that wait for backward and that
         backward has reached now.
         """
@@ -503,7 +503,7 @@ class Executor:
     def _receive_backward(self, action: Action, feed: Feed) -> None:
         self._gradients[action.stage, action.microbatch] = [[*self.messages.receive(action)]]
 
-    def _returned(self, action: Action) -> Forms:
+    def _gradient_forms(self, action: Action) -> Forms:
         """Return the shapes and formats of the gradients that a microbatch's outputs will get from
         another rank. Return nothing before the forward pass.
         """
@@ -523,7 +523,7 @@ class Executor:
         following = () if self.weights.residency.full else path[place + 1 : place + self._window]
         self.weights.require(path[place], following)
 
-    def _noted(self, action: Action, work: Callable[[], None]) -> None:
+    def _note_action(self, action: Action, work: Callable[[], None]) -> None:
         place = self.local[action.stage]
         self.note(f"backward {place} starts")
         self.gradients.active = True
@@ -551,15 +551,15 @@ def _flat(value: Any, stage: int) -> list[Tensor]:
     return tensors
 
 
-_RUN: Mapping[Kind, Callable[[Executor, Action, Feed], None]] = {
-    Kind.FORWARD: Executor._forward,
-    Kind.AGAIN: Executor._once_more,
-    Kind.BACKWARD: Executor._backward,
-    Kind.INPUT: Executor._input,
-    Kind.WEIGHT: Executor._weight,
-    Kind.REDUCE: Executor._reduce,
-    Kind.SEND_FORWARD: Executor._send_forward,
-    Kind.RECEIVE_FORWARD: Executor._receive_forward,
-    Kind.SEND_BACKWARD: Executor._send_backward,
-    Kind.RECEIVE_BACKWARD: Executor._receive_backward,
+_RUN: Mapping[ActionKind, Callable[[Executor, Action, Feed], None]] = {
+    ActionKind.FORWARD: Executor._forward,
+    ActionKind.AGAIN: Executor._once_more,
+    ActionKind.BACKWARD: Executor._backward,
+    ActionKind.INPUT: Executor._input,
+    ActionKind.WEIGHT: Executor._weight,
+    ActionKind.REDUCE: Executor._reduce,
+    ActionKind.SEND_FORWARD: Executor._send_forward,
+    ActionKind.RECEIVE_FORWARD: Executor._receive_forward,
+    ActionKind.SEND_BACKWARD: Executor._send_backward,
+    ActionKind.RECEIVE_BACKWARD: Executor._receive_backward,
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bridge.engine.tensor_parallel import Conversion, Split
-from bridge.layout.tensor import Site, cut
+from bridge.layout.tensor import Site, cut_range
 from bridge.layout.traffic import SUM, SUM_BACKWARD
 
 
@@ -26,7 +26,7 @@ def attach(found: Conversion) -> None:
     enter, leave = Site.ends(whole=tokens)
     for stack in found.plan.experts:
         module = found.model.get_submodule(stack.name)
-        part = cut(stack.count, split.group.size, split.group.index)
+        part = cut_range(stack.count, split.group.size, split.group.index)
         keep(module, {name: found.cut_along(weight, 0) for name, weight in module.named_parameters()}, part)
         _Experts(module, split, part)
         found.sites += [

@@ -54,7 +54,7 @@ class Gradients:
         # stage overwrites the sum, so that this rank's slice is kept apart.
         self.shards: dict[int, Tensor] = {}
         for index, flat in self.flats.items():
-            whole, owned = self.whole(flat), flat.owned(self.group.index)
+            whole, owned = self.whole(flat), flat.elements_of(self.group.index)
             apart = flat.grad_shared
             self.shards[index] = (
                 torch.zeros_like(whole[: flat.shard]) if apart else whole[owned.start : owned.stop]

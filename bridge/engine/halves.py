@@ -16,7 +16,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 @dataclass(eq=False)
-class Group:
+class NodeGroup:
     """A group of weights, and the autograd nodes at which the second half continues to compute
     their gradients. `gradients` are those that arrived at these nodes in the first half.
     """
@@ -41,7 +41,7 @@ class Halves:
         inputs: Sequence[Tensor],
     ) -> None:
         self._roots, self._gradients, self._inputs = list(roots), list(gradients), list(inputs)
-        self._groups: list[Group] = []
+        self._groups: list[NodeGroup] = []
 
     def input(self) -> None:
         """Compute the gradient of each input, and store it in the attribute `grad` of the input."""
@@ -58,7 +58,7 @@ class Halves:
         found = torch.autograd.grad(
             self._roots,
             self._inputs,
-            _filled(self._gradients),
+            _gradients_or_none(self._gradients),
             retain_graph=True,
             allow_unused=True,
         )
@@ -75,7 +75,7 @@ class Halves:
         if not self._roots:
             return
         if not self._inputs:
-            torch.autograd.backward(self._roots, _filled(self._gradients))
+            torch.autograd.backward(self._roots, _gradients_or_none(self._gradients))
         # From one node of a group to another, backward runs nodes on the way to the inputs, which
         # other groups may need as well. Their saved tensors are kept then.
         crossing = any(len(group.nodes) > 1 for group in self._groups)
@@ -96,18 +96,18 @@ class Halves:
                     group.nodes[edge.node] = (None,) * edge.output_nr + (before,)
 
 
-def _filled(gradients: Sequence[Tensor | None]) -> Any:
+def _gradients_or_none(gradients: Sequence[Tensor | None]) -> Any:
     return gradients if any(gradient is not None for gradient in gradients) else None
 
 
-def _catch(group: Group, node: Node) -> Callable[[Gradients], None]:
+def _catch(group: NodeGroup, node: Node) -> Callable[[Gradients], None]:
     def catch(gradients: Gradients) -> None:
         group.nodes[node] = gradients
 
     return catch
 
 
-def _go_on(group: Group, retain: bool) -> None:
+def _go_on(group: NodeGroup, retain: bool) -> None:
     """Compute the gradients of the weights of `group`, from the nodes at which the first half
     stored gradients. With `retain`, the graph is kept.
     """
@@ -138,7 +138,7 @@ def _go_on(group: Group, retain: bool) -> None:
         hook.remove()
 
 
-def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Group]:
+def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[NodeGroup]:
     """Divide the weights on which the roots depend into groups. Two weights are in one group if the
     second half reaches both from the same node.
     """
@@ -147,7 +147,7 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Gro
     # node that does.
     through: dict[Node, bool] = {}
     below: dict[Node, tuple[Tensor, ...]] = {}
-    groups: dict[int, Group] = {}
+    groups: dict[int, NodeGroup] = {}
     for node in _children_first([edge.node for edge in roots]):
         leaf = getattr(node, "variable", None)  # the nodes that accumulate gradients have it
         children = [child for child, _ in node.next_functions if child is not None]
@@ -165,7 +165,7 @@ def _groups(roots: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> list[Gro
     return list({id(group): group for group in groups.values()}.values())
 
 
-def _join(groups: dict[int, Group], node: Node, weights: Iterable[Tensor]) -> None:
+def _join(groups: dict[int, NodeGroup], node: Node, weights: Iterable[Tensor]) -> None:
     """Record that the second half reaches `weights` from `node`. Groups with one of these weights
     are joined to one group.
     """
@@ -173,7 +173,7 @@ def _join(groups: dict[int, Group], node: Node, weights: Iterable[Tensor]) -> No
     if not weights:
         return
     known = {id(group): group for weight in weights if (group := groups.get(id(weight)))}
-    merged = Group([])
+    merged = NodeGroup([])
     for group in known.values():
         merged.weights += group.weights
         merged.nodes.update(group.nodes)

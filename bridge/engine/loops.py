@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bridge.backend import Step, Workload
-from bridge.comm import everyones, joined
+from bridge.comm import everyones, rank_and_world
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
-from bridge.engine.models.dense import called
+from bridge.engine.models.dense import model_to_train
 from bridge.engine.models.gpt import IGNORED, mean_cross_entropy
-from bridge.engine.optimizer import setting, spared
+from bridge.engine.optimizer import groups_without_decay, setting
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.trace import naming
@@ -35,7 +35,7 @@ class PlainTrainer:
     """A run of a plain training loop on one rank."""
 
     def __init__(self, plan: Plan, workload: Workload) -> None:
-        here = joined() or (0, 1)
+        here = rank_and_world() or (0, 1)
         self.plan, self.data, self.steps = plan, self.place(here), 0
         self.micro = plan.batch.micro or workload.micro
         whole = plan.batch.global_ or self.micro * (plan.batch.accumulation or 1) * (
@@ -43,7 +43,7 @@ class PlainTrainer:
         )
         self.accumulation = max(1, whole // (self.micro * self.data[1]))
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model: nn.Module = called(workload).to(self.device)
+        self.model: nn.Module = model_to_train(workload).to(self.device)
         self.wrapped = self.wrap(self.model)
         self.optimizer = _optimizer(plan, self.model)
 
@@ -109,7 +109,7 @@ class PlainTrainer:
         return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
-        return held(self.model, self.optimizer)
+        return memory_bytes(self.model, self.optimizer)
 
     def close(self) -> None:
         """Do nothing: a plain loop opens nothing except the process group of all ranks."""
@@ -143,7 +143,7 @@ class ShardedTrainer(PlainTrainer):
             param_dtype=half, reduce_dtype=torch.float32 if half else None
         )
         # Numbered layers are the blocks. The rest of the model is left to the root's own group.
-        for name, block in naming.layers(model).items():
+        for name, block in naming.layers_by_name(model).items():
             if name[-1].isdigit():
                 fully_shard(block, mp_policy=policy)
         return fully_shard(model, mp_policy=policy)
@@ -165,7 +165,7 @@ def wholes(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def held(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def memory_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Return the bytes of weights, gradients and optimizer state on this rank."""
     weights = [_local(weight) for weight in model.parameters()]
     states = [
@@ -202,7 +202,7 @@ def _optimizer(plan: Plan, model: nn.Module) -> Any:
     settings = plan.optimizer
     name = setting(settings, "name")
     decay = setting(settings, "weight_decay")
-    free = {one for group in spared(model, settings) for one in group.names}
+    free = {one for group in groups_without_decay(model, settings) for one in group.names}
     decayed = [weight for one, weight in model.named_parameters() if one not in free]
     others = [weight for one, weight in model.named_parameters() if one in free]
     groups = [

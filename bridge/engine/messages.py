@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bridge.comm import Comm, Group, Wait, arrive
 from bridge.errors import BridgeError
-from bridge.layout.schedule import Action, Kind
+from bridge.layout.schedule import Action, ActionKind
 from bridge.layout.schedule.action import Row
 from bridge.layout.step import Sizes
 from bridge.layout.traffic import HEADER, HEADER_LENGTH, SEND, SEND_BACKWARD, Traffic
@@ -30,8 +30,8 @@ DTYPES = (
     torch.uint8,
 )
 """Formats of tensors in a message. A header names them by their index in this tuple."""
-SENDS: Mapping[Kind, str] = {Kind.SEND_FORWARD: SEND, Kind.SEND_BACKWARD: SEND_BACKWARD}
-ANSWERS = {Kind.RECEIVE_FORWARD: Kind.SEND_FORWARD, Kind.RECEIVE_BACKWARD: Kind.SEND_BACKWARD}
+SENDS: Mapping[ActionKind, str] = {ActionKind.SEND_FORWARD: SEND, ActionKind.SEND_BACKWARD: SEND_BACKWARD}
+ANSWERS = {ActionKind.RECEIVE_FORWARD: ActionKind.SEND_FORWARD, ActionKind.RECEIVE_BACKWARD: ActionKind.SEND_BACKWARD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Messages:
     def send(self, action: Action, tensors: Sequence[Tensor]) -> None:
         """Start to send the tensors of `action`."""
         peer = self.homes[action.stage]
-        waits = self._announce(action, tensors, peer) if action.kind is Kind.SEND_FORWARD else []
+        waits = self._announce(action, tensors, peer) if action.kind is ActionKind.SEND_FORWARD else []
         for index, tensor in enumerate(tensors):
             whole = tensor.detach().contiguous()
             link = self._link(peer)
@@ -149,12 +149,12 @@ class Messages:
         if they did so on the sending rank.
         """
         send = Action(action.stage, ANSWERS[action.kind], action.microbatch)
-        peer = self.homes[send.stage - 1 if send.kind is Kind.SEND_FORWARD else send.stage + 1]
+        peer = self.homes[send.stage - 1 if send.kind is ActionKind.SEND_FORWARD else send.stage + 1]
         # The other side sends in its own order. Messages before this one, for which nobody has
         # asked yet, are received first.
         while send not in self._posted:
             self._post(peer)
-        if self.overlap and self._known(peer):
+        if self.overlap and self._has_forms(peer):
             self._post(peer)
         found = []
         for wait, tensor in self._posted.pop(send):
@@ -195,7 +195,7 @@ class Messages:
         """Receive the tensors that another rank sends by `send_once`."""
         peer, send = (
             self.homes[action.stage - 1],
-            Action(action.stage, Kind.SEND_FORWARD, action.microbatch),
+            Action(action.stage, ActionKind.SEND_FORWARD, action.microbatch),
         )
         self._forms.pop(action.stage, None)
         waits = self._start(send, peer)
@@ -213,32 +213,32 @@ class Messages:
         name, link = SENDS[send.kind], self._link(peer, mine=False)
         self.comm.ledger.note(f"{send} awaited")
         found = []
-        for index, form in enumerate(self._expected(send, peer)):
+        for index, form in enumerate(self._forms_of_message(send, peer)):
             tensor = form.empty(self.device)
             found.append(
                 (self.comm.receive(name, tensor, link, peer, self._tag(send, index + 1)), tensor)
             )
             # Activations take part in backward if they did on the other side; gradients never do.
-            tensor.requires_grad_(form.grad and send.kind is Kind.SEND_FORWARD)
+            tensor.requires_grad_(form.grad and send.kind is ActionKind.SEND_FORWARD)
         return found
 
-    def _known(self, peer: int) -> bool:
+    def _has_forms(self, peer: int) -> bool:
         """Return whether the shapes of the next message from `peer` are known already. If not, they
         are in a header that has to arrive first.
         """
         if self._next[peer] == len(self._incoming[peer]):
             return False
         send = self._incoming[peer][self._next[peer]]
-        if send.kind is Kind.SEND_BACKWARD:
+        if send.kind is ActionKind.SEND_BACKWARD:
             return bool(self.returned(send))
         return send.stage in self._forms and not self.variable
 
-    def _expected(self, send: Action, peer: int) -> Forms:
+    def _forms_of_message(self, send: Action, peer: int) -> Forms:
         """Return the shapes and formats of the tensors in the message `send` from `peer`. Gradients
         have the shapes of the outputs to which they belong; all other tensors have the shapes in
         the header.
         """
-        if send.kind is Kind.SEND_BACKWARD:
+        if send.kind is ActionKind.SEND_BACKWARD:
             return self.returned(send)
         if self.variable or send.stage not in self._forms:
             header = torch.zeros(HEADER_LENGTH, dtype=torch.int64, device=self.device)
@@ -246,7 +246,7 @@ class Messages:
                 HEADER, header, self._link(peer, mine=False), peer, self._tag(send, 0)
             )()
             arrive()
-            self._forms[send.stage] = self.shapes[send.stage] = _unpacked(header.tolist())
+            self._forms[send.stage] = self.shapes[send.stage] = _unpack_forms(header.tolist())
         return self._forms[send.stage]
 
     def _announce(
@@ -260,12 +260,12 @@ class Messages:
             return []
         if known is not None and not self.variable:
             raise BridgeError(
-                f"microbatch {action.microbatch}: stage {action.stage} would get tensors {_told(forms)},"
-                f" expected {_told(known)} as in"
+                f"microbatch {action.microbatch}: stage {action.stage} would get tensors {_forms_text(forms)},"
+                f" expected {_forms_text(known)} as in"
                 " earlier microbatches; pad all microbatches to one size, or pass variable_shapes=True to initialize"
             )
         self._forms[action.stage] = self.shapes[action.stage] = forms
-        header = torch.tensor(_packed(forms), dtype=torch.int64, device=self.device)
+        header = torch.tensor(_pack_forms(forms), dtype=torch.int64, device=self.device)
         return [
             (self.comm.send(HEADER, header, self._link(peer), peer, self._tag(action, 0)), header)
         ]
@@ -289,7 +289,7 @@ class Messages:
         ) * HEADER_LENGTH + index
 
 
-_BACKWARD = (Kind.SEND_BACKWARD, Kind.RECEIVE_BACKWARD)
+_BACKWARD = (ActionKind.SEND_BACKWARD, ActionKind.RECEIVE_BACKWARD)
 
 
 def _size(forms: Iterable[Form]) -> Traffic:
@@ -297,7 +297,7 @@ def _size(forms: Iterable[Form]) -> Traffic:
 
 
 def _receipt(send: Action) -> Action:
-    kind = Kind.RECEIVE_FORWARD if send.kind is Kind.SEND_FORWARD else Kind.RECEIVE_BACKWARD
+    kind = ActionKind.RECEIVE_FORWARD if send.kind is ActionKind.SEND_FORWARD else ActionKind.RECEIVE_BACKWARD
     return Action(send.stage, kind, send.microbatch)
 
 
@@ -306,18 +306,18 @@ def _wait_all(waits: Sequence[tuple[Wait, Tensor]]) -> None:
         wait()
 
 
-def _packed(forms: Forms) -> list[int]:
+def _pack_forms(forms: Forms) -> list[int]:
     numbers = [len(forms)]
     for form in forms:
         numbers += [DTYPES.index(form.dtype), int(form.grad), len(form.shape), *form.shape]
     if len(numbers) > HEADER_LENGTH:
         raise BridgeError(
-            f"stage output: found tensors {_told(forms)}, too many for a header of {HEADER_LENGTH} numbers; return fewer tensors"
+            f"stage output: found tensors {_forms_text(forms)}, too many for a header of {HEADER_LENGTH} numbers; return fewer tensors"
         )
     return numbers + [0] * (HEADER_LENGTH - len(numbers))
 
 
-def _unpacked(numbers: Sequence[int]) -> Forms:
+def _unpack_forms(numbers: Sequence[int]) -> Forms:
     found, place = [], 1
     for _ in range(numbers[0]):
         dtype, grad, dims = numbers[place : place + 3]
@@ -327,5 +327,5 @@ def _unpacked(numbers: Sequence[int]) -> Forms:
     return tuple(found)
 
 
-def _told(forms: Forms) -> str:
+def _forms_text(forms: Forms) -> str:
     return ", ".join(f"{tuple(form.shape)} {form.dtype}" for form in forms)

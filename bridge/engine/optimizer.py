@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bridge.errors import ConfigError
-from bridge.layout.shard import Piece
+from bridge.layout.shard import FlatPiece
 from bridge.plan import Optimizer as Settings
 
 DEFAULTS: Mapping[str, Any] = {
@@ -44,7 +44,7 @@ def setting(settings: Settings, name: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroupSettings:
     """A group of parameters, by global name, with hyperparameters that override the plan's.
 
     `settings` is read at every step, so that a scheduler may change it. If the group sets no
@@ -56,7 +56,7 @@ class Group:
     rate: float = 1.0
 
 
-def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
+def groups_without_decay(module: nn.Module, settings: Settings) -> tuple[ParameterGroupSettings, ...]:
     """If the plan restricts weight decay to matrices, return all other parameters (biases and
     norms) as a group without weight decay. With the scope `not_layernorm`, the group leaves out the
     weights of RMSNorm.
@@ -70,16 +70,16 @@ def spared(module: nn.Module, settings: Settings) -> tuple[Group, ...]:
             # `rms` is the attribute of the engine's own norms, which are of either kind.
             if getattr(part, "rms", isinstance(part, nn.RMSNorm)):
                 names.discard(f"{name}.weight")
-    return (Group(frozenset(names), {"weight_decay": 0.0}),) if names else ()
+    return (ParameterGroupSettings(frozenset(names), {"weight_decay": 0.0}),) if names else ()
 
 
-def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Group, ...]:
+def groups_of_file(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[ParameterGroupSettings, ...]:
     """Return the parameter groups that a file describes (`bridge.state.groups`). A group's learning
     rate becomes a factor of the plan's rate, so that it follows the plan's schedule.
     """
     usual = setting(settings, "lr")
     return tuple(
-        Group(
+        ParameterGroupSettings(
             frozenset(row["params"]),
             {
                 name: tuple(row[name]) if name == "betas" else row[name]
@@ -92,13 +92,13 @@ def grouped(rows: Sequence[Mapping[str, Any]], settings: Settings) -> tuple[Grou
     )
 
 
-def trained(module: nn.Module) -> Iterator[str]:
+def trainable_names(module: nn.Module) -> Iterator[str]:
     """Return the names of the parameters that are not frozen."""
     return (name for name, weight in module.named_parameters() if weight.requires_grad)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SliceRun:
     """A range of elements in one slice that have the same hyperparameters: those of group number
     `group`, or the plan's if `group` is None.
     """
@@ -123,8 +123,8 @@ class ShardOptimizer:
         self,
         settings: Settings,
         masters: Sequence[Tensor],
-        pieces: Sequence[Iterable[Piece]],
-        groups: Sequence[Group] = (),
+        pieces: Sequence[Iterable[FlatPiece]],
+        groups: Sequence[ParameterGroupSettings] = (),
     ) -> None:
         name = setting(settings, "name")
         if name not in _MAKE:
@@ -239,7 +239,7 @@ class ShardOptimizer:
             found.setdefault(run.group, []).append(parameter)
         return [{"params": parameters, "number": number} for number, parameters in found.items()]
 
-    def _prepare(self, run: Run, parameter: nn.Parameter) -> None:
+    def _prepare(self, run: SliceRun, parameter: nn.Parameter) -> None:
         assert self.torch is not None
         state = self.torch.state[parameter]
         if "exp_avg" in self.state_names:
@@ -249,22 +249,22 @@ class ShardOptimizer:
 
 
 def _runs(
-    index: int, pieces: Iterable[Piece], numbers: Mapping[str, int], single: bool
-) -> Iterator[Run]:
+    index: int, pieces: Iterable[FlatPiece], numbers: Mapping[str, int], single: bool
+) -> Iterator[SliceRun]:
     """Yield the longest ranges of slice `index` in which all parameters belong to the same group, or
     each parameter by itself if `single`. `numbers` has the group of each parameter.
     """
 
-    def key(piece: Piece) -> tuple[int | None, str]:
+    def key(piece: FlatPiece) -> tuple[int | None, str]:
         return numbers.get(piece.parameter.name), piece.parameter.name if single else ""
 
     for (number, name), members in groupby(pieces, key):
         parts = list(members)
         first, last = parts[0], parts[-1]
-        yield Run(index, number, first.offset, last.offset + last.stop - last.start, name)
+        yield SliceRun(index, number, first.offset, last.offset + last.stop - last.start, name)
 
 
-def squared_norm(parts: Iterable[Tensor]) -> Tensor:
+def sum_of_squares(parts: Iterable[Tensor]) -> Tensor:
     """Return the sum of the squares of all elements in `parts`, a scalar in fp64 on the same
     device. If an element is infinite or NaN, so is the result.
     """

@@ -43,12 +43,12 @@ class PlainBackend(Backend):
         return torch_release()
 
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        return tuple(_refused(plan))
+        return tuple(_refusals(plan))
 
     def open(self, run: Config | Plan, workload: Workload) -> PlainTrainer:
         """Return a trainer for a plan, or for the plan that a config means."""
         plan = lift(run) if isinstance(run, Config) else run
-        BridgeError.raise_if(_refused(plan))
+        BridgeError.raise_if(_refusals(plan))
         from bridge.engine.loops import TRAINERS
 
         return TRAINERS[self.wrap](plan, workload)
@@ -82,7 +82,7 @@ def torch_release() -> str | None:
         return None
 
 
-def _refused(plan: Plan) -> Iterator[str]:
+def _refusals(plan: Plan) -> Iterator[str]:
     values = plan.values()
     name, compute = plan.optimizer.name, plan.precision.compute
     if name not in OPTIMIZERS:

@@ -12,8 +12,8 @@ from torch import nn
 from bridge.engine.fields import accumulation_of, check
 from bridge.engine.layers import Arguments, as_module
 from bridge.engine.models.blocks import Cut
-from bridge.engine.models.cutting import planned
-from bridge.engine.runner import arguments_of, chained, pipeline_of
+from bridge.engine.models.cutting import plan_cut
+from bridge.engine.runner import arguments_of, chain_of_model, pipeline_of
 from bridge.findings import Finding
 from bridge.layout.mesh import Mesh
 from bridge.layout.pipeline import Pipeline
@@ -53,7 +53,7 @@ class Prepared:
         mesh, findings = check(plan, world)
         module = as_module(model)
         tried = None if sample is None else arguments_of(sample, targets)
-        cut, whole = planned(module, plan, names, tried)
+        cut, whole = plan_cut(module, plan, names, tried)
         accumulation = accumulation_of(plan, mesh.sizes["data"])
-        pipeline = pipeline_of(chained(module, cut), plan, accumulation, names)
+        pipeline = pipeline_of(chain_of_model(module, cut), plan, accumulation, names)
         return cls(module, cut, mesh, pipeline, (*findings, *whole), tried)

@@ -89,7 +89,7 @@ def draw_apart(rank: int, device: torch.device) -> None:
         _region.before, _region.number = _states(device), _region.number + 1
         # The state is that of all ranks. A number that is drawn from it stands for it.
         drawn = int(torch.randint(2**62, (), dtype=torch.int64))
-        reseed(seed_of(drawn, _region.number, rank), device)
+        seed_generators(seed_of(drawn, _region.number, rank), device)
 
 
 def draw_together() -> None:
@@ -144,11 +144,11 @@ class Keyed(TorchFunctionMode):
                 frame = frame.f_back
             key = self.keys[id(frame.f_locals["self"])] if frame is not None else "", name
             self._calls[key] += 1
-            reseed(seed_of(self.seed, *key, self._calls[key]), self.device)
+            seed_generators(seed_of(self.seed, *key, self._calls[key]), self.device)
         return func(*args, **(kwargs or {}))
 
 
-def reseed(seed: int, device: torch.device) -> None:
+def seed_generators(seed: int, device: torch.device) -> None:
     """Seed torch's generators for `device`."""
     torch.default_generator.manual_seed(seed)
     # By the generator of this device: `torch.cuda.manual_seed` seeds that of the current one.

@@ -92,7 +92,7 @@ class Rows:
         at = [number % len(self.targets) for number in numbers]
         return (self.planes[at, 0] if self.plain else self.planes[at]), self.targets[at]
 
-    def named(self, tokens: Tensor) -> dict[str, Tensor]:
+    def model_arguments(self, tokens: Tensor) -> dict[str, Tensor]:
         """Return the arguments of the model in a microbatch, by name, each of shape (rows, tokens).
         """
         parts = tokens.unbind(1) if tokens.dim() == 3 else (tokens,)
@@ -113,7 +113,7 @@ class Rows:
         fixed = {"use_cache": False} if "use_cache" in takes else {}
 
         def forward(tokens: Tensor) -> Any:
-            return plain(**self.named(tokens), **fixed)
+            return plain(**self.model_arguments(tokens), **fixed)
 
         model.forward = forward
         return model

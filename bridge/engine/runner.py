@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.comm import HERE, Comm, arrive, leave, told
+from bridge.comm import HERE, Comm, announce_operation, arrive, leave
 from bridge.comm import Group as Ranks
 from bridge.engine import expert_stacks
 from bridge.engine.executor import Executor, Feed
@@ -29,23 +29,23 @@ from bridge.engine.loss_scale import LIMIT, LossScaler
 from bridge.engine.messages import Messages
 from bridge.engine.models.blocks import Blocks, Cut
 from bridge.engine.models.cutting import is_hugging_face
-from bridge.engine.models.splitting import proved, tensor_plan
-from bridge.engine.optimizer import Group, ShardOptimizer, clip_factor, setting, squared_norm
+from bridge.engine.models.splitting import prove_split, tensor_plan
+from bridge.engine.optimizer import ParameterGroupSettings, ShardOptimizer, clip_factor, setting, sum_of_squares
 from bridge.engine.sequence import attach
 from bridge.engine.stage import Draw, Stage, differentiable, recompute_parts
-from bridge.engine.tensor_parallel import Conversion, Mark, Split, joined
+from bridge.engine.tensor_parallel import Conversion, Mark, Split, join_split
 from bridge.engine.timers import UPDATE, Timers
 from bridge.engine.weights import EXPORT, Weights
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
-from bridge.layout.levels import dearer
+from bridge.layout.levels import find_dearer_level
 from bridge.layout.pipeline import Pipeline, by_names, text_of
-from bridge.layout.recompute import chunks
-from bridge.layout.schedule import Kind, program, trimmed
+from bridge.layout.recompute import chunks_by_stage
+from bridge.layout.schedule import ActionKind, program_rows, trim_backward
 from bridge.layout.shard import Flat, Layout, Parameter, holders_of, on_rank
 from bridge.layout.step import Step
 from bridge.layout.tensor import Site, TensorPlan
-from bridge.layout.traffic import AGREE, Traffic, within
+from bridge.layout.traffic import AGREE, Traffic, sites_within
 from bridge.plan import Plan
 from bridge.trace.source import Moment
 from bridge.trace.tracer import Tracer
@@ -124,7 +124,7 @@ class Engine:
         seed: int = 1234,
         findings: Iterable[Finding] = (),
         tensor_plan: TensorPlan | None = None,
-        groups: Sequence[Group] = (),
+        groups: Sequence[ParameterGroupSettings] = (),
         pipeline: Pipeline | None = None,
         variable_shapes: bool = False,
         cut: Cut | None = None,
@@ -138,17 +138,17 @@ class Engine:
         # The model is split before it is cut into layers: the layers have to hold the split
         # modules.
         marks, sites = _split(model, plan, comm, tensor_plan, sample)
-        self.chain, self.line = chained(model, cut), comm.group("pipeline")
+        self.chain, self.line = chain_of_model(model, cut), comm.group("pipeline")
         self.pipeline = pipeline or pipeline_of(self.chain, plan, self.accumulation)
         layers = self.chain.layers
         self._names = [layer.name for layer in layers]
         named, homes = dict(model.named_parameters()), self.pipeline.schedule.homes
         self.parameters = parameter_facts(named, layers, self.pipeline.layers, marks)
         self.layout, local = self._layout(self.line.index), self.pipeline.local(self.line.index)
-        costly = dearer(plan, self.layout, on_rank(self.parameters, homes, self.line.index))
+        costly = find_dearer_level(plan, self.layout, on_rank(self.parameters, homes, self.line.index))
         self.findings = (*self.findings, costly) if costly else self.findings
         compute = TORCH[plan.precision.compute] if plan.precision.compute else None
-        parameters = _kept(named, on_rank(self.parameters, homes, self.line.index), compute)
+        parameters = _parameters_to_keep(named, on_rank(self.parameters, homes, self.line.index), compute)
         self._trained = [(name, weight, weight.requires_grad) for name, weight in parameters.items()]
         self.weights = Weights(self.layout, parameters, comm, device)
         holders = _holders(comm, self.parameters, homes)
@@ -156,8 +156,8 @@ class Engine:
         self.gradients.holds = self.weights.residency.holds
         self.scattered = tuple(site.name for site in sites if site.kind == "scatter")
         self.gathered = tuple(site.name for site in sites if site.kind == "gather")
-        self._parts = chunks(plan.recompute, self.pipeline.layers)
-        self.sites = within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
+        self._parts = chunks_by_stage(plan.recompute, self.pipeline.layers)
+        self.sites = sites_within(sites, (self._names[layer] for stage in local for layer in self.pipeline.layers[stage]))
         stages = {stage: Stage(layers, self._parts[stage], device, self.tensor.size == 1) for stage in local}
         self.timers = Timers.of(plan, comm.rank, device)
         self.executor = _executor(self, stages, variable_shapes)
@@ -169,7 +169,7 @@ class Engine:
         # In fp16, losses are divided by their number before backward and not after it: the sum over
         # microbatches could overflow.
         self._share = 1 / self.accumulation if plan.precision.compute == "fp16" else 1.0
-        self._feed = Feed(self._enter, self._leave, self._root, self._draw, self._received)
+        self._feed = Feed(self._enter, self._leave, self._root, self._draw, self._receive_input)
         self._idle()
         self.tracer: Tracer | None = None
         """The tracer that logs this engine's tensors, if there is one."""
@@ -202,7 +202,7 @@ class Engine:
         return self._module
 
     @property
-    def started(self) -> int:
+    def current_step(self) -> int:
         """Number of the current step, from 1. Skipped steps count."""
         return self.progress.steps + self.progress.skipped + 1
 
@@ -264,21 +264,21 @@ class Engine:
         weight = self._weight()
         self._backward_seen = True
         self._losses[self._micro] = loss.detach(), weight
-        root = self._scaled(loss, weight)
+        root = self._scale_loss(loss, weight)
         turns = {turn.number: turn for turn in self._turns}
         for turn in self._turns:
             turn.reached = False  # by a backward pass of the script, such as that of a penalty
 
-        def reached(number: int) -> bool:
+        def turn_has_come(number: int) -> bool:
             # Without a gradient at any output, nothing tells the passes apart: all are over then.
             return turns[number].reached or not any(turn.reached for turn in turns.values())
 
         self.executor.seek(self._micro, backward=True)
-        feed = replace(self._feed, root=lambda microbatch: root, reached=reached)
-        self.executor.run(feed, stop=lambda action: action.kind is Kind.FORWARD)
+        feed = replace(self._feed, root=lambda microbatch: root, reached=turn_has_come)
+        self.executor.run(feed, stop=lambda action: action.kind is ActionKind.FORWARD)
         self.executor.carry(self._micro)
-        self._rows += sum(turn.rows for turn in self._turns if reached(turn.number))
-        self._turns = [turn for turn in self._turns if not reached(turn.number)]
+        self._rows += sum(turn.rows for turn in self._turns if turn_has_come(turn.number))
+        self._turns = [turn for turn in self._turns if not turn_has_come(turn.number)]
         self._micro, self._calls = self._micro + 1, 0
         if self.is_gradient_accumulation_boundary() and not self._by_token():
             self._hand_over()
@@ -321,7 +321,7 @@ class Engine:
         self.count_by_hand()
         if not self.is_gradient_accumulation_boundary():
             return False
-        squares, loss, weight = self._reduced()
+        squares, loss, weight = self._wait_for_reduction()
         # The sum is that of all ranks, so that all of them skip a step or none does.
         updated = math.isfinite(squares)
         self._note(squares, loss, weight, updated)
@@ -330,7 +330,7 @@ class Engine:
                 self._update()
         self._tell("updated")
         if self.timers:
-            self.timers.end(self.started)
+            self.timers.end(self.current_step)
         self._tell("ended")
         # Before the scaler's update: whether a smaller scale can help is asked of the scale that
         # the step ran with.
@@ -410,17 +410,17 @@ class Engine:
                 " use zero.stage 0 and the same number format for weights and masters, or call train_batch"
             )
         self._pass(batches)
-        squares, loss, weight = self._reduced()
+        squares, loss, weight = self._wait_for_reduction()
         self._note(squares, loss, weight, True)
         losses, gradients = (
             [value for _, (value, _) in sorted(self._losses.items())],
-            dict(self._named_gradients()),
+            dict(self._gradients_by_name()),
         )
         self._tell("ended")
         self._begin(True)
         return Passes(losses, gradients)
 
-    def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+    def _gradients_by_name(self) -> Iterator[tuple[str, Tensor]]:
         """Yield a copy of each gradient of the mean loss. Gradients must not be sharded."""
         for flat, whole in self.gradients.parts():
             for slot in flat.slots:
@@ -449,7 +449,7 @@ class Engine:
         training = self._module.training
         self.eval()
         try:
-            return self._eval_pass(_given(batch))
+            return self._eval_pass(_as_arguments(batch))
         finally:
             self.train(training)
 
@@ -465,7 +465,7 @@ class Engine:
                     split = slot.parameter.split is not None
                     yield (
                         slot.parameter.name,
-                        joined(self.comm, EXPORT, local, slot.parameter) if split else local,
+                        join_split(self.comm, EXPORT, local, slot.parameter) if split else local,
                     )
 
     def _flats_of(self, rank: int) -> Iterator[tuple[Flat, Tensor]]:
@@ -502,7 +502,7 @@ class Engine:
         """
         from bridge.engine import checkpoint
 
-        with told("save checkpoint"):
+        with announce_operation("save checkpoint"):
             return checkpoint.save(self, Path(save_dir), tag, client_state or {}, save_latest)
 
     def load_checkpoint(
@@ -513,7 +513,7 @@ class Engine:
         """
         from bridge.engine import checkpoint
 
-        with told("load checkpoint"):
+        with announce_operation("load checkpoint"):
             return checkpoint.load(self, Path(load_dir), tag, load_optimizer_states)
 
     def close(self) -> None:
@@ -526,7 +526,7 @@ class Engine:
         gradients, master and moments.
         """
         kinds = {
-            "weights": self.weights.stored(),
+            "weights": self.weights.local_buffers(),
             "gradients": self.gradients.tensors(),
             "master": self.weights.masters_apart(),
             "moments": self.optimizer.tensors(),
@@ -554,10 +554,10 @@ class Engine:
         together at the end of the step.
         """
         try:
-            self._last = _given(next(source))
+            self._last = _as_arguments(next(source))
         except StopIteration:
             if self._last is None:
-                raise DataEnded(self._ended(len(self._fed))) from None
+                raise DataEnded(self._data_end_message(len(self._fed))) from None
             self.lack(len(self._fed))
         return self._last
 
@@ -623,10 +623,10 @@ class Engine:
         a sum over the ranks without data: each of them adds its own rank number plus the number of
         all ranks.
         """
-        world, short, step = self.comm.world.size, self._short, self.started
+        world, short, step = self.comm.world.size, self._short, self.current_step
         self._clear()
         if short is not None:
-            raise DataEnded(self._ended(short))
+            raise DataEnded(self._data_end_message(short))
         # Each such rank adds between world and 2 * world - 1, so that a sum below 2 * world names a
         # single rank.
         who = f"rank {int(ended) - world}" if ended < 2 * world else "several ranks"
@@ -635,14 +635,14 @@ class Engine:
             " give all ranks the same amount of data"
         )
 
-    def _ended(self, number: int) -> str:
+    def _data_end_message(self, number: int) -> str:
         return f"train_batch: data ended after {number} microbatches of a step, expected {self.accumulation}; give more data"
 
     def _enter(self, microbatch: int) -> Any:
         BridgeError.raise_if(self.chain.changed())
         return self._cast(self._inputs(self._microbatch(microbatch)))
 
-    def _received(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
+    def _receive_input(self, microbatch: int, tensors: Sequence[Tensor]) -> Any:
         """Return the input of a stage, made of `tensors` from another rank and of the batch, which
         every pipeline rank has.
         """
@@ -668,9 +668,9 @@ class Engine:
     def _root(self, microbatch: int) -> Tensor:
         loss, weight = self._ends.pop(microbatch)
         self._micro += 1
-        return self._scaled(loss, weight)
+        return self._scale_loss(loss, weight)
 
-    def _scaled(self, loss: Tensor, weight: Tensor | float) -> Tensor:
+    def _scale_loss(self, loss: Tensor, weight: Tensor | float) -> Tensor:
         """Return the tensor from which the backward of a microbatch starts: the loss times the
         weight in the mean, the data rank's share, and the loss scale.
         """
@@ -689,7 +689,7 @@ class Engine:
         counted over all data ranks of this step.
         """
         place = microbatch * self.data.size + self.data.index
-        return Draw(self.seed, self.started - 1, place)
+        return Draw(self.seed, self.current_step - 1, place)
 
     def _train_pass(self, batch: Arguments) -> Any:
         self._refuse_parts()
@@ -718,7 +718,7 @@ class Engine:
         )
         self.executor.run(
             feed,
-            stop=lambda action: action.kind is not Kind.FORWARD or action.microbatch != self._micro,
+            stop=lambda action: action.kind is not ActionKind.FORWARD or action.microbatch != self._micro,
         )
         if torch.is_grad_enabled():
             self._turns.append(turn)
@@ -728,7 +728,7 @@ class Engine:
         def output(value: Any) -> Any:
             return value if self.loss_fn is None else self._loss(value, _targets(batch))[0]
 
-        def received(tensors: Sequence[Tensor]) -> Any:
+        def receive_input(tensors: Sequence[Tensor]) -> Any:
             return self.chain.received(
                 tensors, self._cast(self._arguments(batch)) if self.chain.called else NOTHING
             )
@@ -736,7 +736,7 @@ class Engine:
         BridgeError.raise_if(self.chain.changed())
         with torch.no_grad():
             value = self._cast(self._inputs(batch)) if 0 in self.executor.stages else None
-            found = self.executor.evaluate(value, output, received)
+            found = self.executor.evaluate(value, output, receive_input)
         if self.line.size == 1 or self.loss_fn is None:
             return found
         loss = (
@@ -798,7 +798,7 @@ class Engine:
             )
         return found, 1.0
 
-    def _reduced(self) -> tuple[float, float, float]:
+    def _wait_for_reduction(self) -> tuple[float, float, float]:
         """Wait until gradients are reduced. Return three sums over all ranks: of squared gradients,
         of losses times their weights, and of these weights.
         """
@@ -846,9 +846,9 @@ class Engine:
             self._totals[0] += loss.double() * weight
             self._totals[1] += weight
         own = [
-            part for flat, shard in self.gradients.parts() for part in self._counted(flat, shard)
+            part for flat, shard in self.gradients.parts() for part in self._slice_for_norm(flat, shard)
         ]
-        squares = squared_norm(own) if own else self._totals.new_zeros(())
+        squares = sum_of_squares(own) if own else self._totals.new_zeros(())
         # Tensor ranks have the same losses, so that only the first of them adds its own. All four
         # numbers go in one collective.
         totals = self._totals if self.tensor.index == 0 else torch.zeros_like(self._totals)
@@ -859,7 +859,7 @@ class Engine:
         arrive()
         return tuple(vector.tolist())
 
-    def _counted(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
+    def _slice_for_norm(self, flat: Flat, shard: Tensor) -> Iterator[Tensor]:
         """Yield the part of this rank's slice that counts for the global norm. Over all ranks,
         every element of the model counts once.
         """
@@ -900,7 +900,7 @@ class Engine:
         self._in_vain = 0 if updated or helps else self._in_vain + 1
         if not self._in_vain:
             return
-        skipped = f"step {self.started}: skipped, no weight changed: {self._reason(loss)}"
+        skipped = f"step {self.current_step}: skipped, no weight changed: {self._reason(loss)}"
         if self._in_vain > self.skips_allowed or (self.scaler.final and not self.scaler.helps):
             raise BridgeError(
                 f"{skipped}; {self._in_vain} steps in a row were skipped; check data, learning rate and formats"
@@ -946,7 +946,7 @@ class Engine:
 
     def _clear(self) -> None:
         """Delete everything that is kept only within a step."""
-        HERE.step, self._short = self.started, None
+        HERE.step, self._short = self.current_step, None
         self.gradients.clear()
         self.weights.show()
         self.executor.begin()
@@ -962,7 +962,7 @@ class Engine:
             call()
 
 
-def chained(model: nn.Module, cut: Cut | None) -> Chain:
+def chain_of_model(model: nn.Module, cut: Cut | None) -> Chain:
     """Return the layers of a model: those of `cut`, or those that the model has itself if `cut` is
     None.
     """
@@ -988,7 +988,7 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
         (parameter.stages[0] for parameter in engine.parameters if parameter.trainable),
         default=schedule.stages,
     )
-    rows = [trimmed(row, first) for row in program(schedule)]
+    rows = [trim_backward(row, first) for row in program_rows(schedule)]
     overlap = engine.plan.schedule.overlap is not False
     messages = Messages(
         comm, rows, schedule.homes, schedule.microbatches, engine.device, variable, overlap
@@ -1007,7 +1007,7 @@ def _executor(engine: Engine, stages: Mapping[int, Stage], variable: bool) -> Ex
     return executor
 
 
-def _kept(
+def _parameters_to_keep(
     named: Mapping[str, nn.Parameter], own: Iterable[Parameter], compute: torch.dtype | None
 ) -> dict[str, nn.Parameter]:
     """Return the parameters that this pipeline rank holds, and empty all others in place. An empty
@@ -1048,7 +1048,7 @@ def _split(
     if group.size == 1:
         return {}, []
     names = names or _own_plan(model, plan, group.size)
-    with proved(model, group.size, sample):
+    with prove_split(model, group.size, sample):
         found = Conversion(model, names, Split(comm, group, bool(plan.parallel.sequence)))
         expert_stacks.attach(found)
         if plan.parallel.sequence and names.tokens:
@@ -1082,11 +1082,11 @@ def fitting(batches: Iterable[Any], number: int) -> Iterable[Any]:
 def arguments_of(batch: Any, targets: bool) -> Arguments:
     """Return the arguments of a model in a batch. If `targets` is true, the targets are left out.
     """
-    found = _given(batch)
+    found = _as_arguments(batch)
     return Arguments(found.given[:-1], found.named) if targets else found
 
 
-def _given(batch: Any) -> Arguments:
+def _as_arguments(batch: Any) -> Arguments:
     """Return a batch as arguments of a model. The elements of a tuple are positional, and those of
     a mapping are named.
     """

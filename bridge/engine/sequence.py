@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from bridge.engine.tensor_parallel import Conversion, Mark, Split, scattered
+from bridge.engine.tensor_parallel import Conversion, Mark, Split, scatter_tokens
 from bridge.layout.tensor import Site, Tokens
 
 
@@ -112,7 +112,7 @@ def _at(
 
 
 def _slice(value: Tensor, split: Split) -> Tensor:
-    return scattered(value, split)
+    return scatter_tokens(value, split)
 
 
 def _in_order(value: Tensor, split: Split) -> Tensor:

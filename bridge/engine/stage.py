@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from bridge.engine.layers import Layer
-from bridge.engine.randomness import Keyed, reseed, scope, seed_of
+from bridge.engine.randomness import Keyed, scope, seed_generators, seed_of
 from bridge.findings import Finding
 from bridge.layout.recompute import Chunk
 from bridge.plan import Recompute
@@ -101,7 +101,7 @@ def _drawing(layer: Layer, seed: int, device: torch.device) -> AbstractContextMa
     """Return a context in which `layer` draws the random numbers of `seed`."""
     if layer.keys:
         return Keyed(device, seed, layer.keys)
-    reseed(seed, device)
+    seed_generators(seed, device)
     return nullcontext()
 
 
@@ -124,7 +124,7 @@ def recompute_parts(model: nn.Module, recompute: Recompute) -> tuple[Finding, ..
 _NO_PARTS = "no module of the model has a method `compute_again`, so nothing is recomputed"
 
 
-def detached(values: Any) -> Any:
+def detach_tensors(values: Any) -> Any:
     """Return the tensors in `values` detached from their graph. Their gradients are accumulated in
     `grad`, from where the stage before gets them.
     """

@@ -16,7 +16,7 @@ from torch.utils._pytree import register_pytree_node
 from bridge.comm import Comm, Group, Wait
 from bridge.engine.randomness import draw_apart, draw_together
 from bridge.errors import ConfigError
-from bridge.layout.tensor import Site, SiteKind, TensorPlan, cut, matches
+from bridge.layout.tensor import Site, SiteKind, TensorPlan, cut_range, name_matches
 from bridge.layout.traffic import (
     GATHER_FEATURES,
     GATHER_TOKENS,
@@ -75,7 +75,7 @@ class Split:
         padded = F.pad(local, (0, longest - local.shape[-1])).contiguous()
         parts = padded.new_empty(size * len(padded), *padded.shape[1:])
         self.comm.all_gather(GATHER_FEATURES, parts, padded, self.group)()
-        lengths = (len(cut(whole, size, rank)) for rank in range(size))
+        lengths = (len(cut_range(whole, size, rank)) for rank in range(size))
         pieces = parts.view(size, *padded.shape).unbind()
         return torch.cat([part[..., :length] for part, length in zip(pieces, lengths, strict=True)], -1)
 
@@ -460,7 +460,7 @@ class SplitLogits:
         sizes[self.split.group.index] = self.local.shape[-1]
         self.split.comm.all_reduce("logits' sizes", sizes, self.split.group)()
         mark = Mark(self.local.dim() - 1, self.start, int(sizes.sum()))
-        return joined(self.split.comm, "logits", self.local, mark)
+        return join_split(self.split.comm, "logits", self.local, mark)
 
     def losses(self, targets: Tensor, ignored: int) -> Tensor:
         """Return the cross entropy of each token, shape (tokens,), in fp32 or a wider format. It is
@@ -579,12 +579,12 @@ class Conversion:
         self._replace_modules()
         self._cut_weights()
         for name, module in self.model.named_modules():
-            if matches(name, self.plan.partial):
+            if name_matches(name, self.plan.partial):
                 self.marks.update(
                     {id(weight): Mark(partial=True) for weight in module.parameters()}
                 )
-        # A list, as the division changes what `_counted` looks at.
-        for name, value, attribute in list(self._counted()):
+        # A list, as the division changes what `_layers_to_split` looks at.
+        for name, value, attribute in list(self._layers_to_split()):
             setattr(self.model.get_submodule(name), attribute, value // self.split.group.size)
         if split.sequence and plan.tokens is None:
             self._split_tokens()
@@ -601,7 +601,7 @@ class Conversion:
             if not any(part in name for name, _ in self.model.named_parameters()):
                 yield f"tensor plan: no parameter of the model has {part!r} in its name; correct or remove this entry"
         for attribute in plan.attributes:
-            if not any(attribute == found for _, _, found in self._counted()):
+            if not any(attribute == found for _, _, found in self._layers_to_split()):
                 yield f"tensor plan: no module of the model has an integer {attribute!r}; correct or remove this entry"
         if self.split.sequence and not plan.scattered and plan.tokens is None:
             yield "parallel.sequence: the tensor plan names no module after which to split by tokens; set `scattered`"
@@ -613,14 +613,14 @@ class Conversion:
         yield from self._indivisible()
 
     def _indivisible(self) -> Iterator[str]:
-        for name, value, attribute in self._counted():
+        for name, value, attribute in self._layers_to_split():
             if value % self.split.group.size:
                 yield (
                     f"parallel.tensor: {name}.{attribute} ({value}) does not divide evenly over {self.split.group.size} ranks;"
                     f" use a divisor of {value}"
                 )
 
-    def _counted(self) -> Iterator[tuple[str, int, str]]:
+    def _layers_to_split(self) -> Iterator[tuple[str, int, str]]:
         for name, module in self.model.named_modules():
             for attribute in self.plan.attributes:
                 value = getattr(module, attribute, None)
@@ -629,7 +629,7 @@ class Conversion:
 
     def _replace_modules(self) -> None:
         for name, module in list(self.model.named_modules()):
-            found = self._converted(name, module)
+            found = self._convert_layer(name, module)
             if found is not None:
                 found.train(module.training)
                 self.model.set_submodule(name, found)
@@ -637,8 +637,8 @@ class Conversion:
             if divide is not None:
                 divide(self.split.group.index, self.split.group.size)
 
-    def _converted(self, name: str, module: nn.Module) -> nn.Module | None:
-        if isinstance(module, nn.Embedding) and matches(name, self.plan.vocabulary):
+    def _convert_layer(self, name: str, module: nn.Module) -> nn.Module | None:
+        if isinstance(module, nn.Embedding) and name_matches(name, self.plan.vocabulary):
             weight = self.cut_along(module.weight, 0)
             self.sites.append(Site(name, "embed", module.embedding_dim))
             return VocabularyEmbedding(weight, self.split, self.marks[id(weight)].start)
@@ -674,12 +674,12 @@ class Conversion:
         )
         return RowLinear(self.cut_along(module.weight, 1), module.bias, split)
 
-    def _gathered(self, name: str, module: nn.Linear) -> nn.Module:
+    def _gather_linear(self, name: str, module: nn.Linear) -> nn.Module:
         weight, bias = self.cut_along(module.weight, 0), self._cut_bias(module)
         self._add(name, "gather features", module.out_features)
         return GatheredLinear(weight, bias, self._entrance(name, module), self.marks[id(weight)])
 
-    def _divided(self, name: str, module: nn.Linear) -> nn.Module:
+    def _divide_linear(self, name: str, module: nn.Linear) -> nn.Module:
         weight, split = self.cut_along(module.weight, 1), self._split_at(name)
         self._add(name, "divide features", module.in_features)
         self.sites.append(
@@ -730,7 +730,7 @@ class Conversion:
         key = id(weight), dim
         if key not in self._cuts:
             whole = weight.shape[dim]
-            part = cut(whole, self.split.group.size, self.split.group.index)
+            part = cut_range(whole, self.split.group.size, self.split.group.index)
             local = weight.detach().narrow(dim, part.start, len(part)).clone()
             found = nn.Parameter(local, requires_grad=weight.requires_grad)
             self._cuts[key] = found
@@ -750,13 +750,13 @@ class Conversion:
         # Features of the stream: what the first split layer takes.
         width = next((site.width for site in self.sites if site.kind == "enter"), 0)
         for name, module in list(self.model.named_modules()):
-            if matches(name, self.plan.scattered):
+            if name_matches(name, self.plan.scattered):
                 before |= {id(part) for part in module.modules()}
                 # A name in the plan may match a module and modules within it. Only the outermost
                 # one scatters.
                 words = name.split(".")
                 parents = (".".join(words[:number]) for number in range(1, len(words)))
-                if not any(matches(parent, self.plan.scattered) for parent in parents):
+                if not any(name_matches(parent, self.plan.scattered) for parent in parents):
                     module.register_forward_hook(self._scatter)
                     self.sites.append(Site(name, "scatter", width))
             elif isinstance(module, nn.Dropout):
@@ -768,10 +768,10 @@ class Conversion:
                 self.marks.setdefault(id(weight), Mark(partial=True))
 
     def _scatter(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return scattered(output, self.split)
+        return scatter_tokens(output, self.split)
 
 
-def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
+def join_split(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
     """Return the whole of a tensor that is split over tensor ranks. `mark`, a `Mark` or a
     `Parameter`, says how it is split.
     """
@@ -785,7 +785,7 @@ def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
     parts = padded.new_empty(length * group.size, *moved.shape[1:])
     comm.all_gather(name, parts, padded, group)()
     pieces = [
-        parts[rank * length :][: len(cut(mark.whole, group.size, rank))]
+        parts[rank * length :][: len(cut_range(mark.whole, group.size, rank))]
         for rank in range(group.size)
     ]
     return torch.cat(pieces).transpose(0, dim)
@@ -794,8 +794,8 @@ def joined(comm: Comm, name: str, local: Tensor, mark: Any) -> Tensor:
 _MAKE: dict[str, Callable[[Conversion, str, nn.Linear], nn.Module]] = {
     "column": Conversion._column,
     "row": Conversion._row,
-    "gathered": Conversion._gathered,
-    "divided": Conversion._divided,
+    "gathered": Conversion._gather_linear,
+    "divided": Conversion._divide_linear,
     "shared": Conversion._shared,
     "vocabulary": Conversion._vocabulary,
 }
@@ -806,7 +806,7 @@ def _leave(outputs: Tensor, split: Split) -> Tensor:
     return found
 
 
-def scattered(inputs: Tensor, split: Split) -> Tensor:
+def scatter_tokens(inputs: Tensor, split: Split) -> Tensor:
     """Return this rank's token slice of a tensor that is equal on all ranks. Backward gathers the
     slices of the gradient.
     """

@@ -10,16 +10,16 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from bridge.layout.schedule import Action, Kind
+from bridge.layout.schedule import Action, ActionKind
 from bridge.plan import Plan
 
 PARTS = {
-    Kind.FORWARD: "forward",
-    Kind.AGAIN: "recompute",
-    Kind.BACKWARD: "backward",
-    Kind.INPUT: "backward",
-    Kind.WEIGHT: "backward",
-    Kind.REDUCE: "reduce",
+    ActionKind.FORWARD: "forward",
+    ActionKind.AGAIN: "recompute",
+    ActionKind.BACKWARD: "backward",
+    ActionKind.INPUT: "backward",
+    ActionKind.WEIGHT: "backward",
+    ActionKind.REDUCE: "reduce",
 }
 """A table from the kind of an action to the part of a step in which its time is counted. Actions of
 all other kinds are messages between pipeline ranks.

@@ -84,7 +84,7 @@ class EngineSource:
         engine = self.engine
         equal = engine.plan.batch.micro is not None
         number = engine.accumulation * engine.data.size if equal else None
-        return Now(engine.started, engine.place, number, engine.executor.again)
+        return Now(engine.current_step, engine.place, number, engine.executor.again)
 
     def factors(self) -> Mapping[Unit, float]:
         """Return the factors for gradients of the step that ends. A gradient times this factor is
@@ -129,14 +129,14 @@ class EngineSource:
         """
         if not self.engine.chain.called:
             return []
-        found = naming.layers(self.engine.model)
+        found = naming.layers_by_name(self.engine.model)
         return [
             name
             for name, module in found.items()
             if name not in self.layers and not any(True for _ in module.parameters())
         ]
 
-    def batched(self, tensor: Tensor) -> bool:
+    def has_batch_dimension(self, tensor: Tensor) -> bool:
         """Return whether an activation has a row for each sample. If its first dimension is 1
         although there are several samples, it is the same for all of them.
         """
@@ -188,7 +188,7 @@ class EngineSource:
                 )
         else:
             for flat, name, shard in self._shards(kind):
-                for layer, tensor, offset, placement in self._owned[flat.slots[0].parameter.name]:
+                for layer, tensor, offset, placement in self._parts_by_flat[flat.slots[0].parameter.name]:
                     local = shard[offset : offset + placement.count]
                     yield Held(
                         layer,
@@ -266,14 +266,14 @@ class EngineSource:
         elif kind == "gradient":
             yield from ((flat, "", shard) for flat, shard in engine.gradients.parts())
         else:
-            for place, index in enumerate(engine.weights.trained()):
+            for place, index in enumerate(engine.weights.trainable_flats()):
                 yield from (
                     (flats[index], name, state)
                     for name, state in engine.optimizer.state(place).items()
                 )
 
     @cached_property
-    def _owned(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
+    def _parts_by_flat(self) -> Mapping[str, Sequence[tuple[str, str, int, Placement]]]:
         """A table from each flat, named by its first parameter, to the parts of parameters in this
         rank's slice of the flat. A part has the layer, the name in the layer, the offset in the
         slice, and the placement in the whole parameter.

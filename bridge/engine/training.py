@@ -17,13 +17,13 @@ from bridge.backend import MICRO
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
 from bridge.engine.layers import logits_in
-from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
-from bridge.engine.models.pretrained import opened
-from bridge.engine.optimizer import grouped, trained
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
+from bridge.engine.models.pretrained import open_model
+from bridge.engine.optimizer import groups_of_file, trainable_names
 from bridge.engine.runner import Engine
 from bridge.plan import Plan
-from bridge.state.groups import fitting
-from bridge.state.groups import read as read_groups
+from bridge.state.groups import check_groups
+from bridge.state.groups import read_groups as read_groups
 from bridge.trace.desync import Policy
 
 TINY = Architecture(layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=BYTES, sequence=64)
@@ -90,11 +90,11 @@ class Training:
         `BridgeError` if plan, model, data and ranks do not fit each other.
         """
         text = Text.of(data, architecture.sequence, seed)
-        loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
-        model = GPT(architecture, seed) if folder is None else opened(folder, seed)
+        loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+        model = GPT(architecture, seed) if folder is None else open_model(folder, seed)
         rows = read_groups(groups) if groups else ()
         if groups:
-            fitting(rows, trained(model), str(groups))
+            check_groups(rows, trainable_names(model), str(groups))
         watch: dict[str, Any] = {"trace": trace, "full": full, "policy": policy}
         told = {"length of the text": len(text.content), "deterministic": deterministic, **alike}
         engine = initialize(
@@ -104,7 +104,7 @@ class Training:
             seed=seed,
             deterministic=deterministic,
             alike=told,
-            groups=grouped(rows, plan.optimizer),
+            groups=groups_of_file(rows, plan.optimizer),
             **watch,
         )
         return cls(engine, text, plan.batch.micro or MICRO)
@@ -119,7 +119,7 @@ class Training:
             start = time.perf_counter()
             engine.train_batch(self.text.microbatches(engine, self.rows))
             seconds = time.perf_counter() - start
-            yield reported(
+            yield report_of_step(
                 engine, engine.progress.steps + engine.progress.skipped, tokens / seconds
             )
 
@@ -140,7 +140,7 @@ def memory(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def reported(engine: Engine, step: int, tokens_per_second: float) -> Report:
+def report_of_step(engine: Engine, step: int, tokens_per_second: float) -> Report:
     """Return the report of the engine's last step. `step` is the number of this step."""
     progress = engine.progress
     return Report(

@@ -13,7 +13,7 @@ from bridge.comm import Comm, Wait
 from bridge.engine.absence import NAME, change, state_of
 from bridge.engine.formats import TORCH
 from bridge.layout.residency import Residency
-from bridge.layout.shard import Flat, Layout, Piece
+from bridge.layout.shard import Flat, FlatPiece, Layout
 from bridge.layout.traffic import GATHER
 
 EXPORT = "export weights"
@@ -41,7 +41,7 @@ class Weights:
         self.shards: list[Tensor] = []
         for flat in layout.flats:
             if flat.master_is_weight:
-                self.shards.append(self.owned(flat))
+                self.shards.append(self.shard_of(flat))
             else:
                 self.shards.append(torch.zeros(flat.shard, dtype=TORCH[flat.master], device=device))
         self.residency = Residency(layout)
@@ -57,9 +57,9 @@ class Weights:
         """
         return self.buffers[flat.weight_home][: flat.padded]
 
-    def owned(self, flat: Flat) -> Tensor:
+    def shard_of(self, flat: Flat) -> Tensor:
         """Return this rank's slice of the buffer of `flat`."""
-        owned = flat.owned(self.group.index)
+        owned = flat.elements_of(self.group.index)
         return self.whole(flat)[owned.start : owned.stop]
 
     def require(self, stage: int, following: Sequence[int] = ()) -> None:
@@ -69,7 +69,7 @@ class Weights:
         if not self.residency.full:
             for index in self.residency.due((stage, *following)):
                 self._gather(index)
-        needed = self.residency.needed(stage)
+        needed = self.residency.flats_for_stage(stage)
         for index in needed:
             self._settle(index)
         self.show(needed)
@@ -94,7 +94,7 @@ class Weights:
         """After an update, mark all trained weights as out of date. Flats with a buffer of their
         own are gathered at once, all others when a stage needs them.
         """
-        trained = self.trained()
+        trained = self.trainable_flats()
         self.residency.drop(trained)
         self._renew(trained)
 
@@ -118,7 +118,7 @@ class Weights:
         for index in tuple(self._pending):
             self._settle(index)
 
-    def trained(self) -> list[int]:
+    def trainable_flats(self) -> list[int]:
         """Return the indices of the flats that the optimizer updates, in its order."""
         return [index for index, flat in enumerate(self.layout.flats) if flat.trainable]
 
@@ -128,7 +128,7 @@ class Weights:
         """
         return [shard for flat, shard in self._each() if flat.trainable]
 
-    def pieces(self) -> list[list[Piece]]:
+    def pieces(self) -> list[list[FlatPiece]]:
         """Return, for each slice in `masters`, the parts of parameters in it."""
         return [list(flat.pieces(self.group.index)) for flat in self.layout.flats if flat.trainable]
 
@@ -136,7 +136,7 @@ class Weights:
         """Return the masters that are stored outside the weight buffers."""
         return self._beside("master")
 
-    def stored(self) -> Iterable[Tensor]:
+    def local_buffers(self) -> Iterable[Tensor]:
         """Yield all whole buffers, and the slices of frozen flats that are stored outside them."""
         yield from self.buffers.values()
         yield from self._beside("weights")
@@ -148,7 +148,7 @@ class Weights:
         return (
             shard
             for flat, shard in self._each()
-            if not flat.master_is_weight and flat.kept_as == kind
+            if not flat.master_is_weight and flat.accounting_kind == kind
         )
 
     def whole_master(self, index: int) -> Tensor:
@@ -206,7 +206,7 @@ class Weights:
         for other in tuple(self._pending):
             if self.layout.flats[other].weight_home == flat.weight_home:
                 self._settle(other)
-        own = self.owned(flat)
+        own = self.shard_of(flat)
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)  # casts from the master to the format of compute
         if flat.sharded:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bridge.families.choice import choose as choose
 from bridge.families.choice import differing as differing
-from bridge.families.choice import told as told
+from bridge.families.choice import says_enough as says_enough
 from bridge.families.meaning import meaning as meaning
 from bridge.families.meaning import spelling as spelling
 from bridge.families.rope import apart as apart

@@ -62,7 +62,7 @@ UNSAID = (
 )
 
 
-def told(plan: Group) -> bool:
+def says_enough(plan: Group) -> bool:
     """Return whether a plan sets enough of its model to choose a family."""
     return all(plan.get(path) is not None for path in TELLING)
 
@@ -88,7 +88,7 @@ def _choose(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, 
     named = FAMILIES.get(plan.get("model.family") or "")
     if named is not None and not differing(plan, named, grouped):
         return named, True
-    if not told(plan):
+    if not says_enough(plan):
         return (named or GENERIC), False
     distances = []
     for family in ORDERED:

@@ -61,7 +61,7 @@ def _activation(value: Any, source: Source, model: Group) -> Any:
 SPELLED = ("hidden_act", "hidden_activation", "activation_function", "activation")
 
 
-def _named(value: Any, target: Target, model: Group) -> Any:
+def _activation_name(value: Any, target: Target, model: Group) -> Any:
     """Return the name under which a config stores an activation: the family's default name if this
     name stands for the activation, else the most common name.
     """
@@ -155,8 +155,8 @@ def _choice(on: str, off: str) -> Codec:
 
 CODECS: Mapping[str, Codec] = {
     "": Codec(_same, _put),
-    "activation": Codec(_activation, _named),
-    "gemma": Codec(_gemma, _named),
+    "activation": Codec(_activation, _activation_name),
+    "gemma": Codec(_gemma, _activation_name),
     "factor": Codec(
         lambda value, source, model: None if value in NO_FACTOR else value,
         lambda value, target, model: 1.0 if value is None else value,

@@ -33,9 +33,9 @@ def _meaning(text: str, name: str, family: Family, beyond: bool) -> Mapping[str,
     given = json.loads(text)
     model = _read(Source(given, family.defaults, family is not GENERIC), family)
     if beyond and family is not GENERIC:
-        others = {key: value for key, value in given.items() if key not in family.known}
+        others = {key: value for key, value in given.items() if key not in family.keys_it_reads}
         more = _read(Source(others, {}, False), GENERIC)
-        model = _placed(
+        model = _place_fields(
             model | {path: value for path, value in more.items() if path not in family.paths}
         )
     # Classes with experts have defaults for all of their settings, also in a file without experts.
@@ -66,10 +66,10 @@ def _read(source: Source, family: Family) -> dict[str, Any]:
         model.pop("moe.group_best", None)
     if not model.get("norm.parallel"):
         model.pop("norm.shared", None)
-    return _placed(model)
+    return _place_fields(model)
 
 
-def _placed(model: dict[str, Any]) -> dict[str, Any]:
+def _place_fields(model: dict[str, Any]) -> dict[str, Any]:
     """Return the model's fields. Fields of rotary positions are left out if the model has another
     kind of positions.
     """
@@ -100,7 +100,7 @@ def spelling(plan: Group, family: Family, grouped: bool, beyond: bool = False) -
         keys |= {
             key: value
             for key, value in more.items()
-            if key not in family.known and key not in own
+            if key not in family.keys_it_reads and key not in own
         }
     return keys
 
@@ -113,7 +113,7 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
         ):
             continue
         value = (
-            key.codec.write(model.get(path), target, model) if said(path, model, family) else None
+            key.codec.write(model.get(path), target, model) if needs_key(path, model, family) else None
         )
         if value is None and family is not GENERIC:
             value = target.open(key.names[0]) if path in OPEN else None
@@ -130,7 +130,7 @@ def _write(model: Group, family: Family, grouped: bool) -> dict[str, Any]:
     return written
 
 
-def said(path: str, model: Group, family: Family) -> bool:
+def needs_key(path: str, model: Group, family: Family) -> bool:
     """Return whether the config needs a key for this field.
 
     A field without a value needs a key only if the family is known, because each family has its own

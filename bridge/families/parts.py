@@ -28,7 +28,7 @@ Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Part:
+class KeyGroup:
     """A group of keys and fields that are read and written together, such as those of rotary
     positions. The options in a family's row adapt the group to the family.
     """
@@ -39,7 +39,7 @@ class Part:
     write: Callable[[Group, Target, Options], Group]
 
 
-def _fixed(*names: str) -> Callable[[Options], tuple[str, ...]]:
+def _always(*names: str) -> Callable[[Options], tuple[str, ...]]:
     return lambda options: names
 
 
@@ -281,74 +281,74 @@ SAYS: Mapping[str, tuple[str, ...]] = {**ROPE_SAYS, BALANCE: ("moe.aux_loss", "m
 of the fields that it sets.
 """
 
-PARTS: Mapping[str, Part] = {
-    "all_heads": Part(
+PARTS: Mapping[str, KeyGroup] = {
+    "all_heads": KeyGroup(
         lambda options: (options["key"],) if options.get("key") else (),
-        _fixed("kv_heads"),
+        _always("kv_heads"),
         _read_heads,
         _write_heads,
     ),
-    "falcon": Part(
-        _fixed(*FALCON),
-        _fixed("kv_heads", "embedding.positions", "norm.parallel", "norm.shared"),
+    "falcon": KeyGroup(
+        _always(*FALCON),
+        _always("kv_heads", "embedding.positions", "norm.parallel", "norm.shared"),
         _read_falcon,
         _write_falcon,
     ),
-    "shared": Part(
-        lambda options: (options["count"],), _fixed("moe.shared_ffn"), _read_shared, _write_shared
+    "shared": KeyGroup(
+        lambda options: (options["count"],), _always("moe.shared_ffn"), _read_shared, _write_shared
     ),
-    "gated": Part(
-        _fixed(GATED),
-        _fixed("moe.shared_ffn", "moe.shared_gate"),
+    "gated": KeyGroup(
+        _always(GATED),
+        _always("moe.shared_ffn", "moe.shared_gate"),
         _read_gated,
         lambda model, target, options: {GATED: model.get("moe.shared_ffn")},
     ),
     # The feed-forward layer of these families is always four times as wide as the residual stream,
     # without a key for it.
-    "four": Part(
-        _fixed(),
-        _fixed("ffn"),
+    "four": KeyGroup(
+        _always(),
+        _always("ffn"),
         lambda source, model, options: {"ffn": 4 * model["hidden"]} if model.get("hidden") else {},
         _nothing,
     ),
-    "root": Part(_fixed(), _fixed("embedding.scale"), _read_root, _nothing),
-    "scalar": Part(_fixed(SCALAR), _fixed("attention.scale"), _read_scalar, _write_scalar),
-    "width": Part(
-        _fixed(PROJECTED),
-        _fixed("embedding.width"),
+    "root": KeyGroup(_always(), _always("embedding.scale"), _read_root, _nothing),
+    "scalar": KeyGroup(_always(SCALAR), _always("attention.scale"), _read_scalar, _write_scalar),
+    "width": KeyGroup(
+        _always(PROJECTED),
+        _always("embedding.width"),
         _read_width,
         lambda model, target, options: {
             PROJECTED: model.get("embedding.width") or model.get("hidden")
         },
     ),
-    "epsilon": Part(
-        _fixed("rms_norm_eps", "layer_norm_eps"),
-        _fixed("norm.eps", "norm.kind"),
+    "epsilon": KeyGroup(
+        _always("rms_norm_eps", "layer_norm_eps"),
+        _always("norm.eps", "norm.kind"),
         _read_epsilon,
         _write_epsilon,
     ),
-    "balance": Part(
-        _fixed(BALANCE, ROUTED),
-        _fixed("moe.aux_loss", "moe.balance", "moe.aux_trained"),
+    "balance": KeyGroup(
+        _always(BALANCE, ROUTED),
+        _always("moe.aux_loss", "moe.balance", "moe.aux_trained"),
         _read_balance,
         _write_balance,
     ),
-    "auxiliary": Part(
-        _fixed("aux_loss_alpha", "seq_aux"),
-        _fixed("moe.aux_loss", "moe.balance"),
+    "auxiliary": KeyGroup(
+        _always("aux_loss_alpha", "seq_aux"),
+        _always("moe.aux_loss", "moe.balance"),
         _read_auxiliary,
         _write_auxiliary,
     ),
-    "grouped": Part(
-        _fixed("topk_method", "n_group", "topk_group"),
-        _fixed("moe.groups", "moe.top_groups"),
+    "grouped": KeyGroup(
+        _always("topk_method", "n_group", "topk_group"),
+        _always("moe.groups", "moe.top_groups"),
         _read_grouped,
         _write_grouped,
     ),
-    "rope": Part(lambda options: ROPE_KEYS, lambda options: ROPE_PATHS, read_rope, write_rope),
-    "windows": Part(
+    "rope": KeyGroup(lambda options: ROPE_KEYS, lambda options: ROPE_PATHS, read_rope, write_rope),
+    "windows": KeyGroup(
         lambda options: WINDOW_KEYS, lambda options: WINDOW_PATHS, read_windows, write_windows
     ),
-    "sparse": Part(lambda options: SPARSE_KEYS, _fixed("moe.layers"), read_sparse, write_sparse),
+    "sparse": KeyGroup(lambda options: SPARSE_KEYS, _always("moe.layers"), read_sparse, write_sparse),
 }
-"""Every `Part` by the name that rows of `families.json` use, in the order in which parts are read."""
+"""Every `KeyGroup` by the name that rows of `families.json` use, in the order in which parts are read."""

@@ -187,7 +187,7 @@ def _scaling(scaling: Mapping[str, Any], source: Source, model: Group) -> dict[s
         if name in WEIGHTS:
             continue
         value = scaling.get(NAMES[name], USUAL.get(kind, {}).get(name))
-        found[f"rotary.scaling.{name}"] = _checked(name, value)
+        found[f"rotary.scaling.{name}"] = _check_number(name, value)
     if kind == "yarn":
         found |= _weights(scaling)
     # Files may leave out the length before scaling, and then the model's own length stands for it.
@@ -217,7 +217,7 @@ def _weights(scaling: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check_number(name: str, value: Any) -> Any:
     key = f"rope_scaling.{NAMES[name]}"
     if value is None or name in SWITCHES:
         return value if value is None or isinstance(value, bool) else None
@@ -234,7 +234,7 @@ def write(model: Group, target: Target, options: Group) -> Group:
 
     They are separate keys or, for releases from transformers 5 on, the mapping `rope_parameters`.
     """
-    share, written = _written_share(model, options), {}
+    share, written = _share_of_options(model, options), {}
     base, kind = model.get("rotary.base"), model.get("rotary.scaling.kind")
     scaling = {"rope_type": "default" if kind == "none" else kind} if kind else {}
     for name in BY_KIND[kind or "none"]:
@@ -260,7 +260,7 @@ def write(model: Group, target: Target, options: Group) -> Group:
     return {**share, **written, **({} if plain else {SCALING: scaling})}
 
 
-def _written_share(model: Group, options: Group) -> dict[str, Any]:
+def _share_of_options(model: Group, options: Group) -> dict[str, Any]:
     share, size = model.get("rotary.share"), model.get("attention.head_size")
     if share is None:
         return {}

@@ -28,7 +28,7 @@ fraction.
 """
 
 
-def spelled(key: str, value: Any) -> Any:
+def spell_value(key: str, value: Any) -> Any:
     """Return a value as a file spells it: null for `NULL`, a list for a tuple, and an int for a
     float if the key is in `WHOLE`.
     """

@@ -72,9 +72,9 @@ def write(model: Group, target: Target, options: Group) -> Group:
     pattern: Pattern = model.get("moe.layers") or (experts,) * layers
     rule = options["rule"]
     if rule == "step":
-        return _stepped(pattern)
+        return _step_pattern(pattern)
     if rule == "range":
-        return _ranged(pattern)
+        return _range_pattern(pattern)
     dense = pattern.index(True) if True in pattern else len(pattern)
     leading = pattern == tuple(block >= dense for block in range(layers))
     if rule == "types":
@@ -93,7 +93,7 @@ def _spread(pattern: Pattern) -> Group:
     return {}
 
 
-def _stepped(pattern: Pattern) -> Group:
+def _step_pattern(pattern: Pattern) -> Group:
     blocks = range(len(pattern))
     for step in range(1, len(pattern) + 1):
         if pattern == tuple((block + 1) % step == 0 for block in blocks):
@@ -101,7 +101,7 @@ def _stepped(pattern: Pattern) -> Group:
     return {STEP: 1, ALONE: [block for block in blocks if not pattern[block]]}
 
 
-def _ranged(pattern: Pattern) -> Group:
+def _range_pattern(pattern: Pattern) -> Group:
     if True not in pattern:
         return {START: len(pattern), INTERVAL: 1}
     blocks, start = range(len(pattern)), pattern.index(True)

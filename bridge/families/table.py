@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from bridge.families.codecs import CODECS, Codec
-from bridge.families.parts import PARTS, SAYS, Part
+from bridge.families.parts import PARTS, SAYS, KeyGroup
 
 
 def _data(name: str) -> Mapping[str, Any]:
@@ -44,7 +44,7 @@ class Family:
     foreign: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)
-    parts: tuple[tuple[Part, Mapping[str, Any]], ...] = ()
+    parts: tuple[tuple[KeyGroup, Mapping[str, Any]], ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
@@ -54,7 +54,7 @@ class Family:
         return frozenset((*self.facts, *self.keys, *inside))
 
     @cached_property
-    def known(self) -> frozenset[str]:
+    def keys_it_reads(self) -> frozenset[str]:
         """Keys that it reads."""
         inside = (key for part, options in self.parts for key in part.keys(options))
         return frozenset((*(name for key in self.keys.values() for name in key.names), *inside))
@@ -226,7 +226,7 @@ def read_by(family: str) -> frozenset[str]:
     """
     rows = _data("read.json")
     return frozenset(
-        (*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].known)
+        (*rows[""], *rows.get(family, ()), *EVERYWHERE.split(), *FAMILIES[family].keys_it_reads)
     )
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from bridge.files.document import Document, Duplicate, Key, check_nested, dotted
+from bridge.files.document import Document, Duplicate, Key, check_nested, key_with_dots
 from bridge.files.entries import edit_entries
 from bridge.files.json import load_hjson, load_json, load_json_or_hjson
 from bridge.files.named import (
     OutsideError,
+    existing_path,
     find,
     folder_of,
     own,
-    placed,
-    reached,
+    path_of_name,
     reaching,
     writable,
 )
@@ -32,11 +32,12 @@ __all__ = [
     "Script",
     "as_private_as",
     "check_nested",
-    "dotted",
     "edit_entries",
+    "existing_path",
     "find",
     "folder_of",
     "is_text",
+    "key_with_dots",
     "load",
     "load_hjson",
     "load_json",
@@ -47,8 +48,7 @@ __all__ = [
     "obstacles",
     "own",
     "parse",
-    "placed",
-    "reached",
+    "path_of_name",
     "reaching",
     "read_stream",
     "read_text",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 
 LONGEST = 200
@@ -27,7 +27,7 @@ def plain(name: str, where: object) -> str:
     """
     if not name or name.startswith(".") or "/" in name or "\\" in name or not name.isprintable():
         raise SourceError(
-            f"{where}: found {shown(name)}, expected a plain name; a path could lead out of the folder"
+            f"{where}: found {show_value(name)}, expected a plain name; a path could lead out of the folder"
         )
     size = len(name.encode(errors="surrogateescape"))
     if size > LONGEST:

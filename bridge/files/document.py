@@ -108,11 +108,11 @@ class Builder:
         for name, node, line in entries:
             check_scalar(name, self.name, line, key)
             if name in last:
-                self.replaced(*last[name], (*key, name), node, line)
+                self.record_duplicate(*last[name], (*key, name), node, line)
             last[name] = (node, line)
         return {name: self.value(node, (*key, name), line) for name, (node, line) in last.items()}
 
-    def replaced(self, node: Node, before: int, key: Key, now: Node, line: int) -> None:
+    def record_duplicate(self, node: Node, before: int, key: Key, now: Node, line: int) -> None:
         value = node.value if node.kind == "scalar" else None
         self.duplicates.append(Duplicate(key, (before, line), value, not self.same(node, now)))
 
@@ -195,10 +195,10 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
     """Raise `SourceError` for NaN, infinity, numbers out of range, and text with half a surrogate pair."""
     if isinstance(value, float) and not math.isfinite(value):
         found = "found NaN, infinity or a number out of range"
-        raise SourceError(f"{name}: line {line}: {dotted(key)}: {found}; write a finite number")
+        raise SourceError(f"{name}: line {line}: {key_with_dots(key)}: {found}; write a finite number")
     if isinstance(value, int) and abs(value) > limits.INTEGER:
         raise SourceError(
-            f"{name}: line {line}: {dotted(key)}: found a whole number beyond 64 bits; write a smaller one"
+            f"{name}: line {line}: {key_with_dots(key)}: found a whole number beyond 64 bits; write a smaller one"
         )
     # No UTF-8 can hold half a pair, so that what is written later would fail. ASCII is the quick
     # way out.
@@ -207,13 +207,13 @@ def check_scalar(value: Any, name: str, line: int | None, key: Key) -> None:
         and not value.isascii()
         and any("\ud800" <= char <= "\udfff" for char in value)
     ):
-        where = dotted(key).encode("ascii", "backslashreplace").decode()
+        where = key_with_dots(key).encode("ascii", "backslashreplace").decode()
         raise SourceError(
             f"{name}: line {line}: {where}: found half a surrogate pair; write whole characters"
         )
 
 
-def dotted(key: Key) -> str:
+def key_with_dots(key: Key) -> str:
     """Return `key` as one text with dots, such as `zero_optimization.stage`."""
     return ".".join(map(str, key)) or "the file"
 

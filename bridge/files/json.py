@@ -19,8 +19,8 @@ from bridge.files.document import (
     Node,
     check_limits,
     check_scalar,
-    dotted,
     integer,
+    key_with_dots,
 )
 
 
@@ -48,7 +48,7 @@ def load_json(text: str, name: str = TEXT) -> Document:
     except RecursionError:
         data = None  # the limits are checked below, with a line
     except ValueError as error:
-        raise _malformed(error, text, name) from None
+        raise _malformed_error(error, text, name) from None
     if constants:
         raise SourceError(
             f"{name}: line {_constant_line(text)}: found {constants[0]}; write a finite number"
@@ -68,7 +68,7 @@ def load_hjson(text: str, name: str = TEXT) -> Document:
     builder = Builder(name)
     document = builder.document(_nodes(text, name), "hjson")
     SourceError.raise_if(
-        f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {dotted(twin.key)} is given twice; keep one"
+        f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {key_with_dots(twin.key)} is given twice; keep one"
         for twin in document.duplicates
     )
     return document
@@ -88,7 +88,7 @@ def load_json_or_hjson(text: str, name: str = TEXT) -> Document:
         raise (error if strict.lax else strict) from None
 
 
-def _malformed(error: Exception, text: str, name: str) -> MalformedError:
+def _malformed_error(error: Exception, text: str, name: str) -> MalformedError:
     position = min(getattr(error, "pos", len(text)), len(text))
     if position >= len(text.rstrip()):
         return MalformedError(f"{name}: ends within a value; is the file complete?", lax=False)
@@ -151,7 +151,7 @@ def _nodes(text: str, name: str) -> Node:
     try:
         root = parser.decode(text)
     except (ValueError, IndexError) as error:
-        raise _malformed(error, text, name) from None
+        raise _malformed_error(error, text, name) from None
     return (
         root
         if isinstance(root, Node)
@@ -181,8 +181,8 @@ class _Scan:
     ) -> tuple[Node, int]:
         from hjson.decoder import JSONObject
 
-        located = self.located(scan)
-        return self.nested(
+        located = self.scan_with_lines(scan)
+        return self.scan_inner(
             state,
             "mapping",
             lambda: JSONObject(state, encoding, strict, located, None, _entries, *rest),
@@ -191,18 +191,18 @@ class _Scan:
     def items(self, state: tuple[str, int], scan: Any) -> tuple[Node, int]:
         from hjson.decoder import JSONArray
 
-        return self.nested(state, "list", lambda: JSONArray(state, self.located(scan)))
+        return self.scan_inner(state, "list", lambda: JSONArray(state, self.scan_with_lines(scan)))
 
-    def located(self, scan: Any) -> Callable[[str, int], tuple[Node, int]]:
-        def scanned(text: str, position: int) -> tuple[Node, int]:
+    def scan_with_lines(self, scan: Any) -> Callable[[str, int], tuple[Node, int]]:
+        def scan_node(text: str, position: int) -> tuple[Node, int]:
             self.nodes += 1
             check_limits(self.nodes, self.depth, self.name, self.line(position))
             value, end = scan(text, position)
             return (value if isinstance(value, Node) else Node(value, self.line(position))), end
 
-        return scanned
+        return scan_node
 
-    def nested(
+    def scan_inner(
         self, state: tuple[str, int], kind: str, scan: Callable[[], tuple[Any, int]]
     ) -> tuple[Node, int]:
         self.depth += 1

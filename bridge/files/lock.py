@@ -15,19 +15,19 @@ PATIENCE, PAUSE = 10.0, 0.005
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Return a context in which no other process that uses these locks reads or writes files in `folder`."""
-    with _held(folder, alone=True):
+    with _hold_folder(folder, alone=True):
         yield
 
 
 @contextmanager
 def shared(folder: Path) -> Iterator[None]:
     """Return a context in which no other process that uses these locks writes files in `folder`."""
-    with _held(folder, alone=False):
+    with _hold_folder(folder, alone=False):
         yield
 
 
 @contextmanager
-def _held(folder: Path, alone: bool) -> Iterator[None]:
+def _hold_folder(folder: Path, alone: bool) -> Iterator[None]:
     """Lock the folder itself, so that no lock file is left. Systems without such locks rely on digests alone."""
     try:
         import fcntl

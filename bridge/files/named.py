@@ -87,7 +87,7 @@ def find(name: str, folder: Path | None = None) -> Path | None:
     return found
 
 
-def placed(name: str) -> str | Path:
+def path_of_name(name: str) -> str | Path:
     """Return the path of the file that the current input calls `name`.
 
     Without a current input, or if the file does not exist, return `name`.
@@ -95,7 +95,7 @@ def placed(name: str) -> str | Path:
     return name if _REACH.get() is None else find(name) or name
 
 
-def reached(name: str) -> Path | None:
+def existing_path(name: str) -> Path | None:
     """Return the path of the file that the current input calls `name`; None if the file does not exist.
 
     Without a current input, `name` is a path from the caller, which may lead anywhere.

@@ -32,7 +32,7 @@ class Original:
         """
         data = self.document.data
         return Secrets.of(
-            self.text, {**self.outside, **(data.named if isinstance(data, Script) else {})}
+            self.text, {**self.outside, **(data.variables_with_value if isinstance(data, Script) else {})}
         )
 
     @cached_property
@@ -40,5 +40,5 @@ class Original:
         """The text, parsed again."""
         document = parse(self.text, "the original", self.suffix)
         if isinstance(document.data, Script):
-            return replace(document, data=document.data.told(self.outside, self.chosen))
+            return replace(document, data=document.data.start_with(self.outside, self.chosen))
         return document

@@ -6,7 +6,7 @@ import ast
 import re
 
 from bridge.errors import SourceError
-from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, dotted
+from bridge.files.document import TEXT, Builder, Document, Entry, Node, check_limits, key_with_dots
 
 ASSIGNED = re.compile(r"\w+(?:\s*:\s*[\w.\[\], ]+)?\s*=\s*[{\[]")
 """Pattern for the beginning of a text that assigns a dictionary or list to a name."""
@@ -28,7 +28,7 @@ def load_python(text: str, name: str = TEXT) -> Document:
     )
     document = builder.document(_node(root, name, 0), "python")
     SourceError.raise_if(
-        f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {dotted(twin.key)} is given twice; keep one"
+        f"{name}: lines {twin.lines[0]} and {twin.lines[1]}: {key_with_dots(twin.key)} is given twice; keep one"
         for twin in document.duplicates
     )
     return document

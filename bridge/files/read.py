@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from bridge import limits
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
 from bridge.files.json import MalformedError, load_hjson, load_json, load_json_or_hjson
@@ -74,7 +74,7 @@ def parse(text: str, name: str = TEXT, suffix: str = "") -> Document:
         template = _unfilled(text, name) if SYNTAX.search(str(error)) else None
         raise template or error from None
     if not isinstance(document.data, dict | list | Script):
-        found = shown(document.data, 30)
+        found = show_value(document.data, 30)
         raise SourceError(
             f"{name}: found only {found}; expected a mapping of settings or a list of flags"
         )
@@ -101,7 +101,7 @@ def _loader(text: str, suffix: str) -> Loader:
     known = LOADERS.get(suffix)
     if known is load_script or (known is None and re.match(r"#!.*sh\b", text)):
         return load_words if _opens_with_flag(_start(text)) else load_script
-    return known or _sniffed(text)
+    return known or _loader_of_text(text)
 
 
 def _start(text: str) -> str:
@@ -119,7 +119,7 @@ def _opens_with_flag(start: str) -> bool:
     )
 
 
-def _sniffed(text: str) -> Loader:
+def _loader_of_text(text: str) -> Loader:
     start = _start(text)
     if _opens_with_flag(start):
         return load_words
@@ -128,10 +128,10 @@ def _sniffed(text: str) -> Loader:
         return load_toml
     if ASSIGNED.match(start):
         return load_python
-    return _bracketed if start[:1] in ("{", "[", "/") else load_yaml
+    return _load_bracketed if start[:1] in ("{", "[", "/") else load_yaml
 
 
-def _bracketed(text: str, name: str) -> Document:
+def _load_bracketed(text: str, name: str) -> Document:
     """Parse JSON, else a Python literal, else HJSON.
 
     If all three fail, the error is the one for the format that the text resembles most.
@@ -204,7 +204,7 @@ def read_stream(stream: BinaryIO, name: str) -> str:
             f"{name}: cannot be read ({(error.strerror or str(error)).lower()}); check the program or file behind it"
         ) from None
     _check_size(len(content), name)
-    return _decoded(content, name)
+    return _decode_bytes(content, name)
 
 
 def _check_size(size: int, name: str | Path) -> None:
@@ -213,7 +213,7 @@ def _check_size(size: int, name: str | Path) -> None:
         raise SourceError(f"{name}: {found}; a config is smaller, is this the right file?")
 
 
-def _decoded(content: bytes, name: str) -> str:
+def _decode_bytes(content: bytes, name: str) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 
 SEAL = re.compile(r'(\{.*), "digest": "([0-9a-f]{64})"\}', re.DOTALL)
@@ -32,16 +32,16 @@ def unseal(text: str, where: object) -> dict[str, Any]:
     match = SEAL.fullmatch(text)
     if match is None:
         raise SourceError(
-            f"{where}: found {shown(text[-30:])} at the end, expected a digest; the file is damaged"
+            f"{where}: found {show_value(text[-30:])} at the end, expected a digest; the file is damaged"
         )
     if _digest(match[1]) != match[2]:
         raise SourceError(
             f"{where}: the digest does not match the content; the file is damaged"
         )
-    return parsed(match[1] + "}", where)
+    return parse_object(match[1] + "}", where)
 
 
-def parsed(text: str, where: object) -> dict[str, Any]:
+def parse_object(text: str, where: object) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises `SourceError`, with a message that starts with `where`, for any other text.
@@ -51,7 +51,7 @@ def parsed(text: str, where: object) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{where}: no JSON ({error}); the file is damaged") from None
     if not isinstance(found, dict):
-        raise SourceError(f"{where}: found {shown(found, 30)}, expected an object; the file is damaged")
+        raise SourceError(f"{where}: found {show_value(found, 30)}, expected an object; the file is damaged")
     return found
 
 

@@ -29,7 +29,7 @@ def load_words(text: str, name: str = TEXT) -> Document:
     lines: dict[Key, int] = {(): 1}
     for _, line, word in _words(text, name):
         lines[(len(words),)] = line
-        words.append(_unquoted(word))
+        words.append(_unquote_word(word))
         check_limits(len(words), 1, name, line)
     if not words:
         raise SourceError(f"{name}: holds only comments; expected flags")
@@ -39,7 +39,7 @@ def load_words(text: str, name: str = TEXT) -> Document:
 def pieces(text: str, name: str = TEXT) -> list[Pieces]:
     """Return the words of `text` with their spans, for edits."""
     return [
-        (Text(_unquoted(word), (start, start + len(word)), plain=False),)
+        (Text(_unquote_word(word), (start, start + len(word)), plain=False),)
         for start, _, word in _words(text, name)
     ]
 
@@ -58,7 +58,7 @@ def _words(text: str, name: str) -> Iterator[tuple[int, int, str]]:
         position = found.end()
 
 
-def _unquoted(word: str) -> str:
+def _unquote_word(word: str) -> str:
     return PART.sub(_part, word)
 
 

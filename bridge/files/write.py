@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.lock import exclusive
 
@@ -93,7 +93,7 @@ def obstacles(path: Path) -> Iterator[str]:
         elif not path.parent.is_dir():
             yield f"{path}: there is no directory {path.parent}; create it first"
     except OSError as error:
-        yield f"{shown(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another output"
+        yield f"{show_value(str(path))}: cannot be written ({(error.strerror or str(error)).lower()}); name another output"
 
 
 def _stage(path: Path, beside: Path, text: str | bytes) -> None:

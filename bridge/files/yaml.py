@@ -122,7 +122,7 @@ class _Events:
             for event in yaml.parse(text):
                 self.take(type(event).__name__, event, event.start_mark.line + 1)
         except YAMLError as error:
-            raise self.malformed(error, text) from None
+            raise self.malformed_error(error, text) from None
         if self.root is None:
             raise SourceError(f"{self.name}: holds only comments; expected a config")
         return self.root
@@ -130,7 +130,7 @@ class _Events:
     def refuse(self, line: int, problem: str) -> SourceError:
         return SourceError(f"{self.name}: line {line}: {problem}")
 
-    def malformed(self, error: Any, text: str) -> SourceError:
+    def malformed_error(self, error: Any, text: str) -> SourceError:
         start, mark = getattr(error, "context_mark", None), getattr(error, "problem_mark", None)
         if mark is None:
             line = text.count("\n", 0, getattr(error, "position", 0)) + 1
@@ -200,7 +200,7 @@ class _Events:
         text, tag = event.value, event.tag
         self.check_tag(tag, ("str", "int", "float", "bool", "null"), line)
         if tag is not None and tag != "!":
-            return self.tagged(tag.removeprefix(TAG), text, line)
+            return self.tag_node(tag.removeprefix(TAG), text, line)
         if tag == "!" or event.style not in (None, ""):
             return _Named(text, line, key=text)
         value = plain_scalar(text)
@@ -208,7 +208,7 @@ class _Events:
             return _Named(float(value), line, spelling=text, key=text)
         return _Named(value, line, key=text, merge=text == "<<")
 
-    def tagged(self, kind: str, text: str, line: int) -> Node:
+    def tag_node(self, kind: str, text: str, line: int) -> Node:
         value = text if kind == "str" else plain_scalar(text)
         if kind == "float" and (isinstance(value, int) or ONLY_OURS.fullmatch(text)):
             value = float(text.replace("_", ""))
@@ -239,14 +239,14 @@ class _Events:
             if not isinstance(key, _Named):
                 raise self.refuse(key.line, f"found a {key.kind} as a key, expected a name")
             if key.merge:
-                merged.update({entry[0]: entry for entry in self.merged(value, key.line)})
+                merged.update({entry[0]: entry for entry in self.merge_entries(value, key.line)})
             else:
                 own.append((key.key, value, key.line))
         for name, _, _ in own:
             merged.pop(name, None)
         return [*merged.values(), *own]
 
-    def merged(self, value: Node, line: int) -> list[Entry]:
+    def merge_entries(self, value: Node, line: int) -> list[Entry]:
         sources = value.value if value.kind == "list" else [value]
         if any(source.kind != "mapping" for source in sources):
             raise self.refuse(

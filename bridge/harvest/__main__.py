@@ -23,7 +23,7 @@ from bridge.exits import Exit
 from bridge.files import write_all
 from bridge.harvest import decide
 from bridge.harvest.process import Process
-from bridge.harvest.rows import Change, Facts, at, changes, joined, text, updated
+from bridge.harvest.rows import FactChange, Facts, at, changes, text, unite_names, update_rows
 from bridge.harvest.source import locate
 from bridge.harvest.worker import PLACES
 from bridge.releases import Releases
@@ -48,7 +48,7 @@ again with --record.
 
 A known release is compared with the repository. Nothing is written without --record; the exit code
 is 2 if they differ. A stack needs harvest.py (PACKAGE, TABLES, facts, path_of) in its folder, and
-runtime/real.py (posed, raw, answer, LOOSER) if its own code can judge a config.
+runtime/real.py (pose_config, raw, answer, LOOSER) if its own code can judge a config.
 """
 KNOWN = "known.json"
 SCRIPTED = "bridge.harvest"
@@ -109,7 +109,7 @@ def job(options: argparse.Namespace) -> Job:
     )
 
 
-def harvested(todo: Job) -> Facts:
+def harvest_release(todo: Job) -> Facts:
     """Return the facts of the release, read by a separate process."""
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)
     say(f"{todo.stack} {todo.release}: reading {tree.folder}")
@@ -122,7 +122,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def compared(todo: Job, facts: Facts) -> list[Change]:
+def compare_facts(todo: Job, facts: Facts) -> list[FactChange]:
     """Return the changes from the facts in the repository to the facts that the release's code states.
 
     For a new release, the repository's newest release is compared.
@@ -137,7 +137,7 @@ def compared(todo: Job, facts: Facts) -> list[Change]:
     ]
 
 
-def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
+def add_release(todo: Job, facts: Facts, found: Sequence[FactChange]) -> dict[Path, str]:
     """Return the content of the files of facts, by path, after the release is added."""
     known = todo.table(KNOWN)
     newest = todo.releases.known[-1]
@@ -150,15 +150,15 @@ def added(todo: Job, facts: Facts, found: Sequence[Change]) -> dict[Path, str]:
     for file, keys in {**todo.part.TABLES, PLACES: ("place",)}.items():
         mine = [change for change in found if change.file == file]
         if mine:
-            texts[todo.into / file] = text(updated(todo.table(file), mine, todo.release, keys))
+            texts[todo.into / file] = text(update_rows(todo.table(file), mine, todo.release, keys))
     for file, names in facts.gathered.items():
-        whole = joined(todo.table(file), names)
+        whole = unite_names(todo.table(file), names)
         if whole != todo.table(file):
             texts[todo.into / file] = text(whole)
     return texts
 
 
-def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
+def print_changes(todo: Job, facts: Facts, found: Sequence[FactChange]) -> None:
     """Print the changes, and the decisions that a person has to make."""
     settings = [change for change in found if change.file != PLACES]
     begun = sum(change.after is not None for change in settings)
@@ -172,7 +172,7 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
         ),
         (
             "changed functions that rules and checks name",
-            decide.moved([c for c in found if c.file == PLACES]),
+            decide.functions_that_changed([c for c in found if c.file == PLACES]),
         ),
         ("facts not read from this release", facts.unread),
     ):
@@ -181,7 +181,7 @@ def told(todo: Job, facts: Facts, found: Sequence[Change]) -> None:
 
 def print_list(heading: str, lines: Iterable[str]) -> None:
     """Print lines under a heading, which says so if there are none."""
-    print("\n".join(decide.listed(heading, list(lines))) or f"{heading}: none")
+    print("\n".join(decide.heading_and_lines(heading, list(lines))) or f"{heading}: none")
 
 
 def judge(todo: Job) -> int:
@@ -211,17 +211,17 @@ def main(arguments: Sequence[str] | None = None, work: Callable[[Job, bool], int
 def run(todo: Job, record: bool) -> int:
     """Add the release, or compare it with the repository if it is known. Returns the exit code."""
     known = todo.release in todo.releases.known
-    facts = harvested(todo)
+    facts = harvest_release(todo)
     # For a known release, a function that only one side names is a matter of our rules and not of
     # the release.
     found = [
         change
-        for change in compared(todo, facts)
+        for change in compare_facts(todo, facts)
         if not known or change.file != PLACES or change.both
     ]
-    told(todo, facts, found)
+    print_changes(todo, facts, found)
     if not known:
-        write_all(added(todo, facts, found))
+        write_all(add_release(todo, facts, found))
         say(f"{todo.stack} {todo.release}: facts are written; judging {todo.count} configs")
         # In a new process: this one has read the facts without the release and keeps them.
         again = [sys.executable, "-m", SCRIPTED, *again_with(todo), "--record"]

@@ -108,40 +108,40 @@ def plain(value: Any) -> Any:
 # What is read from the text of a class or a function
 
 
-def declared(path: Path, name: str) -> Iterator[Row]:
+def fields_of_class(path: Path, name: str) -> Iterator[Row]:
     """Yield the fields that a class declares itself, or the parameters of a function: name, type and default.
 
     A default that is not a literal is the text of its expression. Yields nothing if there is no such class
     or function.
     """
-    tree = _parsed(path)
+    tree = _parse_file(path)
     kinds = ast.ClassDef | ast.FunctionDef
     found = next((node for node in tree.body if isinstance(node, kinds) and node.name == name), None)
     if isinstance(found, ast.FunctionDef):
         names = found.args.args
         missing = [None] * (len(names) - len(found.args.defaults))
         for one, default in zip(names, (*missing, *found.args.defaults), strict=True):
-            yield _declared(one.arg, one.annotation, default)
+            yield _field_row(one.arg, one.annotation, default)
     for node in found.body if isinstance(found, ast.ClassDef) else ():
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield _declared(node.target.id, node.annotation, node.value)
+            yield _field_row(node.target.id, node.annotation, node.value)
 
 
 def signatures_in(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield each public function and class of a file with the names of the arguments that it takes. A
     class without a constructor of its own takes the fields that it declares.
     """
-    for node in _parsed(path).body:
+    for node in _parse_file(path).body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue
         inner = node.body if isinstance(node, ast.ClassDef) else [node]
         made = [one for one in inner if isinstance(one, ast.FunctionDef) and one.name in ("__init__", node.name)]
         found = [one for one in ast.walk(made[0].args) if isinstance(one, ast.arg)] if made else []
-        names = [one.arg for one in found] or [str(row["name"]) for row in declared(path, node.name)]
+        names = [one.arg for one in found] or [str(row["name"]) for row in fields_of_class(path, node.name)]
         yield node.name, [name for name in names if name not in SKIPPED]
 
 
-def _declared(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Row:
+def _field_row(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Row:
     kind = ast.unparse(annotation) if annotation else ""
     return {"name": name, "type": kind, "default": _literal(default)}
 
@@ -167,7 +167,7 @@ def _literal(node: ast.expr | None) -> Any:
 # Functions that rules and checks stand on
 
 
-def named(texts: Sequence[Path]) -> list[tuple[str, str]]:
+def functions_in_rules(texts: Sequence[Path]) -> list[tuple[str, str]]:
     """Return the files and functions of a stack that the rules and checks of its dialect name as sources."""
     found = {match.groups() for path in texts for match in PLACE.finditer(path.read_text("utf-8"))}
     return sorted((file, name) for file, name in found)
@@ -190,7 +190,7 @@ def digest(path: Path, name: str) -> str:
 
     The digest is empty if there is no such function or class.
     """
-    node: ast.AST | None = _parsed(path)
+    node: ast.AST | None = _parse_file(path)
     for part in name.split("."):
         inside = ast.walk(node) if isinstance(node, ast.Module) else getattr(node, "body", ())
         defined = (
@@ -208,7 +208,7 @@ def digest(path: Path, name: str) -> str:
 
 # Rules name many functions of one file, and the largest take a second to parse.
 @cache
-def _parsed(path: Path) -> ast.Module:
+def _parse_file(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 

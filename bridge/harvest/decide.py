@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bridge.config import fields, shown
+from bridge.config import fields, show_value
 from bridge.dialect import Dialect
-from bridge.harvest.rows import Change, Row
+from bridge.harvest.rows import FactChange, Row
 from bridge.rules import Effect
 from bridge.translation import claims
 
@@ -17,7 +17,7 @@ WIDTH = 400
 
 
 def questions(
-    dialect: Dialect, changes: Sequence[Change], path_of: Callable[[str, Row], str]
+    dialect: Dialect, changes: Sequence[FactChange], path_of: Callable[[str, Row], str]
 ) -> Iterator[str]:
     """Yield a line for each changed fact that needs a person's decision, the most important first."""
     rows = [(path_of(change.file, change.row), change) for change in changes]
@@ -28,13 +28,13 @@ def questions(
         starts = [".".join(parents[:size]) for size in range(1, len(parents) + 1)]
         declared = any(start in known or f"{start}.*" in known for start in starts)
         if change.before is None and not declared:
-            yield f"{path}: new, {shown(change.row.get('default'))} by default; add a line to the schema and a rule"
+            yield f"{path}: new, {show_value(change.row.get('default'))} by default; add a line to the schema and a rule"
     yield from _each(
         f"{path}: in the schema, but no rule claims it"
         for path in known
         if path not in claims(dialect)
     )
-    yield from _each(line for path, change in rows for line in _changed(dialect, path, change))
+    yield from _each(line for path, change in rows for line in _describe_change(dialect, path, change))
     for path, change in rows:
         if change.after is None:
             yield f"{path}: removed; if a setting replaces it, add a Move"
@@ -44,7 +44,7 @@ def _each(lines: Iterator[str]) -> Iterator[str]:
     yield from dict.fromkeys(lines)
 
 
-def _changed(dialect: Dialect, path: str, change: Change) -> Iterator[str]:
+def _describe_change(dialect: Dialect, path: str, change: FactChange) -> Iterator[str]:
     if change.before is None or change.after is None:
         return
     if change.after.get("refused"):
@@ -55,12 +55,12 @@ def _changed(dialect: Dialect, path: str, change: Change) -> Iterator[str]:
         if was == now:
             continue
         if column != "default":
-            yield f"{path}: {column} {shown(was, WIDTH)} becomes {shown(now, WIDTH)}"
+            yield f"{path}: {column} {show_value(was, WIDTH)} becomes {show_value(now, WIDTH)}"
             continue
         rule = claims(dialect).get(path)
         effect = rule.effect if rule else Effect.NUMBERS
         told = effect.value if isinstance(effect, Effect) else "the effect depends on the value"
-        yield f"{path}: {shown(was)} by default until now, {shown(now)} from now on ({told})"
+        yield f"{path}: {show_value(was)} by default until now, {show_value(now)} from now on ({told})"
 
 
 def _unlike(was: Any, now: Any) -> tuple[Any, Any]:
@@ -72,7 +72,7 @@ def _unlike(was: Any, now: Any) -> tuple[Any, Any]:
     return first, second
 
 
-def moved(changes: Sequence[Change]) -> Iterator[str]:
+def functions_that_changed(changes: Sequence[FactChange]) -> Iterator[str]:
     """Yield a line for each function that rules or checks name and that changed or was removed."""
     for change in changes:
         if change.before is not None:
@@ -85,7 +85,7 @@ def disagreements(found: Counter[str]) -> Iterator[str]:
     yield from (f"{count} times: {what}" for what, count in found.most_common())
 
 
-def listed(heading: str, lines: Sequence[str]) -> Iterator[str]:
+def heading_and_lines(heading: str, lines: Sequence[str]) -> Iterator[str]:
     """Yield a heading and its lines; nothing if there are no lines."""
     if lines:
         yield f"{heading} ({len(lines)}):"

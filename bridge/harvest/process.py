@@ -41,7 +41,7 @@ class Verdict:
         }
 
     @property
-    def compared(self) -> int:
+    def value_count(self) -> int:
         """Number of values that both our reader and the release have."""
         return len(self.expected.keys() & self.held.keys())
 
@@ -99,7 +99,7 @@ class Process:
 
     def __call__(self, config: Config) -> Verdict:
         """Return the release's verdict on a config."""
-        question, expected = import_module(f"compat.{self.stack}.runtime.real").posed(config)
+        question, expected = import_module(f"compat.{self.stack}.runtime.real").pose_config(config)
         answer = self.ask(question)
         return Verdict(
             answer.get("held", {}),

@@ -19,7 +19,7 @@ NAMES = {"List": "list", "Dict": "dict", "Tuple": "tuple", "Set": "set", "Type":
 
 
 @dataclass(frozen=True)
-class Change:
+class FactChange:
     """A changed fact: the row before and the row after the change, each None if there is none."""
 
     file: str
@@ -72,18 +72,18 @@ def at(rows: Iterable[Row], release: str, releases: Releases) -> list[Row]:
 
 def changes(
     file: str, before: Sequence[Row], after: Sequence[Row], keys: Sequence[str]
-) -> list[Change]:
+) -> list[FactChange]:
     """Return the changes from `before` to `after`.
 
     Rows with equal values for `keys` describe the same fact.
     """
     old, new = ({_key(row, keys): row for row in rows} for rows in (before, after))
     both = [key for key in {**old, **new} if _same(old.get(key)) != _same(new.get(key))]
-    return [Change(file, old.get(key), new.get(key)) for key in both]
+    return [FactChange(file, old.get(key), new.get(key)) for key in both]
 
 
-def updated(
-    rows: Sequence[Row], found: Sequence[Change], release: str, keys: Sequence[str]
+def update_rows(
+    rows: Sequence[Row], found: Sequence[FactChange], release: str, keys: Sequence[str]
 ) -> list[Row]:
     """Return the rows after a release that makes the changes `found`.
 
@@ -101,14 +101,14 @@ def updated(
     return sorted((*kept, *begun), key=lambda row: _key(row, keys)) if begun else kept
 
 
-def joined(old: Any, found: Any) -> Any:
+def unite_names(old: Any, found: Any) -> Any:
     """Return the union of names over all releases.
 
     Mappings and lists are merged; of two texts, the old one is kept.
     """
     if isinstance(old, Mapping) and isinstance(found, Mapping):
         both = {
-            name: joined(old[name], found[name]) if name in old and name in found else None
+            name: unite_names(old[name], found[name]) if name in old and name in found else None
             for name in {**old, **found}
         }
         return {

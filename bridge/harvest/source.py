@@ -66,7 +66,7 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
             )
             raise VersionError(f"{package.name}: not installed; {advice}") from None
     root = path or Path(str(found.locate_file("") if found else ""))
-    version = found.version if found else told_by(root / package.folder / package.info)
+    version = found.version if found else version_in(root / package.folder / package.info)
     if not same(release, version):
         advice = (
             f"pip install --no-deps {package.name}=={release}, or name its source tree with --from"
@@ -75,7 +75,7 @@ def locate(package: Package, release: str, path: Path | None = None) -> Tree:
     return Tree(package, root.resolve(), release)
 
 
-def told_by(file: Path) -> str:
+def version_in(file: Path) -> str:
     """Return the version that a file states, by name, in parts or as its only text. The file is not executed."""
     try:
         text = file.read_text("utf-8")

@@ -25,14 +25,14 @@ PLACES = "places.json"
 """Name of the file that lists the functions that rules and checks name."""
 
 
-def answered(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
-    """Return the release's answer to a question: "facts", "installed", or a config as the stack's `real.posed` gives it."""
+def answer_question(stack: str, question: Any, tree: tuple[str, str]) -> dict[str, Any]:
+    """Return the release's answer to a question: "facts", "installed", or a config as the stack's `real.pose_config` gives it."""
     if question == "facts":
         return _facts(stack, *tree)
     real = import_module(f"compat.{stack}.runtime.real")
     try:
         return (
-            {"installed": real.installed()}
+            {"installed": real.release_of_package()}
             if question == "installed"
             else {"held": real.answer(question)}
         )
@@ -46,7 +46,7 @@ def _facts(stack: str, release: str, root: str) -> dict[str, Any]:
     harvest = import_module(f"compat.{stack}.harvest")
     found = locate(harvest.PACKAGE, release, Path(root) if root else None)
     facts: Facts = harvest.facts(found)
-    named = code.named(sorted(Path(str(harvest.__file__)).parent.rglob("*.py")))
+    named = code.functions_in_rules(sorted(Path(str(harvest.__file__)).parent.rglob("*.py")))
     facts.rows[PLACES] = list(code.places(found.folder, named))
     return asdict(facts)
 
@@ -61,7 +61,7 @@ def main(stack: str, release: str, root: str = "") -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     for line in sys.stdin:
         print(
-            json.dumps(answered(stack, json.loads(line), (release, root)), default=str),
+            json.dumps(answer_question(stack, json.loads(line), (release, root)), default=str),
             file=answers,
         )
 

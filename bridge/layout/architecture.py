@@ -12,12 +12,12 @@ from bridge import limits
 from bridge.errors import ConfigError
 from bridge.layout.partition import Layers
 from bridge.layout.shard import Parameter
-from bridge.layout.tensor import Site, TensorPlan, cut, matches
+from bridge.layout.tensor import Site, TensorPlan, cut_range, name_matches
 from bridge.plan import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """A module with a weight and maybe a bias. The weight is a matrix (`outputs`, `inputs`), or a
     vector if `inputs` is 0. If the module uses the weight of another module, `tied` names that
     other module. `copies` is the number of experts that have such a module.
@@ -57,7 +57,7 @@ class Part:
         of the kinds of split linear layers, or None if the module is not split.
         """
         if self.kind == "embedding":
-            return "embed" if matches(self.name, names.vocabulary) else None
+            return "embed" if name_matches(self.name, names.vocabulary) else None
         return names.kind(self.name, self.inputs, self.outputs) if self.kind == "linear" else None
 
 
@@ -164,10 +164,10 @@ class Architecture:
             vocab=model.embedding.padded_vocab or model.vocab or usual.vocab,
             sequence=model.sequence or usual.sequence,
             tied=usual.tied if model.tied is None else model.tied,
-            **_stated(model),
-            **_attention(model),
+            **_stated_settings(model),
+            **_attention_settings(model),
             **_feed_forward(model),
-            **_embedding(model),
+            **_embedding_settings(model),
         )
 
     def problems(self) -> Iterator[str]:
@@ -223,7 +223,7 @@ class Architecture:
             return self.positions
         return 0 if self.rotary else self.sequence
 
-    def biased(self, name: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias"]) -> bool:
+    def has_bias(self, name: Literal["qkv_bias", "output_bias", "mlp_bias", "norm_bias"]) -> bool:
         """Return whether the layers that the setting `name` is about have biases. If the setting is
         None, `bias` decides; for `norm_bias`, LayerNorm has a bias and RMSNorm has none.
         """
@@ -243,7 +243,7 @@ class Architecture:
         """Names of the layers, in order."""
         return ("embedding", *(f"block{index}" for index in range(self.layers)), "head")
 
-    def parts(self, layer: int) -> tuple[Part, ...]:
+    def parts(self, layer: int) -> tuple[LayerPart, ...]:
         """The modules with weights in a layer, in order."""
         if layer == 0:
             return self._embedding()
@@ -271,15 +271,15 @@ class Architecture:
         """
         if self.experts is None:
             return self.size()
-        block = next((block for block in range(self.layers) if self.routed(block)), 0)
+        block = next((block for block in range(self.layers) if self.has_experts(block)), 0)
         expert = sum(
             part.size // part.copies for part in self._block("block", block) if part.copies > 1
         )
         # In each block with experts, all but `top_k` of them are idle for a token.
         idle = (self.experts.count - self.experts.top_k) * expert
-        return self.size() - idle * sum(map(self.routed, range(self.layers)))
+        return self.size() - idle * sum(map(self.has_experts, range(self.layers)))
 
-    def routed(self, block: int) -> bool:
+    def has_experts(self, block: int) -> bool:
         """Whether a block has experts."""
         return self.experts is not None and self.experts.within(block)
 
@@ -289,12 +289,12 @@ class Architecture:
         # there may be thousands.
         kinds: dict[bool, int] = {}
         for block in range(self.layers):
-            if self.routed(block) not in kinds:
-                kinds[self.routed(block)] = sum(part.size for part in self._block("block", block))
+            if self.has_experts(block) not in kinds:
+                kinds[self.has_experts(block)] = sum(part.size for part in self._block("block", block))
         first, last = (
             sum(part.size for part in self.parts(layer)) for layer in (0, self.layers + 1)
         )
-        return (first, *(kinds[self.routed(block)] for block in range(self.layers)), last)
+        return (first, *(kinds[self.has_experts(block)] for block in range(self.layers)), last)
 
     def parameters(self, stages: Mapping[int, int], share: Share) -> list[Parameter]:
         """Return the parameters of some layers, as the tensor rank with this `share` holds them,
@@ -303,7 +303,7 @@ class Architecture:
         """
         found: dict[str, Parameter] = {}
         for layer, stage in stages.items():
-            for parameter in self._held(layer, share):
+            for parameter in self._local_parameters(layer, share):
                 # Embedding and head may name the same weight; it is one parameter that two stages
                 # use.
                 users = found[parameter.name].stages if parameter.name in found else ()
@@ -317,7 +317,7 @@ class Architecture:
         if share.ranks == 1:
             return []
         names = self.tensor_plan(share.ranks)
-        found = [site for layer in layers for site in _sites(self.parts(layer), names)]
+        found = [site for layer in layers for site in _collective_sites(self.parts(layer), names)]
         scattered = [
             Site(name, "scatter", self.hidden)
             for name in names.scattered
@@ -325,41 +325,41 @@ class Architecture:
         ]
         return found + scattered
 
-    def _embedding(self) -> tuple[Part, ...]:
+    def _embedding(self) -> tuple[LayerPart, ...]:
         width = self.width or self.hidden
         rows = self.rows
-        parts = [Part("embedding.tokens", "embedding", self.vocab, width)] if self.vocab else []
+        parts = [LayerPart("embedding.tokens", "embedding", self.vocab, width)] if self.vocab else []
         if rows:
-            parts.append(Part("embedding.positions", "embedding", rows, self.hidden))
+            parts.append(LayerPart("embedding.positions", "embedding", rows, self.hidden))
         if width != self.hidden:
-            parts.append(Part("embedding.project", "linear", self.hidden, width))
+            parts.append(LayerPart("embedding.project", "linear", self.hidden, width))
         return (*parts, *([self._norm("embedding.norm")] if self.embedding_norm else []))
 
-    def _block(self, name: str, block: int) -> tuple[Part, ...]:
+    def _block(self, name: str, block: int) -> tuple[LayerPart, ...]:
         attention = self._latent(name) if self.latent else self._attention(name)
         feed_forward = (
-            self._routed(f"{name}.mlp")
-            if self.routed(block)
+            self._expert_parts(f"{name}.mlp")
+            if self.has_experts(block)
             else self._dense(f"{name}.mlp", self.ffn)
         )
         return (*self._norms(name), *attention, *feed_forward)
 
-    def _norms(self, name: str) -> Iterator[Part]:
+    def _norms(self, name: str) -> Iterator[LayerPart]:
         number = 1 if self.shared_norm else 2
         yield from (self._norm(f"{name}.norm{index}") for index in range(1, number + 1))
         if self.place == "both":
             yield from (self._norm(f"{name}.norm{index}") for index in (3, 4))
 
-    def _attention(self, name: str) -> Iterator[Part]:
+    def _attention(self, name: str) -> Iterator[LayerPart]:
         queries, keys, qkv = (
             self.heads * self.head,
             self.kv_heads * self.head,
-            self.biased("qkv_bias"),
+            self.has_bias("qkv_bias"),
         )
         for part, width in (("query", queries), ("key", keys), ("value", keys)):
-            yield Part(f"{name}.attention.{part}", "linear", width, self.hidden, qkv)
-        yield Part(
-            f"{name}.attention.out", "linear", self.hidden, queries, self.biased("output_bias")
+            yield LayerPart(f"{name}.attention.{part}", "linear", width, self.hidden, qkv)
+        yield LayerPart(
+            f"{name}.attention.out", "linear", self.hidden, queries, self.has_bias("output_bias")
         )
         if self.head_norm != "none":
             widths = (self.head, self.head) if self.head_norm == "head" else (queries, keys)
@@ -368,14 +368,14 @@ class Architecture:
                 for part, size in zip(("query", "key"), widths, strict=True)
             )
         if self.sinks:
-            yield Part(f"{name}.attention.sinks", "norm", self.heads)
+            yield LayerPart(f"{name}.attention.sinks", "norm", self.heads)
 
-    def _latent(self, name: str) -> Iterator[Part]:
+    def _latent(self, name: str) -> Iterator[LayerPart]:
         """Yield the modules of latent attention: the low-rank projections, their norms if the model
         has any, and the projections that follow them. Only the low-rank projections and the output
         projection have biases.
         """
-        it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.biased("qkv_bias")
+        it, qkv = self.latent or Latent(0, 0, 0, 0, 0), self.has_bias("qkv_bias")
         queries, out = self.heads * (it.plain + it.rotary), self.heads * it.value
         # The part of the keys that rotates is the same for all heads. It comes out of the same
         # projection as the narrow vector of keys and values, beside it, and passes neither the norm
@@ -384,41 +384,41 @@ class Architecture:
         if it.query:
             narrow.insert(0, ("query", it.query, 0))
         for part, rank, beside in narrow:
-            yield Part(f"{name}.attention.narrow_{part}", "linear", rank + beside, self.hidden, qkv)
+            yield LayerPart(f"{name}.attention.narrow_{part}", "linear", rank + beside, self.hidden, qkv)
             if self.head_norm != "none":
                 yield self._norm(f"{name}.attention.{part}_norm", rank)
-        yield Part(f"{name}.attention.query", "linear", queries, it.query or self.hidden)
-        yield Part(
+        yield LayerPart(f"{name}.attention.query", "linear", queries, it.query or self.hidden)
+        yield LayerPart(
             f"{name}.attention.key_value", "linear", self.heads * (it.plain + it.value), it.kv
         )
-        yield Part(f"{name}.attention.out", "linear", self.hidden, out, self.biased("output_bias"))
+        yield LayerPart(f"{name}.attention.out", "linear", self.hidden, out, self.has_bias("output_bias"))
 
-    def _dense(self, name: str, width: int, copies: int = 1) -> Iterator[Part]:
-        bias = self.biased("mlp_bias")
+    def _dense(self, name: str, width: int, copies: int = 1) -> Iterator[LayerPart]:
+        bias = self.has_bias("mlp_bias")
         for part in ("up", "gate") if self.gated else ("up",):
-            yield Part(f"{name}.{part}", "linear", width, self.hidden, bias, copies=copies)
-        yield Part(f"{name}.down", "linear", self.hidden, width, bias, copies=copies)
+            yield LayerPart(f"{name}.{part}", "linear", width, self.hidden, bias, copies=copies)
+        yield LayerPart(f"{name}.down", "linear", self.hidden, width, bias, copies=copies)
 
-    def _routed(self, name: str) -> Iterator[Part]:
+    def _expert_parts(self, name: str) -> Iterator[LayerPart]:
         it = self.experts or Experts(1, self.ffn, 1)
-        yield Part(f"{name}.router", "linear", it.count, self.hidden, it.router_bias)
+        yield LayerPart(f"{name}.router", "linear", it.count, self.hidden, it.router_bias)
         yield from self._dense(f"{name}.experts", it.ffn, it.count)
         if it.shared:
             yield from self._dense(f"{name}.shared", it.shared)
         if it.shared_gate:
-            yield Part(f"{name}.shared_gate", "linear", 1, self.hidden)
+            yield LayerPart(f"{name}.shared_gate", "linear", 1, self.hidden)
 
-    def _head(self) -> tuple[Part, ...]:
+    def _head(self) -> tuple[LayerPart, ...]:
         width, tied = self.width or self.hidden, "embedding.tokens" if self.tied else ""
-        out = (Part("head.project", "linear", width, self.hidden),) if width != self.hidden else ()
-        logits = Part("head.logits", "linear", self.vocab, width, self.logits_bias, tied)
+        out = (LayerPart("head.project", "linear", width, self.hidden),) if width != self.hidden else ()
+        logits = LayerPart("head.logits", "linear", self.vocab, width, self.logits_bias, tied)
         norm = () if self.place == "post" else (self._norm("head.norm"),)
         return (*norm, *out, *((logits,) if self.vocab else ()))
 
-    def _norm(self, name: str, size: int | None = None) -> Part:
-        return Part(name, "norm", size or self.hidden, bias=self.biased("norm_bias"))
+    def _norm(self, name: str, size: int | None = None) -> LayerPart:
+        return LayerPart(name, "norm", size or self.hidden, bias=self.has_bias("norm_bias"))
 
-    def _held(self, layer: int, share: Share) -> Iterator[Parameter]:
+    def _local_parameters(self, layer: int, share: Share) -> Iterator[Parameter]:
         names = self.tensor_plan(share.ranks) if share.ranks > 1 else None
         for part in self.parts(layer):
             # With one tensor rank for each expert, tensor ranks hold different experts, and each
@@ -427,20 +427,20 @@ class Architecture:
             for name, shape in part.shapes.items():
                 held = Parameter(name, shape, "fp32", ())
                 if names is not None and not whole:
-                    held = _split(part, name, shape, names, share)
+                    held = _split_parameter(part, name, shape, names, share)
                 if part.copies > 1:
                     # All local experts in one parameter, stacked along a new first dimension. If
                     # they do not divide evenly, some ranks have one less; the larger number is
                     # taken for all.
                     ends = (
-                        cut(part.copies, share.experts, index) for index in (0, share.experts - 1)
+                        cut_range(part.copies, share.experts, index) for index in (0, share.experts - 1)
                     )
                     local = max(map(len, ends))
                     held = replace(held, shape=(local, *held.shape), same=share.same, partial=False)
                 yield held
 
 
-def _stated(model: Model) -> dict[str, Any]:
+def _stated_settings(model: Model) -> dict[str, Any]:
     """Return the settings of norms, biases and dropout in the plan's model, without those that the
     plan leaves open.
     """
@@ -458,7 +458,7 @@ def _stated(model: Model) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _attention(model: Model) -> dict[str, Any]:
+def _attention_settings(model: Model) -> dict[str, Any]:
     attention, latent = model.attention, model.attention.latent
     found: dict[str, Any] = {
         "head_size": attention.head_size,
@@ -493,7 +493,7 @@ def _feed_forward(model: Model) -> dict[str, Any]:
     return {"experts": Experts(model.experts, width, *choice)}
 
 
-def _embedding(model: Model) -> dict[str, Any]:
+def _embedding_settings(model: Model) -> dict[str, Any]:
     embedding, kind = model.embedding, model.embedding.positions
     # Some families (OPT) leave the first rows of the table unused, so it has that many more.
     rows = (embedding.max_positions or model.sequence or Architecture().sequence) + (
@@ -512,8 +512,8 @@ def _embedding(model: Model) -> dict[str, Any]:
     }
 
 
-def _split(
-    part: Part, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share
+def _split_parameter(
+    part: LayerPart, name: str, shape: tuple[int, ...], names: TensorPlan, share: Share
 ) -> Parameter:
     """Return the parameter `name` as one tensor rank holds it: a part along one dimension, or the
     whole parameter.
@@ -524,9 +524,9 @@ def _split(
         # Every rank holds all of it. The gradient is complete on each rank, except where a rank
         # uses the parameter for its own heads alone, or, with sequence parallelism, for its own
         # tokens alone: then gradients have to be summed.
-        tokens = share.sequence and not matches(part.name, names.scattered)
+        tokens = share.sequence and not name_matches(part.name, names.scattered)
         return Parameter(name, shape, "fp32", (), partial=role == "shared" or tokens)
-    place = cut(shape[dim], share.ranks, share.index)
+    place = cut_range(shape[dim], share.ranks, share.index)
     local = (*shape[:dim], len(place), *shape[dim + 1 :])
     return Parameter(name, local, "fp32", (), split=dim, start=place.start, whole=shape[dim])
 
@@ -545,7 +545,7 @@ in the table is not split.
 """
 
 
-def _sites(parts: Iterable[Part], names: TensorPlan) -> Iterator[Site]:
+def _collective_sites(parts: Iterable[LayerPart], names: TensorPlan) -> Iterator[Site]:
     entered: set[str] = set()
     for part in parts:
         role, parent = part.role(names), part.name.rpartition(".")[0]
@@ -562,7 +562,7 @@ def _sites(parts: Iterable[Part], names: TensorPlan) -> Iterator[Site]:
             yield Site(part.name, "enter", part.inputs)
 
 
-def _gpt2(layers: int, hidden: int, heads: int) -> Architecture:
+def _gpt2_shape(layers: int, hidden: int, heads: int) -> Architecture:
     return Architecture(
         layers, hidden, heads, heads, 4 * hidden, vocab=50257, sequence=1024, rotary=False
     )
@@ -574,10 +574,10 @@ PRESETS: Mapping[str, Architecture] = {
     "tiny": Architecture(
         layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=256, sequence=64
     ),
-    "gpt2": _gpt2(12, 768, 12),
-    "gpt2-medium": _gpt2(24, 1024, 16),
-    "gpt2-large": _gpt2(36, 1280, 20),
-    "gpt2-xl": _gpt2(48, 1600, 25),
+    "gpt2": _gpt2_shape(12, 768, 12),
+    "gpt2-medium": _gpt2_shape(24, 1024, 16),
+    "gpt2-large": _gpt2_shape(36, 1280, 20),
+    "gpt2-xl": _gpt2_shape(48, 1600, 25),
     "llama-7b": replace(
         _LLAMA, layers=32, hidden=4096, heads=32, kv_heads=32, ffn=11008, vocab=32000, sequence=2048
     ),

@@ -12,20 +12,20 @@ from bridge.batch import solve
 from bridge.errors import ConfigError
 from bridge.findings import Finding
 from bridge.layout.architecture import Architecture, Share
-from bridge.layout.levels import dearer
+from bridge.layout.levels import find_dearer_level
 from bridge.layout.mesh import Mesh
-from bridge.layout.pipeline import Pipeline, described, name_of, period_of, stages_of, text_of
-from bridge.layout.recompute import chunks
-from bridge.layout.schedule import program
+from bridge.layout.pipeline import Pipeline, describe_pipeline, name_of, period_of, stages_of, text_of
+from bridge.layout.recompute import chunks_by_stage
+from bridge.layout.schedule import program_rows
 from bridge.layout.shard import BYTES, Layout, on_rank
 from bridge.layout.step import Sizes, Step
 from bridge.layout.tensor import Site
-from bridge.layout.traffic import REPLICAS, Traffic, added, replica_traffic
+from bridge.layout.traffic import REPLICAS, Traffic, add_traffic, replica_traffic
 from bridge.plan import Plan
 
 
 @dataclass(frozen=True)
-class Place:
+class OutlinePlace:
     """Facts that hold for all ranks with the same pipeline coordinate and the same tensor
     coordinate: the layout of their stages, and the sites at which these ranks exchange activations.
     `costly` is a finding if a lower ZeRO level takes fewer bytes.
@@ -75,8 +75,8 @@ class Outline:
             plan.batch.micro, plan.batch.accumulation, plan.batch.global_, mesh.sizes["data"]
         )
         accumulation = triangle.accumulation or 1
-        shown, notes = described(plan, accumulation, shape.facts())
-        pipelines, periods = _pipelines(shown, shape, accumulation)
+        shown, notes = describe_pipeline(plan, accumulation, shape.facts())
+        pipelines, periods = _pipelines_to_simulate(shown, shape, accumulation)
         found = cls(
             plan,
             shape,
@@ -112,11 +112,11 @@ class Outline:
         """The pipeline rank that runs `stage`."""
         return self.pipeline.schedule.homes[stage]
 
-    def held(self, pipeline: int) -> tuple[int, ...]:
+    def local_stages(self, pipeline: int) -> tuple[int, ...]:
         """The stages of a pipeline rank, in order."""
         return self.pipeline.local(pipeline)
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> OutlinePlace:
         """The facts about `rank` and all ranks with the same pipeline and tensor coordinates."""
         return self._places[self._at(rank)]
 
@@ -152,7 +152,7 @@ class Outline:
         return same | replica_traffic(self.place(rank).layout, self.kind(rank)[2])
 
     @cached_property
-    def _places(self) -> Mapping[tuple[int, int], Place]:
+    def _places(self) -> Mapping[tuple[int, int], OutlinePlace]:
         sizes = self.mesh.sizes
         return {
             (rank, index): self._place(rank, index)
@@ -160,8 +160,8 @@ class Outline:
             for index in range(sizes["tensor"])
         }
 
-    def _place(self, pipeline: int, tensor: int) -> Place:
-        held, homes = self.held(pipeline), self.pipeline.schedule.homes
+    def _place(self, pipeline: int, tensor: int) -> OutlinePlace:
+        held, homes = self.local_stages(pipeline), self.pipeline.schedule.homes
         # The first and the last layer may share a weight, whichever ranks they are on.
         mine = {*held, 0, len(self.stages) - 1}
         stages = {layer: stage for stage in sorted(mine) for layer in self.stages[stage]}
@@ -169,8 +169,8 @@ class Outline:
         parameters = on_rank(self.shape.parameters(stages, share), homes, pipeline)
         layout = Layout.of(self.plan, parameters, len(held), self.shards)
         layers = tuple(layer for stage in held for layer in self.stages[stage])
-        return Place(
-            layout, tuple(self.shape.sites(layers, share)), dearer(self.plan, layout, parameters)
+        return OutlinePlace(
+            layout, tuple(self.shape.sites(layers, share)), find_dearer_level(self.plan, layout, parameters)
         )
 
     def _share(self, index: int) -> Share:
@@ -195,16 +195,16 @@ class Outline:
         """Collectives and messages of a step on the first data rank, for each pair of pipeline and
         tensor coordinates.
         """
-        first, *further = (self._followed(pipeline) for pipeline in (self.pipeline, *self.more))
+        first, *further = (self._follow_traffic(pipeline) for pipeline in (self.pipeline, *self.more))
         if not further:
             return first
         return {
-            key: added(found, _times(further[-1][key], found, self.periods))
+            key: add_traffic(found, _multiply_traffic(further[-1][key], found, self.periods))
             for key, found in first.items()
         }
 
-    def _followed(self, pipeline: Pipeline) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
-        rows, parts = program(pipeline.schedule), chunks(self.plan.recompute, self.stages)
+    def _follow_traffic(self, pipeline: Pipeline) -> Mapping[tuple[int, int], Mapping[str, Traffic]]:
+        rows, parts = program_rows(pipeline.schedule), chunks_by_stage(self.plan.recompute, self.stages)
         found: dict[object, Mapping[str, Traffic]] = {}
         by_place = {}
         for (rank, tensor), place in self._places.items():
@@ -243,7 +243,7 @@ class Outline:
             yield f"parallel.sequence: {self.shape.sequence} tokens do not divide into {tensor} tensor ranks; use a multiple"
 
 
-def _times(
+def _multiply_traffic(
     after: Mapping[str, Traffic], before: Mapping[str, Traffic], times: int
 ) -> dict[str, Traffic]:
     """Return, for each collective, the difference `after` - `before`, multiplied by `times`."""
@@ -256,7 +256,7 @@ def _times(
     return found
 
 
-def _pipelines(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipeline, ...], int]:
+def _pipelines_to_simulate(plan: Plan, shape: Architecture, number: int) -> tuple[tuple[Pipeline, ...], int]:
     """Return the pipelines to simulate for a step of `number` microbatches: one pipeline for the
     whole step, or two pipelines that are shorter. The second result is the number of periods by
     which the first pipeline is shorter than the step.

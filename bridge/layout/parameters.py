@@ -25,14 +25,14 @@ def count_parameters(plan: Plan) -> Parameters:
     Tied weights count once. The padding of the vocabulary counts. Heads for multi-token prediction
     do not count. Raises `BridgeError` if the plan does not set a field that the count needs.
     """
-    lacking = lacks(plan)
+    lacking = missing_fields_of(plan)
     if lacking:
         raise BridgeError(f"parameters: the plan does not set {', '.join(lacking)}; set them")
     shape = Architecture.of(plan.model)
     beside = 0
     if plan.model.family in COUNTED and plan.model.moe.balance_bias:
         # One bias for each expert, in each block that has experts.
-        beside = sum(map(shape.routed, range(shape.layers))) * (plan.model.experts or 0)
+        beside = sum(map(shape.has_experts, range(shape.layers))) * (plan.model.experts or 0)
     return Parameters(shape.size() + beside, shape.active() + beside)
 
 
@@ -42,10 +42,10 @@ computed for this bias. In other families the bias is a buffer, which does not c
 """
 
 
-def lacks(plan: Plan) -> list[str]:
+def missing_fields_of(plan: Plan) -> list[str]:
     """Return the fields that are not set in `plan` although the count needs them."""
     values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
-    return [path for path in _needed(values) if values.get(path) is None]
+    return [path for path in _missing_fields(values) if values.get(path) is None]
 
 
 ALWAYS = (
@@ -62,7 +62,7 @@ ALWAYS = (
 LATENT = ("query_rank", "plain_size", "rotary_size", "value_size")
 
 
-def _needed(values: Mapping[str, Any]) -> Iterator[str]:
+def _missing_fields(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the plan's fields on which the number of parameters depends, if these
     fields have no default. `values` are the fields that the plan sets.
     """

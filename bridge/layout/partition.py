@@ -25,7 +25,7 @@ class Layers:
     """Numbers of layers and of parameters, by which a partition rule cuts a model into stages.
     `count` includes `leading` layers (embeddings) and `trailing` layers (final norm, output head).
     `parameters` has the number of elements of each layer; only the rule `parameters` and the
-    function `together` need these numbers.
+    function `cut_within` need these numbers.
     """
 
     count: int
@@ -45,9 +45,9 @@ all layers.
 """
 
 
-def partition(stages: Stages, layers: Layers, parts: int | None = None) -> tuple[range, ...]:
+def partition_layers(stages: Stages, layers: Layers, parts: int | None = None) -> tuple[range, ...]:
     """Cut `layers` into stages by the rule `stages.rule`. If no rule is set, the rule is `explicit`
-    where boundaries are given, and `carry` elsewhere.
+    where boundaries are given, and `carry_boundaries` elsewhere.
 
     `parts` is the wanted number of stages (pipeline ranks x virtual stages), for rules that do not
     get this number from `layers_per_stage`. Raises `ConfigError` if the rule needs a setting that
@@ -69,17 +69,17 @@ elements costs more for its start than for its transfer.
 """
 
 
-def together(layers: Layers, within: Sequence[range]) -> tuple[range, ...]:
+def cut_within(layers: Layers, within: Sequence[range]) -> tuple[range, ...]:
     """Cut each of the ranges `within` into small stages. In a model of up to `FEW` layers, each
     layer is a stage. Otherwise neighbouring layers are joined until they have `SMALL` elements, and
     layers that remain at the end of a range join the last stage.
     """
     if layers.count <= FEW or len(layers.parameters) != layers.count:
         return tuple(range(layer, layer + 1) for part in within for layer in part)
-    return tuple(stage for part in within for stage in _filled(part, layers.parameters))
+    return tuple(stage for part in within for stage in _fill_gap(part, layers.parameters))
 
 
-def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
+def _fill_gap(part: range, sizes: Sequence[int]) -> Iterator[range]:
     first, held = part.start, 0
     for layer in part:
         held += sizes[layer]
@@ -91,7 +91,7 @@ def _filled(part: range, sizes: Sequence[int]) -> Iterator[range]:
         yield range(first, part.stop)
 
 
-def carry(count: int, size: Fraction) -> Boundaries:
+def carry_boundaries(count: int, size: Fraction) -> Boundaries:
     """Return the boundaries of stages with `size` layers, which need not be a whole number: 1.5
     gives stages of 1, 2, 1, 2 layers.
     """
@@ -100,7 +100,7 @@ def carry(count: int, size: Fraction) -> Boundaries:
     return tuple(sorted({0, count, *(cut for cut in cuts if cut < count)}))
 
 
-def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
+def ceil_boundaries(costs: Sequence[float], size: Fraction) -> Boundaries:
     """Return the boundaries of stages, each of which ends with the layer at which the stage's cost
     reaches `size`, as in Fast-LLM. The cost of each stage counts from 0, even if the stage
     before it costs more than `size`.
@@ -114,7 +114,7 @@ def ceil_(costs: Sequence[float], size: Fraction) -> Boundaries:
     return tuple(boundaries)
 
 
-def even(count: int, parts: int) -> Boundaries:
+def even_boundaries(count: int, parts: int) -> Boundaries:
     """Return the boundaries of `parts` stages whose numbers of layers differ by at most one. Longer
     stages come first.
     """
@@ -131,12 +131,12 @@ def floor_last(count: int, parts: int) -> Boundaries:
     return tuple(index * size + max(0, index - (parts - longer)) for index in range(parts + 1))
 
 
-def balanced(costs: Sequence[int], parts: int) -> Boundaries:
+def balance_stages(costs: Sequence[int], parts: int) -> Boundaries:
     """Return the boundaries of `parts` non-empty stages such that the dearest stage costs as little
     as possible. Among several such results, return the one with the smallest sum of squared costs.
     """
     # Two steps: find the smallest possible largest cost, then minimise the sum of squared costs under that limit.
-    limit = _bottleneck(costs, parts)
+    limit = _smallest_limit(costs, parts)
     sums = [0, *accumulate(costs)]
 
     @cache
@@ -163,23 +163,23 @@ def balanced(costs: Sequence[int], parts: int) -> Boundaries:
         """Return whether the layers from `first` to the end can be cut into `left` stages that each
         have a layer and cost at most `limit`.
         """
-        return _greedy(costs[first:], limit) <= left <= len(costs) - first
+        return _greedy_count(costs[first:], limit) <= left <= len(costs) - first
 
     return (0, *best(0, parts)[1])
 
 
-def _bottleneck(costs: Sequence[int], parts: int) -> int:
+def _smallest_limit(costs: Sequence[int], parts: int) -> int:
     """Return the smallest limit such that `parts` stages can be cut without a stage that costs
     more. The limit is found by bisection.
     """
     low, high = max(costs), sum(costs)
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _greedy(costs, middle) <= parts else (middle + 1, high)
+        low, high = (low, middle) if _greedy_count(costs, middle) <= parts else (middle + 1, high)
     return low
 
 
-def _greedy(costs: Sequence[int], limit: int) -> int:
+def _greedy_count(costs: Sequence[int], limit: int) -> int:
     """Return the smallest number of stages into which `costs` can be cut if no stage may cost more
     than `limit`. No single layer may cost more than `limit`.
     """
@@ -191,35 +191,35 @@ def _greedy(costs: Sequence[int], limit: int) -> int:
     return parts
 
 
-def _carry(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+def _carry_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
     if stages.layers_per_stage is None and parts is not None and parts > 1:
-        return carry(layers.count, Fraction(layers.count, _number(stages, layers.count, parts)))
-    return carry(layers.count, _size(stages))
+        return carry_boundaries(layers.count, Fraction(layers.count, _stage_count(stages, layers.count, parts)))
+    return carry_boundaries(layers.count, _stage_size(stages))
 
 
-def _ceil(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+def _ceil_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
     costs = [ALONE] * layers.leading + [1] * (layers.count - layers.leading)
-    return ceil_(costs, _size(stages))
+    return ceil_boundaries(costs, _stage_size(stages))
 
 
-def _even(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
-    return _with_ends(even(layers.body, _number(stages, layers.body, parts)), layers)
+def _even_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+    return _with_ends(even_boundaries(layers.body, _stage_count(stages, layers.body, parts)), layers)
 
 
 def _floor_last(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
-    return floor_last(layers.count, _number(stages, layers.count, parts))
+    return floor_last(layers.count, _stage_count(stages, layers.count, parts))
 
 
-def _parameters(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+def _parameter_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
     if len(layers.parameters) != layers.count:
         raise ConfigError(
             f"stages.rule: 'parameters' needs the size of each of the {layers.count} layers, found"
             f" {len(layers.parameters)} sizes; give the model's sizes, or use rule 'even'"
         )
-    return balanced(layers.parameters, _number(stages, layers.count, parts))
+    return balance_stages(layers.parameters, _stage_count(stages, layers.count, parts))
 
 
-def _explicit(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
+def _explicit_stages(stages: Stages, layers: Layers, parts: int | None) -> Boundaries:
     boundaries = stages.boundaries or ()
     ConfigError.raise_if(_explicit_problems(boundaries, layers))
     return boundaries if boundaries[-1] == layers.count else _with_ends(boundaries, layers)
@@ -253,18 +253,18 @@ def _with_ends(boundaries: Boundaries, layers: Layers) -> Boundaries:
     return (0, *(boundary + layers.leading for boundary in boundaries[1:-1]), layers.count)
 
 
-def _size(stages: Stages) -> Fraction:
+def _stage_size(stages: Stages) -> Fraction:
     # By way of its digits: 1.1 as a float is a little more than 11/10, and the difference would add
     # up over stages.
     return Fraction(str(stages.layers_per_stage or 1))
 
 
-def _number(stages: Stages, count: int, parts: int | None) -> int:
+def _stage_count(stages: Stages, count: int, parts: int | None) -> int:
     """Return the number of stages for `count` layers. If `layers_per_stage` is set, the number
     follows from this setting. Otherwise the number is `parts`, or `count` if `parts` is None or 1.
     """
     if stages.layers_per_stage is not None:
-        return min(count, ceil(count / _size(stages)))
+        return min(count, ceil(count / _stage_size(stages)))
     number = parts if parts is not None and parts > 1 else count
     if number > count:
         raise ConfigError(
@@ -274,10 +274,10 @@ def _number(stages: Stages, count: int, parts: int | None) -> int:
 
 
 _RULES: Mapping[str, Callable[[Stages, Layers, int | None], Boundaries]] = {
-    "carry": _carry,
-    "ceil": _ceil,
-    "even": _even,
+    "carry": _carry_stages,
+    "ceil": _ceil_stages,
+    "even": _even_stages,
     "floor_last": _floor_last,
-    "parameters": _parameters,
-    "explicit": _explicit,
+    "parameters": _parameter_stages,
+    "explicit": _explicit_stages,
 }

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.layout.partition import Layers, partition, together
+from bridge.layout.partition import Layers, cut_within, partition_layers
 from bridge.layout.schedule import (
     SCHEDULES,
     Schedule,
-    Shape,
+    ScheduleShape,
     check_size,
-    generate,
+    generate_schedule,
     partly_kept,
-    problems,
-    prove,
+    prove_schedule,
+    schedule_problems,
 )
-from bridge.layout.schedule.table import read
+from bridge.layout.schedule.table import read_schedule
 from bridge.plan import Plan
 
 Ranges = tuple[range, ...]
@@ -51,14 +51,14 @@ class Pipeline:
         given. Raises `ConfigError` if sizes do not fit, or if the schedule would fail.
         """
         check_size(layers.count, microbatches)
-        outer, schedule = _outline(plan, layers, microbatches, table, parts, short)
+        outer, schedule = _outline_stages(plan, layers, microbatches, table, parts, short)
         apart = parts is None and plan.stages.layers_per_stage is None and ranks_of(plan) > 1
-        inner = _inner(plan, layers, outer) if apart else outer
+        inner = _inner_stages(plan, layers, outer) if apart else outer
         # Number of parts in each stage of the plan.
         numbers = [sum(part.start <= stage.start < part.stop for stage in inner) for part in outer]
-        found = cls(schedule.expanded(numbers) if apart else schedule, inner)
+        found = cls(schedule.split_stages(numbers) if apart else schedule, inner)
         # The parts of a stage run one after the other, so a proof for the stages holds for their parts.
-        ConfigError.raise_if(f"schedule: {problem}" for problem in prove(schedule))
+        ConfigError.raise_if(f"schedule: {problem}" for problem in prove_schedule(schedule))
         return found
 
     def local(self, rank: int) -> tuple[int, ...]:
@@ -99,11 +99,11 @@ def schedule_of(
     """
     name = name_of(plan)
     if name == "csv":
-        return _kept(plan, _from_table(plan, microbatches, stages, table))
-    return _kept(plan, generate(name, _shape(plan, microbatches, stages, short)))
+        return _mark_kept_microbatches(plan, _from_table(plan, microbatches, stages, table))
+    return _mark_kept_microbatches(plan, generate_schedule(name, _schedule_shape(plan, microbatches, stages, short)))
 
 
-def described(
+def describe_pipeline(
     plan: Plan, microbatches: int, layers: Layers | None = None
 ) -> tuple[Plan, tuple[str, ...]]:
     """Return `plan` unchanged if its schedule can run this number of microbatches, and else `plan`
@@ -111,25 +111,25 @@ def described(
     """
     if name_of(plan) == "csv" or ranks_of(plan) == 1:
         return plan, ()
-    plan, notes = _cut(plan, layers) if layers else (plan, ())
+    plan, notes = _cut_to_layers(plan, layers) if layers else (plan, ())
     stages = stages_of(plan, layers) if layers else None
-    found = tuple(problems(name_of(plan), _shape(plan, microbatches, stages, True)))
+    found = tuple(schedule_problems(name_of(plan), _schedule_shape(plan, microbatches, stages, True)))
     # Those two run any number of micro batches on any stages.
-    plain = "1f1b" if _shape(plan, microbatches, stages).virtual == 1 else "looped_bfs"
-    other = _with(plan, name=plain, group=None, depth_first=None)
-    if not found or any(problems(plain, _shape(other, microbatches, stages, True))):
+    plain = "1f1b" if _schedule_shape(plan, microbatches, stages).virtual == 1 else "looped_bfs"
+    other = _with_schedule(plan, name=plain, group=None, depth_first=None)
+    if not found or any(schedule_problems(plain, _schedule_shape(other, microbatches, stages, True))):
         return plan, notes
     return other, (*notes, *(f"{problem}; shown as {plain}" for problem in found))
 
 
-def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
+def _cut_to_layers(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
     """Return `plan` unchanged if it has enough layers for all virtual stages, and else `plan` with
     one stage on each rank. The second result has the reason for the change.
     """
     try:
         stages_of(plan, layers)
     except ConfigError as error:
-        other = _with(plan, name="1f1b", group=None, depth_first=None, virtual=None)
+        other = _with_schedule(plan, name="1f1b", group=None, depth_first=None, virtual=None)
         if plan.schedule.virtual in (None, 1) or plan.stages.boundaries:
             raise
         stages_of(other, layers)
@@ -137,15 +137,15 @@ def _cut(plan: Plan, layers: Layers) -> tuple[Plan, tuple[str, ...]]:
     return plan, ()
 
 
-def _with(plan: Plan, **schedule: Any) -> Plan:
+def _with_schedule(plan: Plan, **schedule: Any) -> Plan:
     return plan.model_copy(update={"schedule": plan.schedule.model_copy(update=schedule)})
 
 
-def _shape(plan: Plan, microbatches: int, stages: int | None = None, short: bool = False) -> Shape:
+def _schedule_shape(plan: Plan, microbatches: int, stages: int | None = None, short: bool = False) -> ScheduleShape:
     name, ranks = name_of(plan), ranks_of(plan)
-    virtual = _virtual(plan) if ranks > 1 else 1
+    virtual = _virtual_stages(plan) if ranks > 1 else 1
     rounds = (plan.schedule.depth_first or 1) if name in ("looped_bfs", "breadth_first") else 1
-    return Shape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds, short)
+    return ScheduleShape(ranks, stages or ranks * virtual, microbatches, plan.schedule.group, rounds, short)
 
 
 def stages_of(plan: Plan, layers: Layers) -> int:
@@ -155,8 +155,8 @@ def stages_of(plan: Plan, layers: Layers) -> int:
     if name_of(plan) == "csv":
         return 0
     return len(
-        partition(
-            plan.stages, layers, None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual(plan)
+        partition_layers(
+            plan.stages, layers, None if ranks_of(plan) == 1 else ranks_of(plan) * _virtual_stages(plan)
         )
     )
 
@@ -168,13 +168,13 @@ def period_of(plan: Plan, microbatches: int, stages: int) -> int:
     """
     if name_of(plan) == "csv" or plan.recompute.kept_microbatches:
         return 0
-    shape = _shape(plan, microbatches, stages, True)
-    ConfigError.raise_if(problems(name_of(plan), shape))
+    shape = _schedule_shape(plan, microbatches, stages, True)
+    ConfigError.raise_if(schedule_problems(name_of(plan), shape))
     # A group of micro batches passes all stages of a rank before the next group, in each round.
     return shape.rounds * (shape.group or shape.ranks)
 
 
-def _kept(plan: Plan, schedule: Schedule) -> Schedule:
+def _mark_kept_microbatches(plan: Plan, schedule: Schedule) -> Schedule:
     """Mark in `schedule` the microbatches that keep their activations, by the plan's setting
     `recompute.kept_microbatches`. On one rank `schedule` is returned unchanged.
     """
@@ -188,14 +188,14 @@ def _from_table(plan: Plan, microbatches: int, stages: int | None, table: str | 
             "schedule.csv: not set, but schedule.name is csv; set the path of the CSV file"
         )
     where = plan.schedule.csv or "schedule.csv"
-    found = read(table, where)
+    found = read_schedule(table, where)
     ConfigError.raise_if(
-        _misfits(found, where, (ranks_of(plan), microbatches, stages or found.stages))
+        _find_misfits(found, where, (ranks_of(plan), microbatches, stages or found.stages))
     )
     return found
 
 
-def _misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Iterator[str]:
+def _find_misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Iterator[str]:
     what = ("pipeline ranks", "microbatches", "stages")
     for name, has, expected in zip(
         what, (found.ranks, found.microbatches, found.stages), wanted, strict=True
@@ -207,7 +207,7 @@ def _misfits(found: Schedule, where: str, wanted: tuple[int, int, int]) -> Itera
             )
 
 
-def _outline(
+def _outline_stages(
     plan: Plan,
     layers: Layers,
     microbatches: int,
@@ -218,16 +218,16 @@ def _outline(
     """Return the plan's stages, each as a range of layers, and the schedule of these stages."""
     ranks = ranks_of(plan)
     if ranks == 1:
-        outer = parts or partition(plan.stages, layers)
+        outer = parts or partition_layers(plan.stages, layers)
         if parts is None and len(outer) == layers.count and plan.stages.layers_per_stage is None:
-            outer = _inner(plan, layers, [range(layers.count)])
+            outer = _inner_stages(plan, layers, [range(layers.count)])
         return outer, schedule_of(plan, microbatches, len(outer))
     wanted = (
-        read(table, plan.schedule.csv or "schedule.csv").stages
+        read_schedule(table, plan.schedule.csv or "schedule.csv").stages
         if table is not None
-        else ranks * _virtual(plan)
+        else ranks * _virtual_stages(plan)
     )
-    outer = parts or partition(plan.stages, layers, wanted)
+    outer = parts or partition_layers(plan.stages, layers, wanted)
     if plan.schedule.virtual is not None and len(outer) != wanted:
         raise ConfigError(
             f"stages: found {len(outer)} stages, but the schedule runs {wanted}; change stages, or schedule.virtual"
@@ -235,7 +235,7 @@ def _outline(
     return outer, schedule_of(plan, microbatches, len(outer), table, short)
 
 
-def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
+def _inner_stages(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
     """Return the smaller stages into which the plan's stages `outer` are divided. With
     recomputation or tensor parallelism, each layer becomes a stage.
     """
@@ -243,10 +243,10 @@ def _inner(plan: Plan, layers: Layers, outer: Sequence[range]) -> Ranges:
     again = recompute.granularity not in (None, "none", "selective") or recompute.ratio is not None
     if again or not alone:
         return tuple(range(layer, layer + 1) for layer in range(layers.count))
-    return together(layers, outer)
+    return cut_within(layers, outer)
 
 
-def _virtual(plan: Plan) -> int:
+def _virtual_stages(plan: Plan) -> int:
     """Return the number of stages on a pipeline rank. If the plan does not set this number, return
     the smallest number that the plan's schedule allows.
     """
@@ -261,11 +261,11 @@ def text_of(plan: Plan) -> str | None:
     Raises `SourceError` if the file does not exist. Within `bridge.files.reaching`, also raises
     `SourceError` if the file is outside the allowed folders.
     """
-    from bridge.files import placed, read_text
+    from bridge.files import path_of_name, read_text
 
     if name_of(plan) != "csv" or not plan.schedule.csv:
         return None
-    return read_text(placed(plan.schedule.csv))
+    return read_text(path_of_name(plan.schedule.csv))
 
 
 def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:
@@ -277,13 +277,13 @@ def by_names(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> Ranges:
     stages, and stages that do not follow the order of the model.
     """
     found = [
-        [index for index, layer in enumerate(layers) if _named(layer, names)] for names in stages
+        [index for index, layer in enumerate(layers) if _is_below(layer, names)] for names in stages
     ]
     ConfigError.raise_if(_name_problems(stages, layers, found))
     return tuple(range(part[0], part[-1] + 1) for part in found)
 
 
-def _named(layer: str, names: Sequence[str]) -> bool:
+def _is_below(layer: str, names: Sequence[str]) -> bool:
     return any(layer == name or layer.startswith(f"{name}.") for name in names)
 
 
@@ -292,7 +292,7 @@ def _name_problems(
 ) -> Iterator[str]:
     for stage, names in enumerate(stages):
         for name in names:
-            if not any(_named(layer, [name]) for layer in layers):
+            if not any(_is_below(layer, [name]) for layer in layers):
                 yield f"stage {stage}: the model has no layer {name!r}; its layers are {', '.join(layers)}"
     order = [index for part in found for index in part]
     for index, layer in enumerate(layers):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from bridge.layout.schedule.action import WRITES, Kind, Row
+from bridge.layout.schedule.action import WRITES, ActionKind, Row
 from bridge.plan import Recompute
 
 
@@ -22,13 +22,13 @@ class Chunk:
     again: bool
 
 
-def chunks(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, ...], ...]:
+def chunks_by_stage(recompute: Recompute, stages: Sequence[range]) -> tuple[tuple[Chunk, ...], ...]:
     """Return the chunks of each stage. With the method `uniform`, all layers are recomputed, in
     chunks of `recompute.layers` layers. With `block`, only the first `recompute.layers` layers of
     each stage are recomputed, in chunks of one layer. With `recompute.ratio`, the first layers of
     the model are recomputed.
     """
-    chosen = _chosen(recompute, stages)
+    chosen = _layer_choice(recompute, stages)
     together = (recompute.layers or 1) if recompute.method != "block" else 1
     return tuple(tuple(_stage_chunks(stage, chosen, together)) for stage in stages)
 
@@ -42,16 +42,16 @@ def again_by_stage(
     If the schedule splits backward passes or has actions that recompute, a stage is recomputed as a
     whole if one of its layers is.
     """
-    apart = any(action.kind in (Kind.INPUT, Kind.AGAIN) for action in row)
+    apart = any(action.kind in (ActionKind.INPUT, ActionKind.AGAIN) for action in row)
     trained = {action.stage for action in row if action.kind in WRITES}
     found = {}
-    for stage in sorted({action.stage for action in row if action.kind is Kind.FORWARD}):
+    for stage in sorted({action.stage for action in row if action.kind is ActionKind.FORWARD}):
         layers = frozenset(index for chunk in parts[stage] if chunk.again for index in chunk.layers)
         found[stage] = frozenset(stages[stage]) if layers and apart and stage in trained else layers
     return found
 
 
-def _chosen(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, int], bool]:
+def _layer_choice(recompute: Recompute, stages: Sequence[range]) -> Callable[[range, int], bool]:
     ratio = recompute.ratio
     if recompute.granularity in ("none", "selective") or (
         recompute.granularity is None and ratio is None

@@ -26,7 +26,7 @@ class Residency:
         """
         return not self._absent
 
-    def needed(self, stage: int) -> tuple[int, ...]:
+    def flats_for_stage(self, stage: int) -> tuple[int, ...]:
         """Indices of the flats that must be whole while `stage` computes."""
         return self._needed[stage]
 
@@ -73,7 +73,7 @@ class Residency:
             busy.add(home)
 
 
-def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
+def stage_visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
     """Return the stages that a rank computes for one microbatch, in order: forward through all
     stages, then backward from the last stage to the first stage that trains. Without `training`,
     only forward.
@@ -86,7 +86,7 @@ def visits(layout: Layout, training: bool = True) -> tuple[int, ...]:
     )
 
 
-def reductions(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def reductions_by_stage(layout: Layout, writers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """Return the indices of the flats to reduce, for each entry of `writers`. `writers` are the
     stages whose gradients are written, in order.
 

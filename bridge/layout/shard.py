@@ -91,7 +91,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FlatPiece:
     """The part of a parameter that lies in one rank's slice of a flat buffer. `start` and `stop`
     count elements of the flattened parameter, and `offset` counts from the start of the slice.
     """
@@ -110,7 +110,7 @@ class Box:
     sizes: tuple[int, ...]
 
 
-def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
+def boxes_of_range(shape: tuple[int, ...], start: int, stop: int) -> Iterator[Box]:
     """Divide the elements `start` to `stop` - 1 of a tensor into rectangular regions, and yield
     these regions in order. Elements are counted row by row.
     """
@@ -140,7 +140,7 @@ def _in_row(shape: tuple[int, ...], index: int, start: int, stop: int) -> Iterat
     """
     row = prod(shape[1:])
     # A row is a tensor with one dimension less, in which the elements count from its own beginning.
-    for box in boxes(shape[1:], start - index * row, stop - index * row):
+    for box in boxes_of_range(shape[1:], start - index * row, stop - index * row):
         yield Box((index, *box.offsets), (1, *box.sizes))
 
 
@@ -180,13 +180,13 @@ class Format:
         """Return the format in which the optimizer keeps a weight of format `dtype` between steps.
         A frozen weight keeps `dtype`, unless `frozen_in_master` is true.
         """
-        return dtype if frozen and not self.frozen_in_master else self.master or _full(dtype)
+        return dtype if frozen and not self.frozen_in_master else self.master or _full_format(dtype)
 
     def reduce_of(self, dtype: Dtype) -> Dtype:
         """Return the format in which gradients of a weight of format `dtype` are accumulated and
         reduced.
         """
-        return self.reduce or _full(dtype)
+        return self.reduce or _full_format(dtype)
 
     def exchange_of(self, dtype: Dtype) -> Dtype:
         """Return the format in which data ranks exchange the gradients of a weight of format
@@ -195,7 +195,7 @@ class Format:
         return self.communicate or self.reduce_of(dtype)
 
 
-def _full(dtype: Dtype) -> Dtype:
+def _full_format(dtype: Dtype) -> Dtype:
     return "fp32" if dtype in ("bf16", "fp16") else dtype
 
 
@@ -280,29 +280,29 @@ class Flat:
         return not self.weight_shared and self.master == self.dtype
 
     @property
-    def kept_as(self) -> Literal["weights", "master"]:
+    def accounting_kind(self) -> Literal["weights", "master"]:
         """The kind under which the bytes of the rank's own slice of weights are counted: "master"
         if the flat is trainable or its master has another format than its weights, and else
         "weights".
         """
         return "master" if self.trainable or self.master != self.dtype else "weights"
 
-    def owned(self, index: int) -> range:
+    def elements_of(self, index: int) -> range:
         """The elements of the padded flat that data rank `index` owns."""
         # Flats of experts may have fewer shards than there are data ranks; then ranks `shards`
         # apart own the same slice.
         start = self.shard * (index % self.shards)
         return range(start, start + self.shard)
 
-    def pieces(self, index: int) -> Iterator[Piece]:
+    def pieces(self, index: int) -> Iterator[FlatPiece]:
         """Yield the part of each parameter that data rank `index` owns. Padding belongs to no
         parameter.
         """
-        owned = self.owned(index)
+        owned = self.elements_of(index)
         for slot in self.slots:
             start, stop = max(slot.start, owned.start), min(slot.stop, owned.stop)
             if start < stop:
-                yield Piece(
+                yield FlatPiece(
                     slot.parameter, start - slot.start, stop - slot.start, start - owned.start
                 )
 
@@ -329,7 +329,7 @@ class Flat:
         """Return the elements of the range `part` that data rank `index` owns. They are counted
         from the start of the slice of this rank.
         """
-        owned = self.owned(index)
+        owned = self.elements_of(index)
         start, stop = max(part.start, owned.start), min(part.stop, owned.stop)
         # Without overlap, `stop` is before `start`, and the range has to be empty rather than
         # negative.
@@ -375,7 +375,7 @@ class Layout:
         pipeline rank, and `data` the number of data ranks.
         """
         format_, counts = Format.of(plan), Counts.of(plan, data)
-        return cls(stages, tuple(_flats(parameters, stages, format_, counts)), data, format_)
+        return cls(stages, tuple(_make_flats(parameters, stages, format_, counts)), data, format_)
 
     def of_stage(self, stage: int) -> tuple[Flat, ...]:
         """Return the flats that must be whole while `stage` computes: the flats of this stage, and
@@ -434,8 +434,8 @@ class Layout:
         moments.
         """
         found = {
-            "weights": _buffers(self.homes("weight")),
-            "gradients": _buffers(self.homes("grad")),
+            "weights": _count_buffers(self.homes("weight")),
+            "gradients": _count_buffers(self.homes("grad")),
             "master": 0,
             "moments": 0,
         }
@@ -450,7 +450,7 @@ class Layout:
         """
         each = {"weights": 0, "gradients": 0, "master": 0, "moments": 0}
         if not flat.master_is_weight:
-            each[flat.kept_as] = BYTES[flat.master]
+            each[flat.accounting_kind] = BYTES[flat.master]
         if flat.trainable:
             each["moments"] = BYTES[flat.master] * self.format.moments
             # A gradient buffer that other stages use is free again after the reduction; the owned sums stay in a slice.
@@ -458,7 +458,7 @@ class Layout:
         return {kind: flat.shard * size for kind, size in each.items()}
 
 
-def _buffers(homes: Mapping[Home, int]) -> int:
+def _count_buffers(homes: Mapping[Home, int]) -> int:
     return sum(size * BYTES[home.dtype] for home, size in homes.items())
 
 
@@ -468,17 +468,17 @@ format, and the number of data ranks that hold equal values.
 """
 
 
-def _flats(
+def _make_flats(
     parameters: Sequence[Parameter], stages: int, format_: Format, counts: Counts
 ) -> Iterator[Flat]:
-    groups = list(_groups(parameters, format_))
+    groups = list(_group_parameters(parameters, format_))
     numbers, places = Counter(kind for kind, _ in groups), Counter[Kind]()
     for kind, group in groups:
-        yield _flat(kind, group, places[kind], numbers[kind], format_, counts)
+        yield _make_flat(kind, group, places[kind], numbers[kind], format_, counts)
         places[kind] += 1
 
 
-def _groups(
+def _group_parameters(
     parameters: Sequence[Parameter], format_: Format
 ) -> Iterator[tuple[Kind, list[Parameter]]]:
     """Yield the parameters that form a flat together, with what they have in common. Flats are
@@ -506,7 +506,7 @@ def _groups(
         yield (tied, frozen, dtype, same), list(group)
 
 
-def _flat(
+def _make_flat(
     kind: Kind, group: list[Parameter], index: int, number: int, format_: Format, counts: Counts
 ) -> Flat:
     tied, frozen, dtype, same = kind
@@ -520,12 +520,12 @@ def _flat(
     grads = number if tied or shards == 1 or counts.grads is None else min(counts.grads, number)
     return Flat(
         stage=group[0].stages[0],
-        slots=tuple(_slots(group)),
+        slots=tuple(_slots_of_group(group)),
         shards=shards,
         weight_home=Home(tied, frozen, dtype, index % weights, same),
         grad_home=Home(tied, frozen, reduce, index % grads, same),
-        weight_shared=_shared(index, weights, number),
-        grad_shared=_shared(index, grads, number),
+        weight_shared=_shares_buffer(index, weights, number),
+        grad_shared=_shares_buffer(index, grads, number),
         dtype=dtype,
         master=master,
         reduce=reduce,
@@ -535,7 +535,7 @@ def _flat(
     )
 
 
-def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
+def _slots_of_group(group: Iterable[Parameter]) -> Iterator[Slot]:
     """Yield the position of each parameter in a flat. Parameters that are split over tensor ranks
     come first, and replicas with partial gradients come last.
     """
@@ -547,7 +547,7 @@ def _slots(group: Iterable[Parameter]) -> Iterator[Slot]:
         start += parameter.size
 
 
-def _shared(index: int, buffers: int, number: int) -> bool:
+def _shares_buffer(index: int, buffers: int, number: int) -> bool:
     """Return whether flat `index` of `number` flats shares its buffer with another flat, if the
     flats use `buffers` buffers in turn.
     """

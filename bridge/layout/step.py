@@ -17,10 +17,10 @@ from bridge.layout.traffic import (
     Traffic,
     Visits,
     activation_traffic,
-    added,
+    add_traffic,
     message_traffic,
+    sites_within,
     step_traffic,
-    within,
 )
 
 
@@ -63,7 +63,7 @@ class Step:
         # Micro batches of a depth-first step are all alike, so a few of them are simulated. Others
         # are followed action by action.
         order = None if schedule.name == "depth_first" else Visits.of(self.row, local)
-        return added(
+        return add_traffic(
             step_traffic(self.layout, schedule.microbatches, world, index, order),
             self._activations(sizes.tokens),
             message_traffic(self.row, sizes.taken, sizes.given, sizes.variable),
@@ -79,10 +79,10 @@ class Step:
         for microbatch in range(number):
             again = (own for stage, own in layers.items() if (stage, microbatch) not in kept)
             alike[frozenset().union(*again)] += 1
-        return added(*(self._of_one(again, tokens, times) for again, times in alike.items()))
+        return add_traffic(*(self._of_one(again, tokens, times) for again, times in alike.items()))
 
     def _of_one(self, again: frozenset[int], tokens: int, times: int) -> dict[str, Traffic]:
-        names = {site.name for site in within(self.sites, (self.names[layer] for layer in again))}
+        names = {site.name for site in sites_within(self.sites, (self.names[layer] for layer in again))}
         compute = self.layout.flats[0].dtype if self.layout.flats else "fp32"
         found = activation_traffic(self.sites, names, self.sequence, tokens, compute)
         return {name: part * times for name, part in found.items()}

@@ -102,7 +102,7 @@ class TensorPlan:
         divided, or None if the layer is not split.
         """
         for kind, parts in self._lists():
-            if matches(name, parts):
+            if name_matches(name, parts):
                 return kind
         ratios = (kind for first, second, kind in self.shapes if inputs * second == outputs * first)
         return next(ratios, None)
@@ -155,12 +155,12 @@ class Site:
         return ("enter whole", "leave whole") if whole else ("enter", "leave")
 
 
-def matches(name: str, parts: tuple[str, ...]) -> bool:
+def name_matches(name: str, parts: tuple[str, ...]) -> bool:
     """Return whether `name` contains one of the strings `parts`."""
     return any(part in name for part in parts)
 
 
-def cut(size: int, ranks: int, rank: int) -> range:
+def cut_range(size: int, ranks: int, rank: int) -> range:
     """Return the part of range(`size`) that belongs to `rank`, if `ranks` ranks divide it. Some
     ranks may get one element more than others; these ranks come first.
     """

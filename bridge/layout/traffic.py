@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from bridge.layout.residency import Residency, reductions, visits
-from bridge.layout.schedule.action import COMPUTE, WRITES, Kind, Row
+from bridge.layout.residency import Residency, reductions_by_stage, stage_visits
+from bridge.layout.schedule.action import COMPUTE, WRITES, ActionKind, Row
 from bridge.layout.shard import BYTES, Layout
 from bridge.layout.tensor import Site
 from bridge.plan import Dtype
@@ -94,15 +94,15 @@ def step_traffic(
     overflow has the same collectives, except the gathers after the update.
     """
     if order is None:
-        times = _repeated(layout, accumulation)
+        times = _count_gathers(layout, accumulation)
         writers = tuple(reversed(range(layout.first_trained, layout.stages))) * accumulation
     else:
-        times, writers = _times(layout, order.path), order.writers
+        times, writers = _gather_times(layout, order.path), order.writers
     # Tied gradients are summed over the pipeline ranks that hold the parameter, after the reduction
     # over data ranks: each rank sends its slice alone.
     replicated = [flat for flat in layout.flats if flat.trainable and flat.replicas]
     tied = sum((Traffic(1, flat.shard * BYTES[flat.reduce]) for flat in replicated), Traffic())
-    traffic = {GATHER: _gathers(layout, times), REDUCE: _reductions(layout, writers), TIED: tied}
+    traffic = {GATHER: _gather_traffic(layout, times), REDUCE: _reduction_traffic(layout, writers), TIED: tied}
     if world > 1:
         traffic[AGREE] = Traffic(1, AGREED * BYTES["fp64"])
     return {name: total for name, total in traffic.items() if total.count} | replica_traffic(
@@ -123,17 +123,17 @@ def message_traffic(
     found: dict[str, Traffic] = defaultdict(Traffic)
     announced: set[int] = set()
     for action in row:
-        if action.kind is Kind.SEND_FORWARD:
+        if action.kind is ActionKind.SEND_FORWARD:
             found[SEND] += taken[action.stage]
             if variable or action.stage not in announced:
                 found[HEADER] += Traffic(1, HEADER_BYTES)
             announced.add(action.stage)
-        elif action.kind is Kind.SEND_BACKWARD:
+        elif action.kind is ActionKind.SEND_BACKWARD:
             found[SEND_BACKWARD] += given[action.stage + 1]
     return dict(found)
 
 
-def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
+def add_traffic(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
     """Return the sum of the traffic in all `parts`, for each collective."""
     found: dict[str, Traffic] = defaultdict(Traffic)
     for part in parts:
@@ -142,13 +142,13 @@ def added(*parts: Mapping[str, Traffic]) -> dict[str, Traffic]:
     return dict(found)
 
 
-def within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
+def sites_within(sites: Iterable[Site], layers: Iterable[str]) -> list[Site]:
     """Return those of `sites` that are in the layers with these names."""
     prefixes = tuple(f"{name}." for name in layers)
     return [site for site in sites if f"{site.name}.".startswith(prefixes)]
 
 
-def _gathers(layout: Layout, times: Counter[int]) -> Traffic:
+def _gather_traffic(layout: Layout, times: Counter[int]) -> Traffic:
     flats = ((layout.flats[index], number) for index, number in times.items())
     return sum(
         (
@@ -160,15 +160,15 @@ def _gathers(layout: Layout, times: Counter[int]) -> Traffic:
     )
 
 
-def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
+def _count_gathers(layout: Layout, accumulation: int) -> Counter[int]:
     """Return how often each flat is gathered in a step of `accumulation` microbatches. Only
     `FOLLOWED` microbatches are simulated, because all later ones gather equally often.
     """
-    followed, path = min(accumulation, FOLLOWED), visits(layout)
-    times = _times(layout, path * followed)
+    followed, path = min(accumulation, FOLLOWED), stage_visits(layout)
+    times = _gather_times(layout, path * followed)
     if accumulation > followed:
         more = accumulation - followed
-        before = _times(layout, path * (followed - 1))
+        before = _gather_times(layout, path * (followed - 1))
         # The difference between the last two simulated steps is what one further micro batch
         # gathers.
         times = Counter(
@@ -177,7 +177,7 @@ def _repeated(layout: Layout, accumulation: int) -> Counter[int]:
     return times
 
 
-def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
+def _gather_times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
     """Return how often each flat is gathered in a step that computes the stages of `path`. Two
     steps are simulated and the second one is counted, because the first step also fills the buffers
     of frozen flats.
@@ -185,31 +185,31 @@ def _times(layout: Layout, path: tuple[int, ...]) -> Counter[int]:
     if not any(flat.weight_shared for flat in layout.flats):
         return Counter(index for index, flat in enumerate(layout.flats) if flat.trainable)
     residency = Residency(layout)
-    _gathered(layout, residency, path)
-    return Counter(_gathered(layout, residency, path))
+    _gathers_on_path(layout, residency, path)
+    return Counter(_gathers_on_path(layout, residency, path))
 
 
-def _gathered(layout: Layout, residency: Residency, path: tuple[int, ...]) -> list[int]:
+def _gathers_on_path(layout: Layout, residency: Residency, path: tuple[int, ...]) -> list[int]:
     # The update of the step before has changed all trained weights, so gathered copies of them are out of date.
     residency.drop(index for index, flat in enumerate(layout.flats) if flat.trainable)
     return [
         index
         for place in range(len(path))
-        for index in residency.due(path[place : place + ahead(layout)])
+        for index in residency.due(path[place : place + gather_ahead(layout)])
     ]
 
 
-def ahead(layout: Layout) -> int:
+def gather_ahead(layout: Layout) -> int:
     """Return the number of stage computations for which a rank gathers weights ahead: as many as
     one microbatch has, forward and backward.
     """
     return 2 * layout.stages
 
 
-def _reductions(layout: Layout, writers: tuple[int, ...]) -> Traffic:
+def _reduction_traffic(layout: Layout, writers: tuple[int, ...]) -> Traffic:
     if layout.data == 1:
         return Traffic()
-    flats = (layout.flats[index] for done in reductions(layout, writers) for index in done)
+    flats = (layout.flats[index] for done in reductions_by_stage(layout, writers) for index in done)
     return sum(
         (Traffic(1, flat.padded * BYTES[flat.exchange]) for flat in flats if not flat.alone),
         Traffic(),

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.state import pickled
@@ -69,15 +69,15 @@ class Storage:
     dtype: str
 
 
-def _size(*arguments: Any) -> tuple[int, ...]:
+def _size_of(*arguments: Any) -> tuple[int, ...]:
     return tuple(int(size) for size in (arguments[0] if arguments else ()))
 
 
-def _device(*arguments: Any) -> str:
+def _device_name(*arguments: Any) -> str:
     return ":".join(map(str, arguments))
 
 
-def _parameter(tensor: Any, *_: Any) -> Lazy:
+def _as_parameter(tensor: Any, *_: Any) -> Lazy:
     if not isinstance(tensor, Lazy):
         raise ValueError("found a parameter that holds no tensor")
     return tensor
@@ -95,14 +95,14 @@ def _from_type(build: Any, kind: Any, arguments: Any, state: Any) -> Any:
     return build.build(*arguments)
 
 
-def _tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Lazy:
-    return view(storage, storage.dtype, offset, shape, strides)
+def _build_tensor(storage: Any, offset: int, shape: Any, strides: Any, *_: Any) -> Lazy:
+    return lazy_view(storage, storage.dtype, offset, shape, strides)
 
 
 # torch writes `_rebuild_tensor_v3` for number formats that have no storage class of their own, such
 # as float8: the storage is untyped bytes, and the format is an argument (torch/_tensor.py:
 # _reduce_ex_internal).
-def _typed(
+def _typed_view(
     storage: Any,
     offset: int,
     shape: Any,
@@ -112,14 +112,14 @@ def _typed(
     dtype: Any,
     *_: Any,
 ) -> Lazy:
-    return view(storage, str(dtype), offset, shape, strides)
+    return lazy_view(storage, str(dtype), offset, shape, strides)
 
 
-def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:
+def lazy_view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Lazy:
     """Return the lazy tensor whose elements lie in a storage, from `offset` on. Raises
     `ValueError` if the tensor reaches beyond the storage.
     """
-    shape, strides = _size(shape), _size(strides)
+    shape, strides = _size_of(shape), _size_of(strides)
     if (
         not isinstance(storage, Storage)
         or len(shape) != len(strides)
@@ -136,12 +136,12 @@ def view(storage: Any, dtype: str, offset: Any, shape: Any, strides: Any) -> Laz
     )
     if offset + reach > count and reach:
         raise ValueError(f"found a tensor that needs {offset + reach} elements of a storage of {count}")
-    if strides == contiguous(shape) or not all(shape):
+    if strides == contiguous_strides(shape) or not all(shape):
         return Span(storage.path, storage.begin + offset * width, shape, dtype)
     return Strided(Span(storage.path, storage.begin, (count,), dtype), offset, shape, strides)
 
 
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides, in elements, of a tensor in row-major order without gaps.
 
     A dimension of 0 counts as 1, as in torch.
@@ -154,17 +154,17 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 TENSORS: Known = {
-    "torch Size": _size,
-    "torch device": _device,
-    "torch._utils _rebuild_tensor_v2": _tensor,
-    "torch._utils _rebuild_tensor_v3": _typed,
-    "torch._utils _rebuild_parameter": _parameter,
-    "torch._utils _rebuild_parameter_with_state": _parameter,
+    "torch Size": _size_of,
+    "torch device": _device_name,
+    "torch._utils _rebuild_tensor_v2": _build_tensor,
+    "torch._utils _rebuild_tensor_v3": _typed_view,
+    "torch._utils _rebuild_parameter": _as_parameter,
+    "torch._utils _rebuild_parameter_with_state": _as_parameter,
     "torch._tensor _rebuild_from_type_v2": _from_type,
-    **pickled.recorded(
+    **pickled.recorders(
         "torch Tensor", "torch.nn.parameter Parameter", "torch.storage UntypedStorage"
     ),
-    **pickled.recorded(*(f"torch {name}Storage" for name in STORAGES)),
+    **pickled.recorders(*(f"torch {name}Storage" for name in STORAGES)),
     **{f"torch {name}": Constant(code) for name, code in SAFE.items()},
 }
 """Names that pickles of tensors contain, each with the function that builds the value (as
@@ -172,7 +172,7 @@ torch/_utils.py and torch/serialization.py define them).
 """
 
 
-def _scalar(dtype: Any, content: Any) -> Any:
+def _numpy_scalar(dtype: Any, content: Any) -> Any:
     """Return the value of a numpy scalar, read from its little-endian bytes."""
     form = NUMBERS.get(dtype.arguments[0] if isinstance(dtype, Record) and dtype.arguments else "")
     if form is None or not isinstance(content, bytes):
@@ -195,12 +195,12 @@ NUMBERS = {
 }
 NUMPY: Known = {
     "numpy dtype": lambda *arguments: Record("numpy dtype", arguments),
-    **{f"numpy.{core}.multiarray scalar": _scalar for core in ("core", "_core")},
+    **{f"numpy.{core}.multiarray scalar": _numpy_scalar for core in ("core", "_core")},
     **{
         f"numpy.{core}.multiarray _reconstruct": lambda *arguments: Record("numpy array", arguments)
         for core in ("core", "_core")
     },
-    **pickled.recorded("numpy ndarray"),
+    **pickled.recorders("numpy ndarray"),
 }
 """Names that pickles of numpy's numbers and arrays contain, each with the function that builds the
 value. Learning rates and random states may be such numbers and arrays.
@@ -239,7 +239,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArchiveEntry:
     """A file in an archive: where its bytes begin in the file that holds the archive, how many
     they are, and their checksum.
     """
@@ -249,7 +249,7 @@ class Entry:
     checksum: int
 
 
-def read(
+def read_archive(
     path: Path, root: Path, extra: Known | None = None, begin: int = 0, size: int | None = None
 ) -> Any:
     """Return the value that `torch.save` wrote to `path`, or to a range of this file. Tensors in
@@ -258,19 +258,19 @@ def read(
     `extra` are names that the pickle may contain in addition to those of tensors and plain values.
     Raises `SourceError` if the file is damaged or contains other names.
     """
-    with _opened(path, root) as file:
-        found = entries(path, file, begin, path.stat().st_size - begin if size is None else size)
+    with _open_file(path, root) as file:
+        found = archive_entries(path, file, begin, path.stat().st_size - begin if size is None else size)
         name = next((name for name in found if name.endswith("/data.pkl")), "")
         top = name.removesuffix("data.pkl")
         if not name:
             raise SourceError(f"{path}: found an archive without a pickle of torch.save; {DAMAGED}")
         order = found.get(f"{top}byteorder")
-        if order is not None and _content(file, order) != b"little":
+        if order is not None and _entry_content(file, order) != b"little":
             raise SourceError(
                 f"{path}: the numbers in this file are not little-endian; save it again on a "
                 "little-endian machine"
             )
-        content = _content(file, found[name])
+        content = _entry_content(file, found[name])
     # The storages are not read here: the pickle refers to them by key, and a lazy tensor notes
     # where its bytes lie.
     storages = {
@@ -278,13 +278,13 @@ def read(
         for key, entry in found.items()
         if key.startswith(f"{top}data/")
     }
-    return pickled.value(
-        content, {**KNOWN, **(extra or {})}, path, partial(_storage, path, storages)
+    return pickled.unpickle_value(
+        content, {**KNOWN, **(extra or {})}, path, partial(_storage_of_reference, path, storages)
     )
 
 
 @contextmanager
-def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
+def _open_file(path: Path, root: Path) -> Iterator[IO[bytes]]:
     """Open the file for a `with` statement. Errors that a damaged archive causes become a
     `SourceError`.
     """
@@ -295,7 +295,7 @@ def _opened(path: Path, root: Path) -> Iterator[IO[bytes]]:
         raise SourceError(f"{path}: {error}; {DAMAGED}") from None
 
 
-def _content(file: IO[bytes], entry: Entry) -> bytes:
+def _entry_content(file: IO[bytes], entry: ArchiveEntry) -> bytes:
     if entry.size > pickled.MOST:
         raise zipfile.BadZipFile(f"found a pickle of {entry.size} bytes, which is too large")
     file.seek(entry.begin)
@@ -305,7 +305,7 @@ def _content(file: IO[bytes], entry: Entry) -> bytes:
     return found
 
 
-def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Storage:
+def _storage_of_reference(path: Path, storages: Mapping[str, ArchiveEntry], reference: Any) -> Storage:
     """Return the storage to which a pickle refers by the tuple `("storage", class, key, device,
     elements)`.
     """
@@ -319,7 +319,7 @@ def _storage(path: Path, storages: Mapping[str, Entry], reference: Any) -> Stora
     return Storage(path, entry.begin, entry.size, dtype)
 
 
-def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Entry]:
+def archive_entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, ArchiveEntry]:
     """Return the files of an archive by name.
 
     Raises `SourceError` if two files have the same name or share bytes, or if a file is compressed.
@@ -335,7 +335,7 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
         raise SourceError(
             f"{path}: found a TorchScript program, expected weights; save the program's state_dict() instead"
         )
-    found: dict[str, Entry] = {}
+    found: dict[str, ArchiveEntry] = {}
     # torch stores its entries uncompressed, so a tensor's bytes can be read in place. `zipfile`
     # itself accepts all that is refused here: a second entry of a name would replace the first
     # without a word.
@@ -346,20 +346,20 @@ def entries(path: Path, file: IO[bytes], begin: int, size: int) -> dict[str, Ent
             or info.flag_bits & 0x1
         ):
             raise SourceError(
-                f"{path}: {shown(info.filename)} is in the archive twice, or is compressed or encrypted; {DAMAGED}"
+                f"{path}: {show_value(info.filename)} is in the archive twice, or is compressed or encrypted; {DAMAGED}"
             )
-        start = begin + _start(whole, info)
+        start = begin + _content_offset(whole, info)
         if info.file_size != info.compress_size or start + info.file_size > begin + size:
-            raise SourceError(f"{path}: {shown(info.filename)} reaches beyond the end of the archive; {DAMAGED}")
-        found[info.filename] = Entry(start, info.file_size, info.CRC)
+            raise SourceError(f"{path}: {show_value(info.filename)} reaches beyond the end of the archive; {DAMAGED}")
+        found[info.filename] = ArchiveEntry(start, info.file_size, info.CRC)
     ends = sorted((entry.begin, entry.begin + entry.size, name) for name, entry in found.items())
     for (_, end, name), (start, _, other) in pairwise(ends):
         if end > start:
-            raise SourceError(f"{path}: {shown(name)} and {shown(other)} in the archive share bytes; {DAMAGED}")
+            raise SourceError(f"{path}: {show_value(name)} and {show_value(other)} in the archive share bytes; {DAMAGED}")
     return found
 
 
-def _start(whole: Window, info: zipfile.ZipInfo) -> int:
+def _content_offset(whole: Window, info: zipfile.ZipInfo) -> int:
     """Return the offset at which the content of a file in an archive begins, behind its header. The
     length of the header is read from the header itself, because the directory at the end of the
     archive may give another one.
@@ -367,34 +367,34 @@ def _start(whole: Window, info: zipfile.ZipInfo) -> int:
     whole.seek(info.header_offset)
     header = whole.read(LOCAL)
     if header[:4] != SIGNATURE:
-        raise zipfile.BadZipFile(f"found no header of {shown(info.filename)}")
+        raise zipfile.BadZipFile(f"found no header of {show_value(info.filename)}")
     name, padding = struct.unpack("<HH", header[26:30])
     return int(info.header_offset) + LOCAL + int(name) + int(padding)
 
 
-def title(path: Path, root: Path) -> str:
+def title_of_archive(path: Path, root: Path) -> str:
     """Return the name, without suffix, under which a file was written by `torch.save`, even if the
     file was renamed since.
     """
     # torch.save names the folder within the archive after the file, so that a renamed file gives
     # itself away.
-    with _opened(path, root) as file:
-        return next(iter(entries(path, file, 0, path.stat().st_size))).partition("/")[0]
+    with _open_file(path, root) as file:
+        return next(iter(archive_entries(path, file, 0, path.stat().st_size))).partition("/")[0]
 
 
 Used = Mapping[Path, Sequence[int]]
 """For each file, in ascending order, the offsets of the tensors that are read from it."""
 
 
-def verify(
+def verify_archive(
     path: Path, root: Path, begin: int = 0, size: int | None = None, used: Used | None = None
 ) -> None:
     """Raise `SourceError` unless every file in the archive has the checksum that was written with
     it. With `used`, a storage is checked only if a tensor in it is used.
     """
     begins = None if used is None else used.get(path, ())
-    with _opened(path, root) as file:
-        for name, entry in entries(
+    with _open_file(path, root) as file:
+        for name, entry in archive_entries(
             path, file, begin, path.stat().st_size - begin if size is None else size
         ).items():
             if begins is not None and "/data/" in name:
@@ -408,5 +408,5 @@ def verify(
                 found, left = zlib.crc32(content, found), left - len(content)
             if found != entry.checksum:
                 raise SourceError(
-                    f"{path}: the checksum of {shown(name)} does not match its content; {DAMAGED}"
+                    f"{path}: the checksum of {show_value(name)} does not match its content; {DAMAGED}"
                 )

@@ -7,30 +7,39 @@ from __future__ import annotations
 from collections import OrderedDict
 from pathlib import Path
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.state import archive, packing
-from bridge.state.formats import Format, Used, Wanted, Written, only_weights
+from bridge.state.formats import Format, PlannedFiles, Used, Wanted, only_weights
 from bridge.state.hub import Hub
 from bridge.state.lazy import Lazy
-from bridge.state.safe import Names, checked, hub_of, index, index_file, listed, shards, weights
+from bridge.state.safe import (
+    FileNames,
+    check_tensors,
+    divide_into_shards,
+    hub_of,
+    index_file,
+    index_files,
+    list_files,
+    weights_to_write,
+)
 
-BINARY = Names(
+BINARY = FileNames(
     "pytorch_model.bin", "pytorch_model-{:05d}-of-{:05d}.bin", "pytorch_model.bin.index.json"
 )
 
 
-def tensors(path: Path, root: Path) -> dict[str, Lazy]:
+def tensors_of_file(path: Path, root: Path) -> dict[str, Lazy]:
     """Return the tensors of a file by name. Raises `SourceError` if the file contains anything
     else than tensors by name.
     """
-    found = archive.read(path, root)
+    found = archive.read_archive(path, root)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise SourceError(f"{path}: found {shown(type(found).__name__)}, expected tensors by name")
+        raise SourceError(f"{path}: found {show_value(type(found).__name__)}, expected tensors by name")
     for name, held in found.items():
         if not isinstance(held, Lazy):
             raise SourceError(
-                f"{path}: found a {type(held).__name__} as {shown(name)}, expected a tensor; is this a "
+                f"{path}: found a {type(held).__name__} as {show_value(name)}, expected a tensor; is this a "
                 "trainer's checkpoint?"
             )
     return found
@@ -56,8 +65,8 @@ class Binary(Format):
         """Return a checkpoint with all weights, in the order of the model."""
         # `state_dict()` lists parameters in the order of the modules, and a pickled dictionary
         # keeps its order.
-        paths = listed(place, BINARY) or ()
-        found = checked(place, BINARY, {path: tensors(path, place) for path in paths})
+        paths = list_files(place, BINARY) or ()
+        found = check_tensors(place, BINARY, {path: tensors_of_file(path, place) for path in paths})
         return hub_of(self.name, found, paths, ordered=True)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
@@ -65,14 +74,14 @@ class Binary(Format):
         archive.
         """
         super().verify(place, used)
-        for path in listed(place, BINARY) or ():
-            archive.verify(path, place, used=used)
+        for path in list_files(place, BINARY) or ():
+            archive.verify_archive(path, place, used=used)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return one file, or several files with an index; each tensor has its own storage."""
-        parts = shards(weights(hub, wanted.dtype), wanted.shard)
-        files = [packing.saved(name, OrderedDict(part)) for name, part in index(BINARY, parts)]
-        return Written(
+        parts = divide_into_shards(weights_to_write(hub, wanted.dtype), wanted.shard)
+        files = [packing.torch_file(name, OrderedDict(part)) for name, part in index_files(BINARY, parts)]
+        return PlannedFiles(
             (*files, *index_file(BINARY, parts)),
             "SHA256SUMS",
             tuple(only_weights(hub, wanted.dtype, self.title)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.state.hub import Group, Hub
+from bridge.state.hub import Hub, ParameterGroup
 
 NUMBERED = re.compile(r"(.+?)\.(\d+)\.")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -29,42 +29,42 @@ def layers_of(hub: Hub) -> dict[str, int]:
     return found
 
 
-def elements(hub: Hub, layers: int | None = None) -> int:
+def count_elements(hub: Hub, layers: int | None = None) -> int:
     """Return the number of elements of all weights; if `layers` is given, only of the weights that
     are left after a cut to so many layers.
     """
     return sum(
         held.weight.count
         for name, held in hub.parameters.items()
-        if layers is None or _stays(name, layers)
+        if layers is None or _stays_in_model(name, layers)
     )
 
 
-def _stays(name: str, layers: int) -> bool:
+def _stays_in_model(name: str, layers: int) -> bool:
     match = NUMBERED.match(name)
     return match is None or int(match[2]) < layers
 
 
-def cut(hub: Hub, layers: int) -> Hub:
+def cut_layers(hub: Hub, layers: int) -> Hub:
     """Return the checkpoint with only the first `layers` layers of each list of layers, and with
     all parameters that belong to no layer.
     """
     groups = (
-        Group(tuple(name for name in group.names if _stays(name, layers)), group.settings)
+        ParameterGroup(tuple(name for name in group.names if _stays_in_model(name, layers)), group.settings)
         for group in hub.groups
     )
     return replace(
         hub,
-        parameters={name: held for name, held in hub.parameters.items() if _stays(name, layers)},
-        buffers={name: held for name, held in hub.buffers.items() if _stays(name, layers)},
+        parameters={name: held for name, held in hub.parameters.items() if _stays_in_model(name, layers)},
+        buffers={name: held for name, held in hub.buffers.items() if _stays_in_model(name, layers)},
         ties={
-            name: of for name, of in hub.ties.items() if _stays(name, layers) and _stays(of, layers)
+            name: of for name, of in hub.ties.items() if _stays_in_model(name, layers) and _stays_in_model(of, layers)
         },
         groups=tuple(group for group in groups if group.names),
     )
 
 
-def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def config_with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the config.json of the same model with `layers` layers. Raises `SourceError` if no
     key of `config` is the number of layers.
     """
@@ -84,7 +84,7 @@ def fewer(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     return {**config, **lists, key: layers}
 
 
-def undropped(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def without_dropout(config: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the config.json with all dropout set to 0, and the names of the settings that were
     above 0. Two engines draw different dropout masks, so their runs can be compared only without
     dropout.

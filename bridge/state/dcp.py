@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import plain as plain_name
 from bridge.files.contained import read_bytes, regular
@@ -20,25 +20,25 @@ from bridge.rules import Effect
 from bridge.state import archive, packing, parts, pickled
 from bridge.state.digests import SUMS
 from bridge.state.files import File, size_of
-from bridge.state.formats import Format, Used, Wanted, Written
+from bridge.state.formats import Format, PlannedFiles, Used, Wanted
 from bridge.state.hub import (
     BESIDE,
-    Group,
     Hub,
     Origin,
     Parameter,
+    ParameterGroup,
     Where,
+    as_plain,
     beside_of,
-    lost,
-    plain,
+    find_misshapen_states,
+    loss_finding,
     settings_of,
-    unshaped,
     weights_of,
     with_beside,
 )
-from bridge.state.lazy import FLOATING, Boxed, Held, Lazy, Placed, strips
+from bridge.state.lazy import FLOATING, Boxed, Held, Lazy, Placed, read_strips
 from bridge.state.packing import Size
-from bridge.state.pickled import Constant, Known, Record, recorded
+from bridge.state.pickled import Constant, Known, Record, recorders
 
 METADATA = ".metadata"
 DATA = "__0_0.distcp"
@@ -62,8 +62,8 @@ NAMES = (
 )
 KNOWN = {
     **archive.KNOWN,
-    **recorded(*(f"{OWN} {name}" for name in NAMES), PLACES, "torch.serialization _get_layout"),
-    **recorded("pathlib PosixPath", "pathlib._local PosixPath", "pathlib WindowsPath"),
+    **recorders(*(f"{OWN} {name}" for name in NAMES), PLACES, "torch.serialization _get_layout"),
+    **recorders("pathlib PosixPath", "pathlib._local PosixPath", "pathlib WindowsPath"),
 }
 """Names that the pickle `.metadata` contains, from torch/distributed/checkpoint/metadata.py and
 filesystem.py. Their objects are read as records.
@@ -80,7 +80,7 @@ written if the source checkpoint does not have them.
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredEntry:
     """An entry of a checkpoint: a tensor or another value, and the keys that lead to it in the
     dictionary that was saved.
     """
@@ -105,7 +105,7 @@ class Dcp(Format):
         """Check the digests in SHA256SUMS or, without that file, the checksums within the archives."""
         super().verify(place, used)
         if not (place / SUMS).is_file():
-            verified(place, KNOWN, used)
+            verify_checksums(place, KNOWN, used)
 
     def read(self, place: Path) -> Hub:
         """Return the checkpoint. Weights are read from the key `model`, or from the top if there
@@ -113,53 +113,53 @@ class Dcp(Format):
         state.
         """
         return hub_of(
-            self.name, place, entries(place), (place / METADATA, *sorted(place.glob("*.distcp")))
+            self.name, place, read_entries(place), (place / METADATA, *sorted(place.glob("*.distcp")))
         )
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files that one rank would write. Their keys `model` and `optimizer` are as
         torch's get_state_dict returns them. For a parameter with a master, the master is written.
         """
-        values = dict(_values(hub, wanted.dtype))
+        values = dict(_values_to_save(hub, wanted.dtype))
         files = files_of(
-            [Saved.of(_key(path), value) for path, value in values.items()],
-            {_key(path): path for path in values},
+            [Saved.of(_entry_key(path), value) for path, value in values.items()],
+            {_entry_key(path): path for path in values},
         )
-        return Written(files, SUMS, tuple(_left(hub)))
+        return PlannedFiles(files, SUMS, tuple(_find_losses(hub)))
 
 
 # Reading
 
 
-def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Path, ...]) -> Hub:
+def hub_of(format: str, place: Path, found: Mapping[str, StoredEntry], files: tuple[Path, ...]) -> Hub:
     """Return the checkpoint that consists of these entries. Raises `SourceError` if no entry
     belongs to a model.
     """
-    model, optimizer, rest = _sorted(found, place)
+    model, optimizer, rest = _sort_entries(found, place)
     if not model:
         raise SourceError(f"{place / METADATA}: found no tensors of a model; {DAMAGED}")
-    (groups, odd), states = _groups(optimizer), _states(optimizer)
+    (groups, odd), states = _optimizer_groups(optimizer), _optimizer_states(optimizer)
     strange = sorted(name for name in states if name not in model)
     if strange:
         others = len(strange) - 1
         more = f" and {others} more" if others else ""
         raise SourceError(
-            f"{place}: the optimizer has states of {shown(strange[0])}{more}, which the model does "
+            f"{place}: the optimizer has states of {show_value(strange[0])}{more}, which the model does "
             f"not have; {DAMAGED}"
         )
     # Nothing in these files tells a parameter from a buffer, or a frozen one from a tied one. What
     # the optimizer knows decides; without an optimizer everything that floats is a trained
     # parameter.
     known = {name for group in groups for name in group.names} | set(states)
-    ties = dict(_ties(model, known))
+    ties = dict(_tie_pairs(model, known))
     kinds = {name: _is_buffer(name, model, known) for name in model}
     parameters = {
-        name: _parameter(held, states.get(name, {}), not known or name in known)
+        name: _build_parameter(held, states.get(name, {}), not known or name in known)
         for name, held in model.items()
         if name not in ties and not kinds[name]
     }
     steps = {held.step for held in parameters.values() if held.step is not None}
-    said, left = plain(rest, "client")
+    said, left = as_plain(rest, "client")
     held = said.pop(BESIDE, None)
     made = int(max(steps)) if steps else said.get("step")
     made = made if isinstance(made, int) else None
@@ -181,31 +181,31 @@ def hub_of(format: str, place: Path, found: Mapping[str, Entry], files: tuple[Pa
         groups=groups,
         where=Where(made, lr=groups[0].settings.get("lr") if groups else None),
         client={key: value for key, value in said.items() if value is not None},
-        findings=(*left, *odd, *unshaped(unfit), *_guessed(parameters, ties, known)),
+        findings=(*left, *odd, *find_misshapen_states(unfit), *_find_guesses(parameters, ties, known)),
     )
     return with_beside(hub, held)
 
 
-def verified(place: Path, known: Known, used: Used | None = None) -> None:
+def verify_checksums(place: Path, known: Known, used: Used | None = None) -> None:
     """Check the checksums within every file. Raises `SourceError` if one does not match. `used`
     limits the check as in `archive.verify`.
     """
-    found = pickled.value(
+    found = pickled.unpickle_value(
         read_bytes(place / METADATA, place, pickled.MOST), known, place / METADATA
     )
     for info in found.state["storage_data"].values():
-        archive.verify(*_part(place, info.state), used)
+        archive.verify_archive(*_place_of_part(place, info.state), used)
 
 
-def entries(
+def read_entries(
     place: Path, known: Known = KNOWN, wanted: Callable[[str], bool] = lambda key: True
-) -> dict[str, Entry]:
+) -> dict[str, StoredEntry]:
     """Return the entries whose keys `wanted` accepts, by key. `known` are the names that pickles
     may contain. Raises `SourceError` if the checkpoint is damaged, for instance if an element of a
     tensor is missing or stored twice.
     """
     path = place / METADATA
-    found = pickled.value(read_bytes(path, place, pickled.MOST), known, path)
+    found = pickled.unpickle_value(read_bytes(path, place, pickled.MOST), known, path)
     try:
         paths, stored = found.state["planner_data"] or {}, found.state["storage_data"]
         chunks: dict[str, list[tuple[Any, Any]]] = {}
@@ -219,16 +219,16 @@ def entries(
             if wanted(key)
         ]
         return {
-            key: Entry(where, _value(place, key, held, places, known))
+            key: StoredEntry(where, _value_of_entry(place, key, held, places, known))
             for key, held, places, where in rows
         }
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise SourceError(
-            f"{path}: expected a file as torch.distributed.checkpoint writes it ({shown(str(error))}); {DAMAGED}"
+            f"{path}: expected a file as torch.distributed.checkpoint writes it ({show_value(str(error))}); {DAMAGED}"
         ) from None
 
 
-def _value(
+def _value_of_entry(
     place: Path, key: str, about: Record, places: list[tuple[Any, Any]], known: Known
 ) -> Any:
     """Return the tensor or the value that is stored under `key`. The boxes of a tensor are stored
@@ -236,14 +236,14 @@ def _value(
     """
     if about.name == f"{OWN} BytesStorageMetadata":
         ((_, info),) = places
-        return _saved(place, info, known)
+        return _read_value(place, info, known)
     dtype, shape = str(about.state["properties"].state[""][0]), tuple(about.state["size"])
     boxes = []
     for offset, info in places:
-        held = _saved(place, info, known)
+        held = _read_value(place, info, known)
         if not isinstance(held, Lazy) or held.dtype != dtype:
             raise SourceError(
-                f"{place / info['relative_path']}: expected a tensor of {dtype} for {shown(key)}; {DAMAGED}"
+                f"{place / info['relative_path']}: expected a tensor of {dtype} for {show_value(key)}; {DAMAGED}"
             )
         boxes.append(Placed(Box(tuple(offset or ()), held.shape), held))
     listed = [
@@ -252,23 +252,23 @@ def _value(
     ]
     if sorted((box.place.offsets, box.place.sizes) for box in boxes) != sorted(listed):
         raise SourceError(
-            f"{place}: {METADATA} lists other parts of {shown(key)} than the files have; {DAMAGED}"
+            f"{place}: {METADATA} lists other parts of {show_value(key)} than the files have; {DAMAGED}"
         )
     # The list and the files may agree and still leave a gap, or hold an element twice.
-    problem = parts.whole(
+    problem = parts.check_cover(
         key, shape, [parts.Stored(key, box.place, dtype, None, key) for box in boxes]
     )
     SourceError.raise_if([f"{place}: {problem}; {DAMAGED}"] if problem else [])
     return Boxed(tuple(boxes), shape, dtype)
 
 
-def _saved(place: Path, info: Mapping[str, Any], known: Known) -> Any:
+def _read_value(place: Path, info: Mapping[str, Any], known: Known) -> Any:
     """Return the value that torch.save wrote into one part of a file; a tensor is lazy."""
-    path, root, begin, size = _part(place, info)
-    return archive.read(path, root, known, begin, size)
+    path, root, begin, size = _place_of_part(place, info)
+    return archive.read_archive(path, root, known, begin, size)
 
 
-def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
+def _place_of_part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
     """Return where a part is stored: the file, the checkpoint's folder, and the offset and size of
     the part in bytes. Raises `SourceError` if the file is too short, or compressed.
     """
@@ -284,8 +284,8 @@ def _part(place: Path, info: Mapping[str, Any]) -> tuple[Path, Path, int, int]:
 Model = dict[str, Lazy]
 
 
-def _sorted(
-    found: Mapping[str, Entry], place: Path
+def _sort_entries(
+    found: Mapping[str, StoredEntry], place: Path
 ) -> tuple[Model, dict[tuple[Any, ...], Any], dict[str, Any]]:
     """Sort the entries into three dictionaries: the model's tensors by name, the optimizer's
     values by their keys, and all other values by key.
@@ -308,7 +308,7 @@ def _sorted(
     return model, optimizer, rest
 
 
-def _flattened(path: tuple[Any, ...]) -> tuple[str, ...]:
+def _flatten_path(path: tuple[Any, ...]) -> tuple[str, ...]:
     """Return the keys of an optimizer's value as `(top, name, key)`, such as `("state",
     "head.weight", "exp_avg")`, whether they were saved nested or joined by dots.
     """
@@ -320,23 +320,23 @@ def _flattened(path: tuple[Any, ...]) -> tuple[str, ...]:
     return top, name, kind
 
 
-def _states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
+def _optimizer_states(optimizer: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for path, value in optimizer.items():
-        top, name, kind = _flattened(path)
+        top, name, kind = _flatten_path(path)
         if top == "state":
             found.setdefault(name, {})[kind] = value
     return found
 
 
-def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...], list[Finding]]:
+def _optimizer_groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[ParameterGroup, ...], list[Finding]]:
     """Return the optimizer's parameter groups, and findings for settings that are not kept. torch
     saves groups by number, or instead the settings of each parameter. In the second case,
     parameters with equal settings become one group.
     """
     rows: dict[str, dict[str, Any]] = {}
     for path, value in optimizer.items():
-        top, name, key = _flattened(path)
+        top, name, key = _flatten_path(path)
         if top == "param_groups":
             rows.setdefault(name, {})[key] = value
     together: dict[str, tuple[list[str], dict[str, Any]]] = {}
@@ -348,14 +348,14 @@ def _groups(optimizer: Mapping[tuple[Any, ...], Any]) -> tuple[tuple[Group, ...]
         own = isinstance(names, list | tuple) and name.isdigit()
         held = together.setdefault(name if own else repr(settings), ([], settings))
         held[0].extend(map(str, names) if own and names is not None else [name])
-    return tuple(Group(tuple(names), settings) for names, settings in together.values()), odd
+    return tuple(ParameterGroup(tuple(names), settings) for names, settings in together.values()), odd
 
 
 def _is_moment(value: Any, held: Lazy) -> bool:
     return isinstance(value, Lazy) and value.shape == held.shape
 
 
-def _parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
+def _build_parameter(held: Lazy, state: Mapping[str, Any], trained: bool) -> Parameter:
     moments = {
         kind: value for kind, value in state.items() if kind != "step" and _is_moment(value, held)
     }
@@ -380,7 +380,7 @@ def _is_buffer(name: str, model: Model, known: set[str]) -> bool:
     return name not in known and alone and bool(sharded) and all(sharded)
 
 
-def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
+def _tie_pairs(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
     """Yield pairs of tied names: a tensor that the optimizer does not know, and a parameter of the
     optimizer with the same elements.
     """
@@ -391,7 +391,7 @@ def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
             continue
         # Equal elements throughout tell nothing: norms begin as ones, and biases as zeros.
         first = held.flat(0, 1)
-        if all(bool((strip == first).all()) for strip in strips(held)):
+        if all(bool((strip == first).all()) for strip in read_strips(held)):
             continue
         for other in sorted(known):
             if other not in model or (model[other].shape, model[other].dtype) != (
@@ -401,33 +401,33 @@ def _ties(model: Model, known: set[str]) -> Iterator[tuple[str, str]]:
                 continue
             if all(
                 torch.equal(left, right)
-                for left, right in zip(strips(held), strips(model[other]), strict=True)
+                for left, right in zip(read_strips(held), read_strips(model[other]), strict=True)
             ):
                 yield name, other
                 break
 
 
-def _guessed(
+def _find_guesses(
     parameters: Mapping[str, Parameter], ties: Mapping[str, str], known: set[str]
 ) -> Iterator[Finding]:
     for name, other in ties.items():
         message = (
             f"{name}: the optimizer does not know this tensor, which is equal to {other}; both are read as one parameter"
         )
-        yield lost("ties", message, Effect.NONE)
+        yield loss_finding("ties", message, Effect.NONE)
     frozen = [name for name, held in parameters.items() if known and not held.trained]
     if frozen:
         message = (
             f"{', '.join(frozen)}: the optimizer does not know these tensors; they are read as frozen "
             "parameters, but may be buffers"
         )
-        yield lost("frozen", message, Effect.NONE)
+        yield loss_finding("frozen", message, Effect.NONE)
 
 
 # Writing
 
 
-def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _values_to_save(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield the values to write with the keys that lead to them, in the order of a state dict."""
     import torch
 
@@ -438,13 +438,13 @@ def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]
         for alias, name in hub.ties.items()
     )
     yield from ((("model", name), held) for name, held in hub.buffers.items())
-    for name, held in hub.trained.items():
+    for name, held in hub.trainable_parameters.items():
         if held.step is not None:
             yield ("optimizer", "state", name, "step"), Held(torch.tensor(float(held.step)))
         yield from (
             (("optimizer", "state", name, kind), moment) for kind, moment in held.moments.items()
         )
-    groups = hub.groups or ((Group(tuple(hub.trained), {}),) if hub.moments else ())
+    groups = hub.groups or ((ParameterGroup(tuple(hub.trainable_parameters), {}),) if hub.moments else ())
     for number, group in enumerate(groups):
         # torch loads each setting that its optimizer has by name, and stops at one that is missing.
         for key, value in {**NEUTRAL, **group.settings}.items():
@@ -460,7 +460,7 @@ def _values(hub: Hub, dtype: str | None) -> Iterator[tuple[tuple[Any, ...], Any]
     yield from (((key,), value) for key, value in hub.client.items() if key != "step")
 
 
-def _key(path: tuple[Any, ...]) -> str:
+def _entry_key(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 
@@ -492,11 +492,11 @@ def files_of(
     """Return the files that one rank would write: the data and `.metadata`. If the saved
     dictionary is nested, `paths` has for each key the keys that lead to the value.
     """
-    body, places = _body(saved)
-    return File(DATA, tuple(body)), File(METADATA, (_metadata(saved, places, paths),))
+    body, places = _data_file(saved)
+    return File(DATA, tuple(body)), File(METADATA, (_metadata_file(saved, places, paths),))
 
 
-def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
+def _data_file(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
     """Return the parts of which the data file consists, and for each value its offset and size in
     this file.
     """
@@ -513,7 +513,7 @@ def _body(saved: Sequence[Saved]) -> tuple[list[Any], list[tuple[int, int]]]:
     return body, places
 
 
-def _metadata(
+def _metadata_file(
     saved: Sequence[Saved],
     places: Sequence[tuple[int, int]],
     paths: Mapping[str, tuple[Any, ...]] | None,
@@ -545,7 +545,7 @@ def _metadata(
         dict.fromkeys(("checkpoint_id", "save_id", "load_id")) | {"modules": []},
     )
     state = {
-        "state_dict_metadata": {key: _about(parts) for key, parts in boxes.items()},
+        "state_dict_metadata": {key: _about_boxes(parts) for key, parts in boxes.items()},
         "planner_data": None if paths is None else dict(paths),
         "storage_data": stored,
         "storage_meta": meta,
@@ -554,7 +554,7 @@ def _metadata(
     return packing.Pickle().of(Record(f"{OWN} Metadata", (), state))
 
 
-def _about(boxes: Sequence[Saved]) -> Record:
+def _about_boxes(boxes: Sequence[Saved]) -> Record:
     shape = boxes[0].shape
     if shape is None:
         return Record(f"{OWN} BytesStorageMetadata")
@@ -580,35 +580,35 @@ def _about(boxes: Sequence[Saved]) -> Record:
     )
 
 
-def _left(hub: Hub) -> Iterator[Finding]:
+def _find_losses(hub: Hub) -> Iterator[Finding]:
     """Yield a finding for each value that torch's checkpoint cannot hold, or that it should have
     and that the source checkpoint lacks.
     """
     if hub.moments and not hub.groups:
-        yield lost(
+        yield loss_finding(
             "groups",
             "the source checkpoint has no settings of the optimizer; torch needs them to load moments",
             Effect.NUMBERS,
         )
-    if hub.trained and not hub.moments:
-        yield lost(
+    if hub.trainable_parameters and not hub.moments:
+        yield loss_finding(
             "moments", "the source checkpoint has no moments; load only the model, and no optimizer", Effect.NUMBERS
         )
     if hub.scale is not None:
-        yield lost(
+        yield loss_finding(
             "scale",
             "torch's checkpoint cannot hold the loss scale; set the scale in the script's scaler",
             Effect.NUMBERS,
         )
     if hub.schedule is not None:
-        yield lost(
+        yield loss_finding(
             "schedule",
-            f"the schedule {shown(hub.schedule)} of the source checkpoint is not the state of a scheduler of torch; set the"
+            f"the schedule {show_value(hub.schedule)} of the source checkpoint is not the state of a scheduler of torch; set the"
             " state of torch's scheduler by hand",
             Effect.NUMBERS,
         )
     if hub.random:
-        yield lost(
+        yield loss_finding(
             "random",
             "torch's checkpoint cannot hold random states; a run that resumes from it draws other numbers",
             Effect.NUMBERS,
@@ -616,4 +616,4 @@ def _left(hub: Hub) -> Iterator[Finding]:
     skipped = [name for name in ("skipped", "samples") if getattr(hub.where, name)]
     if skipped:
         message = f"{', '.join(skipped)}: torch's checkpoint keeps only the step of the run's progress"
-        yield lost("run", message, Effect.NONE)
+        yield loss_finding("run", message, Effect.NONE)

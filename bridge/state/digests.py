@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import plain, read_text, regular
-from bridge.underway import counted
+from bridge.underway import count_items
 
 SUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  (.+)")
@@ -36,7 +36,7 @@ def text_of(digests: Mapping[str, str]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
-def read(folder: Path, root: Path) -> dict[str, str]:
+def read_digests(folder: Path, root: Path) -> dict[str, str]:
     """Return the digests in the folder's SHA256SUMS by file name; names may contain folders.
     Raises `SourceError` if the file is not exactly as `text_of` writes it.
     """
@@ -47,12 +47,12 @@ def read(folder: Path, root: Path) -> dict[str, str]:
         match = LINE.fullmatch(line)
         if match is None:
             raise SourceError(
-                f"{path}:{number}: found {shown(line)}, expected a digest, two spaces and a name; the file is damaged"
+                f"{path}:{number}: found {show_value(line)}, expected a digest, two spaces and a name; the file is damaged"
             )
         # A name must not lead out of the folder: "..", an absolute path and an empty part are
         # refused.
         for part in match[2].split("/"):
-            plain(part.removeprefix("."), f"{path}:{number}: in {shown(match[2])}")
+            plain(part.removeprefix("."), f"{path}:{number}: in {show_value(match[2])}")
         found[match[2]] = match[1]
     # A name that stands there twice, lines in another order and a missing last newline all show in
     # this one comparison.
@@ -63,18 +63,18 @@ def read(folder: Path, root: Path) -> dict[str, str]:
     return found
 
 
-def verify(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
+def verify_digests(folder: Path, root: Path, names: Iterable[str], digests: Mapping[str, str]) -> None:
     """Check that the files have these digests. Raises a `SourceError` with a line for each file
     that has changed, is missing, or has no digest.
     """
     SourceError.raise_if(
         problem
-        for name in counted(list(names))
-        if (problem := _problem(folder / name, root, digests.get(name)))
+        for name in count_items(list(names))
+        if (problem := _digest_problem(folder / name, root, digests.get(name)))
     )
 
 
-def _problem(path: Path, root: Path, expected: str | None) -> str:
+def _digest_problem(path: Path, root: Path, expected: str | None) -> str:
     if expected is None:
         return f"{path}: {SUMS} has no line for this file; the checkpoint is damaged"
     try:

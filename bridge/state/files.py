@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bridge.state.lazy import WIDTH, Lazy, Run
+from bridge.state.lazy import WIDTH, ElementRun, Lazy
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Late:
     """
 
     size: int
-    runs: tuple[Run, ...]
+    runs: tuple[ElementRun, ...]
     make: Callable[[Sequence[int]], bytes]
 
 
@@ -26,7 +26,7 @@ class File:
     """A file to write: its name, which may contain folders, and its parts in order."""
 
     name: str
-    parts: tuple[bytes | Run | Late, ...]
+    parts: tuple[bytes | ElementRun | Late, ...]
 
     @property
     def size(self) -> int:
@@ -39,13 +39,13 @@ class File:
         return any(isinstance(part, Late) for part in self.parts)
 
 
-def size_of(part: bytes | Run | Late) -> int:
+def size_of(part: bytes | ElementRun | Late) -> int:
     """Return the size of a part in bytes."""
-    if isinstance(part, Run):
+    if isinstance(part, ElementRun):
         return len(part) * WIDTH[part.source.dtype]
     return part.size if isinstance(part, Late) else len(part)
 
 
-def all_of(source: Lazy) -> Run:
-    """Return a `Run` that covers all elements of a tensor."""
-    return Run(source, 0, source.count)
+def all_of(source: Lazy) -> ElementRun:
+    """Return a `ElementRun` that covers all elements of a tensor."""
+    return ElementRun(source, 0, source.count)

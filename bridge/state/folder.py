@@ -30,7 +30,7 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 
 
 @contextmanager
-def locked(folder: Path, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
+def hold_lock(folder: Path, shared: bool = False, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the folder's lock during a `with` statement. A shared lock can be held by several
     readers at once. Raises `BridgeError` if another job holds the lock for more than `patience`
     seconds.
@@ -46,15 +46,15 @@ def locked(folder: Path, shared: bool = False, patience: float = PATIENCE) -> It
         yield
         return
     try:
-        _take(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience)
+        _take_lock(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, patience)
         yield
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
+def _take_lock(descriptor: int, path: Path, kind: int, patience: float) -> None:
     until = time.monotonic() + patience
-    while not _try(descriptor, kind):
+    while not _try_lock(descriptor, kind):
         if time.monotonic() > until:
             raise BridgeError(
                 f"{path}: another job has held this lock for {patience:.0f} s; end that job, or "
@@ -63,7 +63,7 @@ def _take(descriptor: int, path: Path, kind: int, patience: float) -> None:
         time.sleep(0.02)
 
 
-def _try(descriptor: int, kind: int) -> bool:
+def _try_lock(descriptor: int, kind: int) -> bool:
     """Try to lock a file, and return False if another job holds the lock. On a file system without
     locks, every job gets the lock.
     """
@@ -98,17 +98,17 @@ class Saving:
                 f"tag: found {LATEST!r}, which is the name of the file that names the newest checkpoint; choose another tag"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
+        with hold_lock(folder):
             # Killed jobs leave folders that nobody has locked; releases before the lock left a
             # folder named by the tag alone.
             for path in folder.glob(".*.tmp"):
-                if path.name == f".{tag}.tmp" or (TEMPORARY.fullmatch(path.name) and _left(path)):
-                    remove(path)
+                if path.name == f".{tag}.tmp" or (TEMPORARY.fullmatch(path.name) and _is_abandoned(path)):
+                    remove_path(path)
             saving = cls(folder, tag, folder / f".{tag}.{secrets.token_hex(8)}.tmp")
             saving.temporary.mkdir()
             descriptor = os.open(saving.temporary, os.O_RDONLY)
             saving._held.callback(os.close, descriptor)
-            _try(descriptor, fcntl.LOCK_EX)
+            _try_lock(descriptor, fcntl.LOCK_EX)
         return saving
 
     def publish(self, texts: Mapping[str, str], latest: bool) -> Path:
@@ -117,30 +117,30 @@ class Saving:
         """
         for name, text in texts.items():
             write_text(self.temporary / name, text)
-        sync(self.temporary)
+        sync_folder(self.temporary)
         final, old = self.folder / self.tag, self.folder / f".{self.tag}.old"
-        with locked(self.folder):
+        with hold_lock(self.folder):
             # A folder cannot be renamed over one that holds files. Between the two renames only
-            # `old` is there: `find` looks for it too, so a job that is killed here loses nothing.
+            # `old` is there: `find_folder` looks for it too, so a job that is killed here loses nothing.
             if os.path.lexists(final):
-                remove(old)
+                remove_path(old)
                 final.rename(old)
             self.temporary.rename(final)
-            sync(self.folder)
+            sync_folder(self.folder)
             if latest:
                 # The checkpoint's name is on the disk before `latest` names it, so `latest` never
                 # leads nowhere.
                 pointer = self.folder / f".{LATEST}.tmp"
                 write_text(pointer, self.tag)
                 pointer.rename(self.folder / LATEST)
-                sync(self.folder)
-            remove(old)
+                sync_folder(self.folder)
+            remove_path(old)
         self._held.close()
         return final
 
     def discard(self) -> None:
         """Remove the temporary folder. A checkpoint that was published already stays."""
-        remove(self.temporary)
+        remove_path(self.temporary)
         self._held.close()
         if self.temporary.exists():
             warnings.warn(
@@ -150,7 +150,7 @@ class Saving:
             )
 
 
-def _left(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Return whether a temporary folder was left behind, that is, no job holds its lock. Return
     False if this cannot be found out.
     """
@@ -167,7 +167,7 @@ def _left(path: Path) -> bool:
     return True
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a folder with its content, or a link without its target.
 
     Do nothing if there is neither.
@@ -186,7 +186,7 @@ def write_text(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Wait until the names of the files in a folder are on the disk, so that a power failure does
     not undo a rename.
     """
@@ -197,7 +197,7 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def find(folder: Path, tag: str | None) -> Path:
+def find_folder(folder: Path, tag: str | None) -> Path:
     """Return the folder of the checkpoint `tag`, or without a tag, of the checkpoint that the file
     `latest` names. If a job was killed while it replaced this checkpoint, return the folder of the
     earlier checkpoint of this name. Raises `SourceError` if there is none.
@@ -215,11 +215,11 @@ def find(folder: Path, tag: str | None) -> Path:
         if os.path.lexists(inside(path, folder) / STATE):
             return path
     raise SourceError(
-        f"{folder / tag}: found no checkpoint; correct the tag{nearest(tag, tags(folder))}"
+        f"{folder / tag}: found no checkpoint; correct the tag{nearest(tag, list_tags(folder))}"
     )
 
 
-def tags(folder: Path) -> list[str]:
+def list_tags(folder: Path) -> list[str]:
     """Return the names of the checkpoints in a folder."""
     return [
         path.name

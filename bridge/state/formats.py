@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from bridge import stacks
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError, nearest
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import digests, moments
 from bridge.state.archive import Used as Used
 from bridge.state.files import File
-from bridge.state.hub import Hub, lost
+from bridge.state.hub import Hub, loss_finding
 from bridge.state.lazy import Lazy
-from bridge.state.making import used
+from bridge.state.making import offsets_by_file
 from bridge.state.pickled import FLAWS
 
 GIGABYTE = 2**30
@@ -39,7 +39,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Written:
+class PlannedFiles:
     """What a format plans to write: the files, the name of the file with their digests, and a
     finding for each value that is lost.
     """
@@ -89,10 +89,10 @@ class Format(ABC):
         tensors that are needed: a format with a checksum for each tensor may check only these.
         """
         if (place / digests.SUMS).is_file():
-            found = digests.read(place, place)
-            digests.verify(place, place, found, found)
+            found = digests.read_digests(place, place)
+            digests.verify_digests(place, place, found, found)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files that would hold the checkpoint `hub`. Raises `SourceError` if this
         format cannot hold it.
         """
@@ -101,7 +101,7 @@ class Format(ABC):
         )
 
 
-def known() -> Mapping[str, Format]:
+def all_formats() -> Mapping[str, Format]:
     """Return all formats by name: first those that belong to no stack, then those of the stacks in
     compat/.
     """
@@ -116,11 +116,11 @@ def known() -> Mapping[str, Format]:
     return {format.name: format for format in (*own, *theirs)}
 
 
-def named(name: str) -> Format:
+def format_of_name(name: str) -> Format:
     """Return the format `name`. If there is none, raise a `SourceError` that suggests a similar
     name.
     """
-    found = known()
+    found = all_formats()
     if name not in found:
         raise SourceError(
             f"{name}: found an unknown format of checkpoints, expected one of "
@@ -129,18 +129,18 @@ def named(name: str) -> Format:
     return found[name]
 
 
-def found(folder: Path, name: str | None = None) -> tuple[Format, Path]:
+def find_checkpoint(folder: Path, name: str | None = None) -> tuple[Format, Path]:
     """Return the format of the checkpoint in `folder`, and the folder with its files. Raises
     `SourceError` if there is no checkpoint, or if the files are of several formats and `name` does
     not choose one.
     """
     if not folder.is_dir():
         raise SourceError(f"{folder}: found no folder; name the folder of a checkpoint")
-    tried = [named(name)] if name else list(known().values())
+    tried = [format_of_name(name)] if name else list(all_formats().values())
     places = [(format, place) for format in tried if (place := format.find(folder)) is not None]
     if not places:
         kinds = ", ".join(format.title for format in tried)
-        raise SourceError(f"{folder}: found no checkpoint of {kinds}; {_near(folder, tried)}")
+        raise SourceError(f"{folder}: found no checkpoint of {kinds}; {_advice_on_near(folder, tried)}")
     if len(places) > 1:
         kinds = ", ".join(format.name for format, _ in places)
         raise SourceError(
@@ -153,7 +153,7 @@ POINTERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 SHOWN, MOST = 5, 200
 
 
-def _near(folder: Path, tried: Sequence[Format]) -> str:
+def _advice_on_near(folder: Path, tried: Sequence[Format]) -> str:
     """Return advice for the message that `folder` has no checkpoint: it names the folders inside
     that have one, and a pointer file such as `latest` that leads nowhere.
     """
@@ -161,7 +161,7 @@ def _near(folder: Path, tried: Sequence[Format]) -> str:
         path for path in sorted(folder.iterdir())[:MOST] if path.is_dir() and not path.is_symlink()
     ]
     names = [
-        shown(path.name)
+        show_value(path.name)
         for path in inside
         if any(format.find(path) is not None for format in tried)
     ]
@@ -172,11 +172,11 @@ def _near(folder: Path, tried: Sequence[Format]) -> str:
     return f"the file {there} leads to no checkpoint; {advice}" if there else advice
 
 
-def read(folder: Path, name: str | None = None) -> Hub:
+def read_checkpoint(folder: Path, name: str | None = None) -> Hub:
     """Return the checkpoint in `folder`, in the format `name` or in any. Raises `SourceError` if
     there is none, or if it is damaged.
     """
-    return read_at(*found(folder, name))
+    return read_at(*find_checkpoint(folder, name))
 
 
 def read_at(format: Format, place: Path) -> Hub:
@@ -186,61 +186,61 @@ def read_at(format: Format, place: Path) -> Hub:
     try:
         hub = format.read(place)
         SourceError.raise_if(
-            f"{place}: {problem}; the checkpoint is damaged" for problem in _unsound(hub)
+            f"{place}: {problem}; the checkpoint is damaged" for problem in _find_damage(hub)
         )
         return hub
     except FLAWS as error:
         # A file may hold any value in any place. What a reader did not look at before it used it
         # ends here, without a traceback.
-        raise _damaged(format, place, error) from error
+        raise _damage_error(format, place, error) from error
 
 
-def _damaged(format: Format, place: Path, error: Exception) -> SourceError:
+def _damage_error(format: Format, place: Path, error: Exception) -> SourceError:
     return SourceError(
-        f"{place}: expected a checkpoint of {format.title} ({type(error).__name__}: {shown(str(error))}); the "
+        f"{place}: expected a checkpoint of {format.title} ({type(error).__name__}: {show_value(str(error))}); the "
         "checkpoint is damaged"
     )
 
 
-def verified(format: Format, place: Path, files: Sequence[File] | None = None) -> None:
+def verify_checkpoint(format: Format, place: Path, files: Sequence[File] | None = None) -> None:
     """Check the checksums of the checkpoint in the folder `place`. If `files` are given, at least
     the tensors that go into these files are checked. Raises `SourceError` if a checksum does not
     match.
     """
     try:
-        format.verify(place, None if files is None else used(files))
+        format.verify(place, None if files is None else offsets_by_file(files))
     except FLAWS as error:
-        raise _damaged(format, place, error) from error
+        raise _damage_error(format, place, error) from error
 
 
-def doubted(format: Format, place: Path, hub: Hub) -> Hub:
+def add_doubts(format: Format, place: Path, hub: Hub) -> Hub:
     """Return the checkpoint with more findings: one if damage cannot be detected, and one for each
     pair of moments that no run can have.
     """
     unseen = format.unseen and not (place / digests.SUMS).is_file()
     limits = (
-        [lost("checksums", f"{digests.SUMS} is missing: {format.unseen}", Effect.NONE)]
+        [loss_finding("checksums", f"{digests.SUMS} is missing: {format.unseen}", Effect.NONE)]
         if unseen
         else []
     )
-    return replace(hub, findings=(*hub.findings, *limits, *moments.impossible(hub)))
+    return replace(hub, findings=(*hub.findings, *limits, *moments.find_impossible(hub)))
 
 
-def planned(format: Format, hub: Hub, wanted: Wanted) -> Written:
+def plan_files(format: Format, hub: Hub, wanted: Wanted) -> PlannedFiles:
     """Return the files that would hold the checkpoint `hub` in this format. Raises `SourceError`
     if a value in it has the wrong type.
     """
     try:
         return format.plan(hub, wanted)
     except FLAWS as error:
-        why = f"{type(error).__name__}: {shown(str(error))}"
+        why = f"{type(error).__name__}: {show_value(str(error))}"
         raise SourceError(
             f"{hub.origin.format}: this checkpoint is damaged: it has a value of the run's state that {format.title}"
             f" cannot hold ({why})"
         ) from error
 
 
-def _unsound(hub: Hub) -> Iterator[str]:
+def _find_damage(hub: Hub) -> Iterator[str]:
     """Yield a message for each problem that shows a damaged checkpoint: another value in place of
     a tensor, a master or moment with another shape than the weight, or a group or tie with a
     parameter that does not exist.
@@ -248,22 +248,22 @@ def _unsound(hub: Hub) -> Iterator[str]:
     rows: Iterable[tuple[Any, str, Any]] = hub.tensors()
     for name, kind, held in rows:
         if not isinstance(name, str) or not isinstance(held, Lazy):
-            yield f"{shown(name)}: found a {type(held).__name__} as {kind}, expected a tensor"
+            yield f"{show_value(name)}: found a {type(held).__name__} as {kind}, expected a tensor"
         elif name in hub.parameters and held.shape != hub.parameters[name].weight.shape:
-            yield f"{shown(name)}: found shape {held.shape} of the {kind}, and {hub.parameters[name].weight.shape} of the weight"
+            yield f"{show_value(name)}: found shape {held.shape} of the {kind}, and {hub.parameters[name].weight.shape} of the weight"
     for group in hub.groups:
         yield from (
-            f"{shown(name)} is in a group of the optimizer but not in the model"
+            f"{show_value(name)} is in a group of the optimizer but not in the model"
             for name in set(group.names) - set(hub.parameters)
         )
     yield from (
-        f"{shown(alias)} is tied to {shown(name)}, which the model does not have"
+        f"{show_value(alias)} is tied to {show_value(name)}, which the model does not have"
         for alias, name in hub.ties.items()
         if name not in hub.parameters
     )
 
 
-def pointed(folder: Path, pointer: str) -> Path | None:
+def pointer_target(folder: Path, pointer: str) -> Path | None:
     """Return the folder inside `folder` that the file `pointer`, such as `latest`, names; without
     this file, return `folder` itself. Return None if the file names no existing folder.
     """
@@ -276,7 +276,7 @@ def pointed(folder: Path, pointer: str) -> Path | None:
     return place if place.is_dir() else None
 
 
-def lacking(format: Format, hub: Hub) -> tuple[Finding, ...]:
+def findings_that_matter(format: Format, hub: Hub) -> tuple[Finding, ...]:
     """Return the findings on the source checkpoint that matter in this format. One that holds
     weights alone lacks nothing if the source has no moments either.
     """
@@ -291,16 +291,16 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
     """Yield a finding for each value that a format without optimizer states loses. `dtype` is the
     number format in which weights are written; None: that of each weight.
     """
-    written = dtype or hub.computed
+    written = dtype or hub.weight_dtype
     if any(held.best.dtype != (dtype or held.weight.dtype) for held in hub.parameters.values()):
-        yield lost(
+        yield loss_finding(
             "masters",
             f"{format} has one copy of each weight, here in {written}; the greater precision of the "
             "masters is lost",
             Effect.NUMBERS,
         )
     if hub.moments:
-        yield lost(
+        yield loss_finding(
             "moments",
             f"{', '.join(hub.moments)}: {format} has no optimizer states; a run that loads this "
             "checkpoint starts with new ones",
@@ -312,10 +312,10 @@ def only_weights(hub: Hub, dtype: str | None, format: str) -> Iterator[Finding]:
         ("scale", hub.scale),
     ):
         if value:
-            yield lost(
+            yield loss_finding(
                 name,
                 f"{format} cannot hold the {name}; a run that loads this checkpoint begins with the initial {name}",
                 Effect.NUMBERS,
             )
     if hub.client:
-        yield lost("client", f"{format} cannot hold these values of the script: {', '.join(hub.client)}", Effect.NONE)
+        yield loss_finding("client", f"{format} cannot hold these values of the script: {', '.join(hub.client)}", Effect.NONE)

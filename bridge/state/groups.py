@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import read_text
-from bridge.state.hub import Group, Hub
+from bridge.state.hub import Hub, ParameterGroup
 
 if TYPE_CHECKING:
     from bridge.plan import Optimizer
@@ -33,7 +33,7 @@ NEAR = 1e-9
 """Largest relative difference at which two learning rates count as equal."""
 
 
-def treated(group: Group, name: str) -> Any:
+def effective_setting(group: ParameterGroup, name: str) -> Any:
     """Return the value of a group's setting that takes effect: the weight decay is 0 if Megatron's
     `wd_mult` is 0.
     """
@@ -43,7 +43,7 @@ def treated(group: Group, name: str) -> Any:
 DECAY = "weight_decay"
 
 
-def base(group: Group) -> float | None:
+def base_rate(group: ParameterGroup) -> float | None:
     """Return the learning rate of a group before the schedule changes it: `initial_lr`, which
     torch's schedulers set, or else `lr`.
     """
@@ -51,12 +51,12 @@ def base(group: Group) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
+def rate_ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
     """Return the learning rate of each group, divided by a base rate. The base rate is the config's
     rate or the scheduled rate at this step, if a group has this rate. If no group has it, the base
     rate is the rate of the group with most elements.
     """
-    rates, steps = [base(group) for group in hub.groups], hub.where.steps or 0
+    rates, steps = [base_rate(group) for group in hub.groups], hub.where.steps or 0
     planned = [optimizer.lr]
     if optimizer.lr is not None:
         from bridge.engine.learning_rate import learning_rate
@@ -66,33 +66,33 @@ def ratios(hub: Hub, optimizer: Optimizer) -> list[float]:
         near = (steps, max(0, steps - 1))
         planned += [learning_rate(optimizer.lr, optimizer.schedule, step) for step in near]
     known = (
-        rate for rate in rates if rate is not None and any(_same(rate, other) for other in planned)
+        rate for rate in rates if rate is not None and any(_are_same(rate, other) for other in planned)
     )
     usual = (
         next(known, None)
         or max(
-            zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first
+            zip(map(hub.elements, hub.groups), rates, strict=True), default=(0, None), key=_first_of_pair
         )[1]
     )
     return [rate / usual if rate is not None and usual else 1.0 for rate in rates]
 
 
-def _first(pair: tuple[int, Any]) -> int:
+def _first_of_pair(pair: tuple[int, Any]) -> int:
     return pair[0]
 
 
-def _same(one: float | None, other: float | None) -> bool:
+def _are_same(one: float | None, other: float | None) -> bool:
     return one is not None and other is not None and abs(one - other) <= NEAR * abs(one)
 
 
-def _one_rate(groups: Sequence[Group]) -> bool:
-    rates = [base(group) for group in groups if group.names]
-    return all(rate == rates[0] or _same(rate, rates[0]) for rate in rates)
+def _one_rate(groups: Sequence[ParameterGroup]) -> bool:
+    rates = [base_rate(group) for group in groups if group.names]
+    return all(rate == rates[0] or _are_same(rate, rates[0]) for rate in rates)
 
 
-def apart(groups: Sequence[Group]) -> bool:
+def groups_differ(groups: Sequence[ParameterGroup]) -> bool:
     """Return whether groups differ in the learning rate or in a setting of `TREATED`."""
-    ways = {repr([treated(group, name) for name in TREATED]) for group in groups if group.names}
+    ways = {repr([effective_setting(group, name) for name in TREATED]) for group in groups if group.names}
     return len(ways) > 1 or not _one_rate(groups)
 
 
@@ -100,48 +100,48 @@ SPARED = "matrices"
 """The weight decay scope by which a plan says that parameters with one dimension do not decay."""
 
 
-def spares(hub: Hub) -> bool:
+def fits_config(hub: Hub) -> bool:
     """Return whether a config can express the groups. It can if they differ only in weight decay,
     and if exactly the parameters with at most one dimension do not decay.
     """
-    decays = {treated(group, DECAY) for group in hub.groups}
+    decays = {effective_setting(group, DECAY) for group in hub.groups}
     others = {repr([group.settings.get(name) for name in TREATED[1:]]) for group in hub.groups}
-    flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
-    spared = {name for group in hub.groups if treated(group, DECAY) == 0 for name in group.names}
+    flat = {name for name, held in hub.trainable_parameters.items() if len(held.weight.shape) <= 1}
+    spared = {name for group in hub.groups if effective_setting(group, DECAY) == 0 for name in group.names}
     return len(others) == 1 and len(decays) == 2 and spared == flat and _one_rate(hub.groups)
 
 
-def needed(hub: Hub, scope: str | None, by_place: bool) -> bool:
+def needs_group_file(hub: Hub, scope: str | None, by_place: bool) -> bool:
     """Return whether a script needs the file of groups to make the same groups as the checkpoint.
     `scope` is the weight decay scope that the script applies without the file. With `by_place`,
     optimizer states are loaded by position, so that the order of parameters matters too.
     """
     if not hub.groups:
         return False
-    spared = scope == SPARED and spares(hub)
+    spared = scope == SPARED and fits_config(hub)
     if not by_place:
-        return apart(hub.groups) and not spared
+        return groups_differ(hub.groups) and not spared
     names = [list(group.names) for group in hub.groups]
     if len(names) == 1:
-        return names != [list(hub.trained)]
-    flat = {name for name, held in hub.trained.items() if len(held.weight.shape) <= 1}
+        return names != [list(hub.trainable_parameters)]
+    flat = {name for name, held in hub.trainable_parameters.items() if len(held.weight.shape) <= 1}
     # The groups that a script makes for this scope: matrices first, then what does not decay, each
     # in the model's order.
-    made = [[name for name in hub.trained if (name in flat) is side] for side in (False, True)]
+    made = [[name for name in hub.trainable_parameters if (name in flat) is side] for side in (False, True)]
     return not (spared and names == made)
 
 
-def rows(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
+def groups_to_write(hub: Hub, optimizer: Optimizer) -> tuple[Row, ...]:
     """Return the groups to write into the file. If the plan has a schedule, the learning rate of a
     group is the optimizer's rate times the group's ratio; otherwise it is the rate that the group
     has.
     """
     steered = optimizer.schedule.name not in (None, "constant") or optimizer.schedule.warmup_steps
     found = []
-    for group, ratio in zip(hub.groups, ratios(hub, optimizer), strict=True):
-        rate = optimizer.lr * ratio if steered and optimizer.lr is not None else base(group)
+    for group, ratio in zip(hub.groups, rate_ratios(hub, optimizer), strict=True):
+        rate = optimizer.lr * ratio if steered and optimizer.lr is not None else base_rate(group)
         settings = {
-            name: treated(group, name) for name in TREATED if group.settings.get(name) is not None
+            name: effective_setting(group, name) for name in TREATED if group.settings.get(name) is not None
         }
         found.append(
             {"params": list(group.names), **({} if rate is None else {"lr": rate}), **settings}
@@ -154,7 +154,7 @@ def text_of(found: Sequence[Row]) -> str:
     return json.dumps(found, indent=1) + "\n"
 
 
-def read(path: Path) -> tuple[Row, ...]:
+def read_groups(path: Path) -> tuple[Row, ...]:
     """Return the groups of a file. Raises a `SourceError` with a line for each invalid value."""
     try:
         found = json.loads(read_text(path, path.parent, MOST))
@@ -164,42 +164,42 @@ def read(path: Path) -> tuple[Row, ...]:
         ) from None
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
         raise SourceError(
-            f"{path}: found {shown(found, 40)}, expected a list of groups, each with `params` and settings"
+            f"{path}: found {show_value(found, 40)}, expected a list of groups, each with `params` and settings"
         )
     SourceError.raise_if(
         f"{path}: group {number}: {problem}"
         for number, row in enumerate(found)
-        for problem in _odd(row)
+        for problem in _find_odd_values(row)
     )
     return tuple(found)
 
 
-def _odd(row: Mapping[str, Any]) -> Iterator[str]:
+def _find_odd_values(row: Mapping[str, Any]) -> Iterator[str]:
     names = row.get("params")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        yield f"params: found {shown(names, 40)}, expected names of parameters"
+        yield f"params: found {show_value(names, 40)}, expected names of parameters"
     for name, value in row.items():
         if name == "params":
             continue
         if name not in ("lr", *TREATED):
-            yield f"{shown(name)}: found an unknown setting of a group, expected one of lr, {', '.join(TREATED)}"
-        elif not _numbers(value, 2 if name == "betas" else 0):
-            yield f"{name}: found {shown(value, 40)}, expected {'two numbers' if name == 'betas' else 'a number'}"
+            yield f"{show_value(name)}: found an unknown setting of a group, expected one of lr, {', '.join(TREATED)}"
+        elif not _are_numbers(value, 2 if name == "betas" else 0):
+            yield f"{name}: found {show_value(value, 40)}, expected {'two numbers' if name == 'betas' else 'a number'}"
 
 
-def _numbers(value: Any, count: int) -> bool:
+def _are_numbers(value: Any, count: int) -> bool:
     if count:
         return (
             isinstance(value, list)
             and len(value) == count
-            and all(_numbers(one, 0) for one in value)
+            and all(_are_numbers(one, 0) for one in value)
         )
     return (
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
     )
 
 
-def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
+def check_groups(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
     """Raise `SourceError` unless the groups have exactly the `trained` parameters, each of them
     once. `where` is the place in the message.
     """
@@ -209,17 +209,17 @@ def fitting(found: Sequence[Row], trained: Iterable[str], where: str) -> None:
         "{} is in no group": sorted(own - counts.keys()),
         "{} is in several groups": sorted(name for name, count in counts.items() if count > 1),
     }
-    wrong = (what.format(shown(names[0])) for what, names in problems.items() if names)
+    wrong = (what.format(show_value(names[0])) for what, names in problems.items() if names)
     SourceError.raise_if(
         f"{where}: {problem}; put every trained parameter of the model into one group" for problem in wrong
     )
 
 
-def built(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def build_groups(found: Sequence[Row], named: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Return the groups as torch's optimizers expect them, with the parameters that `named` has by
     name. Raises `SourceError` if the groups do not fit the trained parameters.
     """
     trained = {name: weight for name, weight in named.items() if weight.requires_grad}
-    fitting(found, trained, where)
+    check_groups(found, trained, where)
     known = [{**row, "params": [trained[name] for name in row["params"]]} for row in found]
     return [{**row, **({"betas": tuple(row["betas"])} if "betas" in row else {})} for row in known]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
-from bridge.state.lazy import Lazy, cast
+from bridge.state.lazy import Lazy, cast_lazy
 
 if TYPE_CHECKING:
     from bridge.state.pickled import Record
@@ -42,7 +42,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """The names of parameters that an optimizer treats alike, in the optimizer's order, and the
     settings of this group.
     """
@@ -130,7 +130,7 @@ class Hub:
     buffers: Mapping[str, Lazy] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     ordered: bool = False
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
     settings: Mapping[str, Plain] = field(default_factory=dict)
     where: Where = field(default_factory=Where)
     schedule: Mapping[str, Plain] | None = None
@@ -153,17 +153,17 @@ class Hub:
         yield from ((name, "buffer", held) for name, held in self.buffers.items())
         yield from ((name, "random", held) for name, held in self.random.items())
 
-    def elements(self, group: Group) -> int:
+    def elements(self, group: ParameterGroup) -> int:
         """Return the number of elements of all parameters in a group."""
         return sum(self.parameters[name].weight.count for name in group.names)
 
     @property
-    def trained(self) -> dict[str, Parameter]:
+    def trainable_parameters(self) -> dict[str, Parameter]:
         """The parameters that the optimizer updates, by name."""
         return {name: held for name, held in self.parameters.items() if held.trained}
 
     @property
-    def computed(self) -> str:
+    def weight_dtype(self) -> str:
         """The number format that most of the weights have."""
         found = [held.weight.dtype for held in self.parameters.values()]
         return max(dict.fromkeys(found), key=found.count) if found else "F32"
@@ -224,16 +224,16 @@ def weights_of(source: Lazy, dtype: str | None) -> Lazy:
     are never converted.
     """
     return (
-        source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast(source, dtype)
+        source if dtype is None or not source.dtype.startswith(("F", "BF")) else cast_lazy(source, dtype)
     )
 
 
-def lost(path: str, message: str, effect: Effect) -> Finding:
+def loss_finding(path: str, message: str, effect: Effect) -> Finding:
     """Return a finding which says that a value of the source checkpoint is not kept."""
     return Finding(path, message, effect, given=True)
 
 
-def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+def find_misshapen_states(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
     """Yield a finding for each kind of optimizer state that the hub cannot hold, because its shape
     differs from the weight's, as with Adafactor's rows and columns. `states` are pairs of a
     parameter's name and a kind.
@@ -246,7 +246,7 @@ def unshaped(states: Iterable[tuple[str, str]]) -> Iterator[Finding]:
             f"{kind} of {len(found)} parameters, such as {found[0]}, has another shape than the weight, and "
             f"is not kept; the optimizer may fail to load without {kind}"
         )
-        yield lost(f"moments.{kind}", message, Effect.NUMBERS)
+        yield loss_finding(f"moments.{kind}", message, Effect.NUMBERS)
 
 
 def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], list[Finding]]:
@@ -257,20 +257,20 @@ def settings_of(row: Mapping[str, Any], where: str) -> tuple[dict[str, Plain], l
         key: value.whole().item() if isinstance(value, Lazy) and value.count == 1 else value
         for key, value in row.items()
     }
-    found, left = plain({key: value for key, value in numbers.items() if key != "params"}, where)
-    return listed(found), left
+    found, left = as_plain({key: value for key, value in numbers.items() if key != "params"}, where)
+    return tuples_to_lists(found), left
 
 
-def listed(value: Plain) -> Plain:
+def tuples_to_lists(value: Plain) -> Plain:
     """Return `value` with every tuple replaced by a list, so that settings of different stacks can
     be compared.
     """
     if isinstance(value, Mapping):
-        return {key: listed(inner) for key, inner in value.items()}
-    return [listed(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: tuples_to_lists(inner) for key, inner in value.items()}
+    return [tuples_to_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
+def as_plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
     """Return `value` with None for everything that is no plain value, and a finding for each value
     that was replaced. `where` is the path at which the paths in findings begin. Raises
     `SourceError` if `value` is nested too deeply or has too many values.
@@ -278,10 +278,10 @@ def plain(value: Any, where: str) -> tuple[Plain, list[Finding]]:
     left: list[Finding] = []
     # A pickle may refer to one list many times: a small file could unfold into values without end.
     budget = [MOST_VALUES]
-    return _plain(value, where, 0, budget, left), left
+    return _plain_within(value, where, 0, budget, left), left
 
 
-def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Finding]) -> Plain:
+def _plain_within(value: Any, where: str, depth: int, budget: list[int], left: list[Finding]) -> Plain:
     budget[0] -= 1
     if depth > DEEPEST or budget[0] < 0:
         raise SourceError(f"{where}: found too many values, or values nested too deeply; the file is damaged")
@@ -290,23 +290,23 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
     if isinstance(value, Mapping):
         # Keys too may be tuples, or records that are not plain.
         keys = (
-            (_plain(key, f"{where}, a key", depth + 1, budget, left), key, inner)
+            (_plain_within(key, f"{where}, a key", depth + 1, budget, left), key, inner)
             for key, inner in value.items()
         )
         return {
-            own: _plain(inner, f"{where}.{key}", depth + 1, budget, left)
+            own: _plain_within(inner, f"{where}.{key}", depth + 1, budget, left)
             for own, key, inner in keys
         }
     if isinstance(value, list | tuple | set | frozenset):
         found = [
-            _plain(inner, f"{where}.{number}", depth + 1, budget, left)
+            _plain_within(inner, f"{where}.{number}", depth + 1, budget, left)
             for number, inner in enumerate(value)
         ]
         return found if isinstance(value, list) else KINDS[type(value)](found)
     left.append(
-        lost(
+        loss_finding(
             where,
-            f"a value of type {_kind(value)}, which only the program that saved it can read, is not kept",
+            f"a value of type {_kind_of_value(value)}, which only the program that saved it can read, is not kept",
             Effect.NUMBERS,
         )
     )
@@ -316,7 +316,7 @@ def _plain(value: Any, where: str, depth: int, budget: list[int], left: list[Fin
 KINDS: Mapping[type, Callable[[list[Any]], Any]] = {tuple: tuple, set: set, frozenset: frozenset}
 
 
-def _kind(value: Any) -> str:
+def _kind_of_value(value: Any) -> str:
     if isinstance(value, Lazy):
         return "tensor"
     record: Record = value

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import SourceError
-from bridge.layout.shard import Box, boxes
+from bridge.layout.shard import Box, boxes_of_range
 
 if TYPE_CHECKING:
     import torch
@@ -215,7 +215,7 @@ transpose is read strip by strip, and must not be computed again for each strip.
 
 
 @dataclass(frozen=True)
-class Run:
+class ElementRun:
     """A run: the elements of a tensor from index `start` up to `stop`, in row-major order."""
 
     source: Lazy
@@ -230,7 +230,7 @@ class Run:
 class Joined(Lazy):
     """A tensor that consists of runs of other tensors, one after the other in row-major order."""
 
-    runs: Sequence[Run]
+    runs: Sequence[ElementRun]
     shape: Shape
     dtype: str
 
@@ -274,7 +274,7 @@ class Boxed(Lazy):
         found = torch.empty(max(0, stop - start), dtype=torch_type(self.dtype))
         at = 0
         # A run of elements is a few boxes: the rest of a row, whole rows, the beginning of a row.
-        for wanted in boxes(self.shape, start, stop):
+        for wanted in boxes_of_range(self.shape, start, stop):
             self._fill(found[at : at + prod(wanted.sizes)].view(wanted.sizes), wanted)
             at += prod(wanted.sizes)
         return found
@@ -340,7 +340,7 @@ class Held(Lazy):
         return self.tensor.reshape(-1)[start:stop]
 
 
-def cast(source: Lazy, dtype: str) -> Lazy:
+def cast_lazy(source: Lazy, dtype: str) -> Lazy:
     """Return `source` in the number format `dtype`."""
     return source if source.dtype == dtype else Cast(source, dtype)
 
@@ -349,7 +349,7 @@ STRIP = 2**22
 """Maximum number of bytes that are read, buffered or written at once."""
 
 
-def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
+def read_strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
     """Yield the elements of a tensor, or those from index `start` up to `stop`, in strips of at
     most `STRIP` bytes.
     """
@@ -359,7 +359,7 @@ def strips(source: Lazy, start: int = 0, stop: int | None = None) -> Iterator[Te
         yield source.flat(first, min(stop, first + step))
 
 
-def raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """Return the bytes of a tensor that is contiguous and on the CPU, without copying them."""
     import torch
 

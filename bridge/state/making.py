@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.state.files import File
 from bridge.state.hub import Hub
-from bridge.state.lazy import Lazy, Run, Span
+from bridge.state.lazy import ElementRun, Lazy, Span
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Made:
     files: tuple[str, ...]
 
 
-def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made, ...]]]:
+def tensors_by_file(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made, ...]]]:
     """Yield each file to write with the tensors of the source checkpoint that go into it, in order.
     Bytes that come from no tensor are left out.
     """
@@ -36,10 +36,10 @@ def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made,
     for file in files:
         found: dict[int, Lazy] = {}
         for part in file.parts:
-            if isinstance(part, Run):
-                found |= {id(held): held for held in _within(part, known)}
+            if isinstance(part, ElementRun):
+                found |= {id(held): held for held in _tensors_within(part, known)}
         rows = [
-            (known[key], held, sorted({path.name for path in _paths(held)}))
+            (known[key], held, sorted({path.name for path in _paths_within(held)}))
             for key, held in found.items()
         ]
         yield (
@@ -50,7 +50,7 @@ def made_of(hub: Hub, files: Sequence[File]) -> Iterator[tuple[File, tuple[Made,
         )
 
 
-def used(files: Sequence[File]) -> dict[Path, list[int]]:
+def offsets_by_file(files: Sequence[File]) -> dict[Path, list[int]]:
     """Return for each source file the offsets of the tensors that go into the files to write, in
     ascending order.
     """
@@ -59,39 +59,39 @@ def used(files: Sequence[File]) -> dict[Path, list[int]]:
     seen: set[int] = set()
     for file in files:
         for part in file.parts:
-            for span in _spans(part, seen) if isinstance(part, Run) else ():
+            for span in _spans_within(part, seen) if isinstance(part, ElementRun) else ():
                 found.setdefault(span.path, set()).add(span.begin)
     return {path: sorted(begins) for path, begins in found.items()}
 
 
-def _spans(value: Any, seen: set[int]) -> Iterator[Span]:
+def _spans_within(value: Any, seen: set[int]) -> Iterator[Span]:
     if isinstance(value, Span):
         yield value
     elif not isinstance(value, Lazy) or id(value) not in seen:
         seen.add(id(value))
-        for inner in _inside(value):
-            yield from _spans(inner, seen)
+        for inner in _values_within(value):
+            yield from _spans_within(inner, seen)
 
 
-def _within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
+def _tensors_within(value: Any, known: Mapping[int, tuple[str, str]]) -> Iterator[Lazy]:
     """Yield the checkpoint's tensors from which a lazy value is made. `known` maps Python's `id` of
     each tensor of the checkpoint to the tensor's name and kind.
     """
     if isinstance(value, Lazy) and id(value) in known:
         yield value
         return
-    for inner in _inside(value):
-        yield from _within(inner, known)
+    for inner in _values_within(value):
+        yield from _tensors_within(inner, known)
 
 
-def _paths(value: Any) -> Iterator[Path]:
+def _paths_within(value: Any) -> Iterator[Path]:
     if isinstance(value, Path):
         yield value
-    for inner in _inside(value):
-        yield from _paths(inner)
+    for inner in _values_within(value):
+        yield from _paths_within(inner)
 
 
-def _inside(value: Any) -> Iterator[Any]:
+def _values_within(value: Any) -> Iterator[Any]:
     """Yield the values inside a lazy value, such as other lazy values, runs, boxes, and paths."""
     if isinstance(value, list | tuple):
         yield from value

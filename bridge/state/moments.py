@@ -13,7 +13,7 @@ from typing import Any
 
 from bridge.findings import Finding
 from bridge.rules import Effect
-from bridge.state.hub import Hub, Parameter, lost
+from bridge.state.hub import Hub, Parameter, loss_finding
 
 FIRST, SECOND, LARGEST = "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
 SAMPLE = 2**16
@@ -24,15 +24,15 @@ checked, because v may be too small for fp32.
 """
 
 
-def impossible(hub: Hub) -> Iterator[Finding]:
+def find_impossible(hub: Hub) -> Iterator[Finding]:
     """Yield a finding for each parameter whose two moments cannot come from one run of Adam with
     the betas in the checkpoint.
     """
     known = {name: group.settings for group in hub.groups for name in group.names}
-    for name, held in hub.trained.items():
-        bound = _bound(held, known.get(name, hub.settings), hub.where.steps)
-        if bound is not None and (times := _beyond(held, bound)) > 1:
-            yield lost(
+    for name, held in hub.trainable_parameters.items():
+        bound = _moment_bound(held, known.get(name, hub.settings), hub.where.steps)
+        if bound is not None and (times := _ratio_to_bound(held, bound)) > 1:
+            yield loss_finding(
                 f"moments.{name}",
                 f"{FIRST} is up to {times**0.5:.3g} times the largest value that Adam can reach with this "
                 f"{SECOND}: one of the two moments is of another parameter or run, or the betas changed; the "
@@ -41,7 +41,7 @@ def impossible(hub: Hub) -> Iterator[Finding]:
             )
 
 
-def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
+def _moment_bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> float | None:
     """Return the bound K for the number of updates that a parameter's moments have seen. Return
     None if they are not moments of Adam in fp32, or if the betas or the number of updates
     are unknown.
@@ -64,7 +64,7 @@ def _bound(held: Parameter, settings: Mapping[str, Any], steps: int | None) -> f
     return float((1 - first) ** 2 / (1 - second) * (1 - ratio**step) / (1 - ratio))
 
 
-def _beyond(held: Parameter, bound: float) -> float:
+def _ratio_to_bound(held: Parameter, bound: float) -> float:
     """Return the largest m^2 / (K * v) in the checked elements, after the share that rounding
     explains is taken off; `bound` is K. The result is infinite if v is 0 in an element in which m
     is not 0.

@@ -13,13 +13,13 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from bridge import stacks
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError, nearest
 from bridge.findings import Finding
 from bridge.lifting import lift
 from bridge.rules import Effect
-from bridge.state.hub import Group, Hub, Model, Parameter, lost
-from bridge.state.lazy import Joined, Lazy, Run, Turned
+from bridge.state.hub import Hub, Model, Parameter, ParameterGroup, loss_finding
+from bridge.state.lazy import ElementRun, Joined, Lazy, Turned
 
 if TYPE_CHECKING:
     from bridge.dialect import Config
@@ -31,7 +31,7 @@ NEUTRAL = "neutral"
 
 
 @dataclass(frozen=True)
-class Block:
+class NameBlock:
     """A block: the rows of a neutral parameter from index `first` up to `last`."""
 
     name: str
@@ -48,7 +48,7 @@ class Theirs:
 
     name: str
     shape: Shape
-    blocks: tuple[Block, ...]
+    blocks: tuple[NameBlock, ...]
     turned: bool = False
 
     @property
@@ -63,7 +63,7 @@ class Theirs:
 
 
 @dataclass(frozen=True)
-class Row:
+class NameRow:
     """A row of a family's table: how the family calls a parameter, and the neutral parameters that
     are stacked in it.
 
@@ -83,11 +83,11 @@ class Row:
     gated: bool | None = None
 
 
-def rows(pairs: Mapping[str, str], **options: bool) -> tuple[Row, ...]:
+def one_to_one_rows(pairs: Mapping[str, str], **options: bool) -> tuple[NameRow, ...]:
     """Return rows that map one parameter each. `pairs` has a family's name of a parameter and the
     neutral name.
     """
-    return tuple(Row(theirs, (ours,), **options) for theirs, ours in pairs.items())
+    return tuple(NameRow(theirs, (ours,), **options) for theirs, ours in pairs.items())
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,14 @@ class Table:
     """
 
     family: str
-    first: tuple[Row, ...]
-    layer: tuple[Row, ...]
-    last: tuple[Row, ...]
+    first: tuple[NameRow, ...]
+    layer: tuple[NameRow, ...]
+    last: tuple[NameRow, ...]
     ignored: str = r"(?!)"
     tied: tuple[str, str] | None = None
 
     @property
-    def all(self) -> tuple[Row, ...]:
+    def all(self) -> tuple[NameRow, ...]:
         """Every row."""
         return (*self.first, *self.layer, *self.last)
 
@@ -125,13 +125,13 @@ class Naming(ABC):
     def tables(self) -> Sequence[Table]:
         """Return the tables of all families, the most specific family first."""
 
-    def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+    def describe_model(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
         """Return the family of the model that a config describes, and a sentence for each reason
         why its parameters cannot be renamed.
         """
         return None, ()
 
-    def carried(self, hub: Hub) -> Model | None:
+    def carry_facts(self, hub: Hub) -> Model | None:
         """Return the facts about a model of this stack if a checkpoint of another format holds
         them; else None.
         """
@@ -144,14 +144,14 @@ class Naming(ABC):
         return next((table for table in self.tables() if _all_known(table, shapes)), None)
 
     @abstractmethod
-    def written(self, shapes: Shapes, facts: Model) -> Table:
+    def table_for_shapes(self, shapes: Shapes, facts: Model) -> Table:
         """Return the table of the family whose names these neutral parameters get. Raises
         `SourceError` if there is no such family.
         """
 
 
 @cache
-def _pattern(template: str) -> re.Pattern[str]:
+def _template_pattern(template: str) -> re.Pattern[str]:
     escaped = re.escape(template)
     for name in ("layer", "expert"):
         escaped = escaped.replace(rf"\{{{name}\}}", rf"(?P<{name}>\d+)", 1)
@@ -159,14 +159,14 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 @cache
-def _ignored(table: Table) -> re.Pattern[str]:
+def _ignore_pattern(table: Table) -> re.Pattern[str]:
     return re.compile(table.ignored)
 
 
 def _all_known(table: Table, shapes: Shapes) -> bool:
     return bool(shapes) and all(
-        _ignored(table).fullmatch(name)
-        or any(_pattern(row.theirs).fullmatch(name) for row in table.all)
+        _ignore_pattern(table).fullmatch(name)
+        or any(_template_pattern(row.theirs).fullmatch(name) for row in table.all)
         for name in shapes
     )
 
@@ -185,20 +185,20 @@ class Neutral(Naming):
         """
         ours = {
             name: name
-            for naming in _stacks().values()
+            for naming in _stack_namings().values()
             for table in naming.tables()
             for row in table.all
             for name in row.ours
         }
         parts = {
-            name: [row for row in rows(ours) if name in row.theirs] for name in ("block", "head.")
+            name: [row for row in one_to_one_rows(ours) if name in row.theirs] for name in ("block", "head.")
         }
         first = [
-            row for row in rows(ours) if row not in parts["block"] and row not in parts["head."]
+            row for row in one_to_one_rows(ours) if row not in parts["block"] and row not in parts["head."]
         ]
         return (Table("neutral model", tuple(first), tuple(parts["block"]), tuple(parts["head."])),)
 
-    def written(self, shapes: Shapes, facts: Model) -> Table:
+    def table_for_shapes(self, shapes: Shapes, facts: Model) -> Table:
         """Every model."""
         return self.tables()[0]
 
@@ -206,20 +206,20 @@ class Neutral(Naming):
 # Reading: theirs, made of neutral rows
 
 
-def read(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
+def read_names(naming: Naming, table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
     """Return the parameters of a checkpoint of this family, each with the neutral rows of which it
     consists. Raises `SourceError` if a shape does not fit.
     """
     sizes = _Sizes(naming, shapes, facts)
     found = []
     for name, shape in shapes.items():
-        if not _ignored(table).fullmatch(name):
-            matches = ((row, _pattern(row.theirs).fullmatch(name)) for row in table.all)
+        if not _ignore_pattern(table).fullmatch(name):
+            matches = ((row, _template_pattern(row.theirs).fullmatch(name)) for row in table.all)
             # Two rows may have one name, for layers with and without a gate.
             row, match = next(
                 (row, match)
                 for row, match in matches
-                if match and row.gated in (None, sizes.gated(name))
+                if match and row.gated in (None, sizes.is_gated(name))
             )
             found.append(
                 Theirs(
@@ -242,7 +242,7 @@ class _Sizes:
     shapes: Shapes
     facts: Model
 
-    def gated(self, name: str) -> bool:
+    def is_gated(self, name: str) -> bool:
         """Return whether an MLP is gated; `name` is its first matrix. It is gated if this matrix
         has twice as many rows as the second matrix has columns.
         """
@@ -251,25 +251,25 @@ class _Sizes:
         )
         return bool(second) and self.shapes[name][0] == 2 * second[-1]
 
-    def blocks(self, row: Row, match: re.Match[str], name: str, shape: Shape) -> Iterator[Block]:
+    def blocks(self, row: NameRow, match: re.Match[str], name: str, shape: Shape) -> Iterator[NameBlock]:
         """Yield the blocks of neutral rows of which a family's parameter consists, in order."""
         given = {key: value for key, value in match.groupdict().items() if value is not None}
         height = shape[1] if row.turned and len(shape) == 2 else shape[0]
         if row.heads:
-            yield from self._heads([_named(ours, given) for ours in row.ours], name, height)
+            yield from self._heads([_fill_template(ours, given) for ours in row.ours], name, height)
         elif row.stacked:
             for expert in range(shape[0]):
-                yield from _equal(
-                    [_named(ours, {**given, "expert": str(expert)}) for ours in row.ours],
+                yield from _equal_blocks(
+                    [_fill_template(ours, {**given, "expert": str(expert)}) for ours in row.ours],
                     shape[1],
                     name,
                 )
         elif row.padded and self.facts.vocab and self.facts.vocab < height:
-            yield Block(_named(row.ours[0], given), 0, self.facts.vocab)
+            yield NameBlock(_fill_template(row.ours[0], given), 0, self.facts.vocab)
         else:
-            yield from _equal([_named(ours, given) for ours in row.ours], height, name)
+            yield from _equal_blocks([_fill_template(ours, given) for ours in row.ours], height, name)
 
-    def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[Block]:
+    def _heads(self, ours: Sequence[str], name: str, height: int) -> Iterator[NameBlock]:
         """Yield the blocks of queries, key and value, one group of attention heads after the
         other. Raises `SourceError` if the number of rows does not fit the number of groups.
         """
@@ -288,23 +288,23 @@ class _Sizes:
                 f"{name}: found {height} rows, which do not fit {groups} groups of heads and an output of {queries}"
                 " columns; name the right config with --config"
             )
-        yield from interleaved(ours, queries // groups, width, groups)
+        yield from interleave_blocks(ours, queries // groups, width, groups)
 
 
-def interleaved(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[Block]:
+def interleave_blocks(ours: Sequence[str], queries: int, width: int, groups: int) -> Iterator[NameBlock]:
     """Yield the blocks of a tensor that holds, for each group of attention heads, `queries` rows
     of queries, `width` rows of the key and `width` rows of the value.
     """
     for group in range(groups):
         for name, size in zip(ours, (queries, width, width), strict=True):
-            yield Block(name, group * size, (group + 1) * size)
+            yield NameBlock(name, group * size, (group + 1) * size)
 
 
-def _named(template: str, given: Mapping[str, str]) -> str:
+def _fill_template(template: str, given: Mapping[str, str]) -> str:
     return template.format_map(given)
 
 
-def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
+def _equal_blocks(ours: Sequence[str], height: int, name: str) -> Iterator[NameBlock]:
     """Yield a block for each of several neutral parameters that are stacked, all with the same
     number of rows. Raises `SourceError` if the rows cannot be divided so.
     """
@@ -313,23 +313,23 @@ def _equal(ours: Sequence[str], height: int, name: str) -> Iterator[Block]:
         raise SourceError(
             f"{name}: found {height} rows, expected {len(ours)} parts with equal numbers of rows; the checkpoint is damaged"
         )
-    yield from (Block(our, 0, part) for our in ours)
+    yield from (NameBlock(our, 0, part) for our in ours)
 
 
 # Writing: theirs, of neutral parameters that are there
 
 
-def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
+def write_names(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
     """Return the parameters that a family makes of these neutral parameters, in the family's
     order. Raises `SourceError` for a neutral parameter that the family does not have.
     """
     layers = sorted(
         {int(match[1]) for name in shapes if (match := re.match(r"block(\d+)\.", name))}
     )
-    found = [*_section(table.first, {}, shapes, facts)]
+    found = [*_section_parameters(table.first, {}, shapes, facts)]
     for layer in layers:
-        found += _section(table.layer, {"layer": str(layer)}, shapes, facts)
-    found += _section(table.last, {}, shapes, facts)
+        found += _section_parameters(table.layer, {"layer": str(layer)}, shapes, facts)
+    found += _section_parameters(table.last, {}, shapes, facts)
     used = {block.name for theirs in found for block in theirs.blocks}
     SourceError.raise_if(
         f"{name}: a {table.family} does not have this parameter; choose other names with --names"
@@ -339,8 +339,8 @@ def write(table: Table, shapes: Shapes, facts: Model) -> list[Theirs]:
     return found
 
 
-def _section(
-    section: Sequence[Row], given: Mapping[str, str], shapes: Shapes, facts: Model
+def _section_parameters(
+    section: Sequence[NameRow], given: Mapping[str, str], shapes: Shapes, facts: Model
 ) -> Iterator[Theirs]:
     """Yield the parameters of one section of a table, in the model's order. If several rows about
     experts follow each other, all of them are used for the first expert, then for the next one.
@@ -352,20 +352,20 @@ def _section(
         end = at + 1
         while end < len(section) and of_expert and "{expert}" in section[end].theirs:
             end += 1
-        for expert in _experts(section[at:end], given, shapes) if of_expert else [None]:
+        for expert in _expert_numbers(section[at:end], given, shapes) if of_expert else [None]:
             names = {**given, **({} if expert is None else {"expert": expert})}
             for row in section[at:end]:
                 for kind in KINDS if "{kind}" in row.ours[0] else ("",):
-                    theirs = _made(row, {**names, "kind": kind}, shapes, facts)
+                    theirs = _make_parameter(row, {**names, "kind": kind}, shapes, facts)
                     if theirs is not None and theirs.name not in taken:
                         taken.add(theirs.name)
                         yield theirs
         at = end
 
 
-def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -> list[str]:
+def _expert_numbers(section: Sequence[NameRow], given: Mapping[str, str], shapes: Shapes) -> list[str]:
     """Return the numbers of the experts in a layer, as they stand in names, in ascending order."""
-    pattern = _pattern(
+    pattern = _template_pattern(
         section[0].ours[0].replace("{layer}", given.get("layer", "")).replace("{kind}", "weight")
     )
     return sorted(
@@ -373,28 +373,28 @@ def _experts(section: Sequence[Row], given: Mapping[str, str], shapes: Shapes) -
     )
 
 
-def _made(row: Row, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
+def _make_parameter(row: NameRow, given: Mapping[str, str], shapes: Shapes, facts: Model) -> Theirs | None:
     """Return the parameter that a row makes of neutral parameters; None if one of these is
     missing.
     """
     if row.stacked:
-        numbers = _experts([row], given, shapes)
+        numbers = _expert_numbers([row], given, shapes)
         ours = [
-            _named(name, {**given, "expert": number}) for number in numbers for name in row.ours
+            _fill_template(name, {**given, "expert": number}) for number in numbers for name in row.ours
         ]
     else:
-        ours = [_named(name, given) for name in row.ours]
+        ours = [_fill_template(name, given) for name in row.ours]
     if not ours or not all(name in shapes for name in ours):
         return None
-    return _theirs(row, _named(row.theirs, given), [shapes[name] for name in ours], ours, facts)
+    return _their_parameter(row, _fill_template(row.theirs, given), [shapes[name] for name in ours], ours, facts)
 
 
-def _theirs(
-    row: Row, name: str, sizes: Sequence[Shape], ours: Sequence[str], facts: Model
+def _their_parameter(
+    row: NameRow, name: str, sizes: Sequence[Shape], ours: Sequence[str], facts: Model
 ) -> Theirs:
     height, rest = sum(size[0] for size in sizes), sizes[0][1:]
-    blocks: Iterable[Block] = (
-        Block(our, 0, size[0]) for our, size in zip(ours, sizes, strict=True)
+    blocks: Iterable[NameBlock] = (
+        NameBlock(our, 0, size[0]) for our, size in zip(ours, sizes, strict=True)
     )
     if row.heads:
         groups = facts.kv_heads
@@ -405,7 +405,7 @@ def _theirs(
                 else f"{groups} groups of attention heads do not divide the {sizes[1][0]} rows of the keys"
             )
             raise SourceError(f"{name}: {problem}; name the model's config with --config")
-        blocks = interleaved(ours, sizes[0][0] // groups, sizes[1][0] // groups, groups)
+        blocks = interleave_blocks(ours, sizes[0][0] // groups, sizes[1][0] // groups, groups)
     if row.stacked:
         experts = len(ours) // len(row.ours)
         return Theirs(name, (experts, height // experts, *rest), tuple(blocks))
@@ -436,20 +436,20 @@ def neutral_shapes(found: Sequence[Theirs]) -> dict[str, Shape]:
     return shapes
 
 
-def known() -> Mapping[str, Naming]:
+def all_namings() -> Mapping[str, Naming]:
     """Return all namings by name."""
-    return {**_stacks(), NEUTRAL: Neutral()}
+    return {**_stack_namings(), NEUTRAL: Neutral()}
 
 
-def _stacks() -> dict[str, Naming]:
+def _stack_namings() -> dict[str, Naming]:
     return {naming.name: naming for name in stacks.OWN for naming in stacks.load(name).namings}
 
 
-def named(name: str) -> Naming:
+def naming_of_name(name: str) -> Naming:
     """Return the naming `name`. If there is none, raise a `SourceError` that suggests a similar
     name.
     """
-    found = known()
+    found = all_namings()
     if name not in found:
         raise SourceError(
             f"--names: found {name}, expected one of {', '.join(found)}{nearest(name, found)}"
@@ -467,41 +467,41 @@ class Recognised:
     table: Table
 
 
-def _tried(hub: Hub) -> Recognised | None:
+def _try_namings(hub: Hub) -> Recognised | None:
     """Return the naming and the family that have all names in a checkpoint; None if there are
     none.
     """
-    shapes = _shapes(hub)
-    found = ((naming, naming.family(shapes)) for naming in known().values())
+    shapes = _shapes_by_name(hub)
+    found = ((naming, naming.family(shapes)) for naming in all_namings().values())
     return next((Recognised(naming, table) for naming, table in found if table is not None), None)
 
 
-def recognised(hub: Hub) -> Recognised:
+def recognise_names(hub: Hub) -> Recognised:
     """Return the naming and the family that have all names in a checkpoint. If there are none,
     raise a `SourceError` with a name that the nearest family does not have.
     """
-    found, shapes = _tried(hub), _shapes(hub)
+    found, shapes = _try_namings(hub), _shapes_by_name(hub)
     if found is not None:
         return found
     # The family that knows most of the names: what it lacks is most likely what is odd about this
     # model.
     closest = max(
-        ((naming, table) for naming in known().values() for table in naming.tables()),
+        ((naming, table) for naming in all_namings().values() for table in naming.tables()),
         key=lambda pair: sum(_all_known(pair[1], {name: shape}) for name, shape in shapes.items()),
     )
     odd = [name for name, shape in shapes.items() if not _all_known(closest[1], {name: shape})]
     rest = len(odd) - 1
     more = f" and {rest} more" if rest else ""
     raise SourceError(
-        f"{shown(odd[0])}{more}: no known family of models has parameters of this name (the nearest family is "
+        f"{show_value(odd[0])}{more}: no known family of models has parameters of this name (the nearest family is "
         f"{closest[1].family}); keep the checkpoint's own names"
     )
 
 
-def described(config: Config) -> Model:
+def describe_config(config: Config) -> Model:
     """Return what a config says about its model that names and shapes of parameters do not show."""
     model = lift(config).model
-    found = [naming.described(config) for naming in config.dialect.namings]
+    found = [naming.describe_model(config) for naming in config.dialect.namings]
     family = next((family for family, _ in found if family), None)
     refused = tuple(dict.fromkeys(line for _, lines in found for line in lines))
     return Model(model.kv_heads or model.heads, model.vocab, family, refused)
@@ -511,108 +511,108 @@ def model_of(hub: Hub) -> Model:
     """Return what a checkpoint says about its model that names and shapes of parameters do not
     show.
     """
-    carried = (naming.carried(hub) for naming in known().values())
+    carried = (naming.carry_facts(hub) for naming in all_namings().values())
     return hub.model or next((model for model in carried if model is not None), Model())
 
 
-def fitting(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
+def naming_that_fits(hub: Hub, wanted: str | None, usual: str | None, model: Model) -> Hub:
     """Return the checkpoint with its parameters renamed to the naming `wanted`. If `wanted` is
     None, rename them to `usual`, the naming that the format's readers expect, but only if the
     present names belong to another stack. Raises `SourceError` if they cannot be renamed.
     """
     if wanted is None and usual is None:
         return hub
-    target = named(wanted or usual or "")
+    target = naming_of_name(wanted or usual or "")
     if wanted is None:
-        known_as = _tried(hub)
+        known_as = _try_namings(hub)
         if known_as is None or known_as.naming.stack in ("", target.stack):
             return hub
-    return renamed(hub, target, model)
+    return rename_parameters(hub, target, model)
 
 
-def under(
+def rename_under(
     hub: Hub,
     wanted: str | None,
     usual: str | None,
     config: Callable[[], Config | None],
     told: bool = False,
 ) -> Hub:
-    """Return the checkpoint that `fitting` returns, with the facts about the model that were used.
+    """Return the checkpoint that `naming_that_fits` returns, with the facts about the model that were used.
     They come from the checkpoint or, if the checkpoint lacks them or `told` is true, from the
     config that `config` returns.
     """
     found = model_of(hub)
     said = config() if told or found.kv_heads is None else None
-    facts = found if said is None else described(said)
-    return fitting(replace(hub, model=None if facts == Model() else facts), wanted, usual, facts)
+    facts = found if said is None else describe_config(said)
+    return naming_that_fits(replace(hub, model=None if facts == Model() else facts), wanted, usual, facts)
 
 
-def _shapes(hub: Hub) -> dict[str, Shape]:
+def _shapes_by_name(hub: Hub) -> dict[str, Shape]:
     ties = {alias: hub.parameters[name].weight.shape for alias, name in hub.ties.items()}
     return {**{name: held.weight.shape for name, held in hub.parameters.items()}, **ties}
 
 
-def renamed(hub: Hub, target: Naming, facts: Model) -> Hub:
+def rename_parameters(hub: Hub, target: Naming, facts: Model) -> Hub:
     """Return the checkpoint with its parameters renamed to the naming `target`. Weights, masters
     and moments are stacked and transposed as this naming requires. Raises `SourceError` if the
     names are unknown, or if parameters that the optimizer treats differently would be joined.
     """
-    source = recognised(hub)
+    source = recognise_names(hub)
     SourceError.raise_if(
         f"{line}; its parameters cannot be renamed, so keep the checkpoint's own names"
         for line in facts.refused
     )
-    shapes = _shapes(hub)
-    left = [name for name in shapes if _ignored(source.table).fullmatch(name)]
-    pieces = read(source.naming, source.table, shapes, facts)
+    shapes = _shapes_by_name(hub)
+    left = [name for name in shapes if _ignore_pattern(source.table).fullmatch(name)]
+    pieces = read_names(source.naming, source.table, shapes, facts)
     sizes = neutral_shapes(pieces)
     places = {block.name: theirs for theirs in pieces for block in theirs.blocks}
     aliases = {name for name, theirs in places.items() if theirs.name in hub.ties}
-    table = target.written(sizes, facts)
-    made = write(table, sizes, facts)
+    table = target.table_for_shapes(sizes, facts)
+    made = write_names(table, sizes, facts)
     # A tied parameter is laid out once. Its other name comes back as a tie, if the target keeps
     # both.
     neutral = {
-        name: _neutral(name, sizes[name], places[name], hub)
+        name: _neutral_parameter(name, sizes[name], places[name], hub)
         for name in sizes
         if name not in aliases
     }
     own = [theirs for theirs in made if not {block.name for block in theirs.blocks} & aliases]
-    parameters = {theirs.name: _joined(theirs, neutral) for theirs in own}
+    parameters = {theirs.name: _join_parameter(theirs, neutral) for theirs in own}
     return replace(
         hub,
         parameters=parameters,
-        ties=dict(_ties(hub, made, places, table, parameters)),
+        ties=dict(_rename_ties(hub, made, places, table, parameters)),
         buffers={},
         ordered=True,
-        groups=tuple(_groups(hub, own, places)),
-        findings=(*hub.findings, *_left(hub, left), *_padding(pieces)),
+        groups=tuple(_rename_groups(hub, own, places)),
+        findings=(*hub.findings, *_find_ignored_tensors(hub, left), *_find_padding(pieces)),
     )
 
 
-def _neutral(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
+def _neutral_parameter(name: str, shape: Shape, theirs: Theirs, hub: Hub) -> Parameter:
     """Return the neutral parameter `name`, cut out of the family's parameter that contains it."""
     held = hub.parameters[theirs.name]
 
-    def taken(source: Lazy) -> Lazy:
+    def take_rows(source: Lazy) -> Lazy:
         straight = Turned(source) if theirs.turned else source
         runs, at = [], 0
         for block in theirs.blocks:
             size = (block.last - block.first) * theirs.width
             if block.name == name:
-                runs.append(Run(straight, at, at + size))
+                runs.append(ElementRun(straight, at, at + size))
             at += size
-        return _whole(runs, shape, source.dtype)
+        return _tensor_of_runs(runs, shape, source.dtype)
 
     return replace(
         held,
-        weight=taken(held.weight),
-        master=held.master and taken(held.master),
-        moments={kind: taken(moment) for kind, moment in held.moments.items()},
+        weight=take_rows(held.weight),
+        master=held.master and take_rows(held.master),
+        moments={kind: take_rows(moment) for kind, moment in held.moments.items()},
     )
 
 
-def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
+def _tensor_of_runs(runs: Sequence[ElementRun], shape: Shape, dtype: str) -> Lazy:
     """Return one tensor that consists of these runs. If there is only one run, and it covers a
     whole tensor of this shape, return that tensor itself.
     """
@@ -621,7 +621,7 @@ def _whole(runs: Sequence[Run], shape: Shape, dtype: str) -> Lazy:
     return Joined(tuple(runs), shape, dtype)
 
 
-def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
+def _join_parameter(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
     """Return a family's parameter, joined from neutral parameters. Raises `SourceError` if the
     optimizer treats these differently.
     """
@@ -641,8 +641,8 @@ def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
         for block in theirs.blocks:
             source = kind(held[block.name])
             width = prod(source.shape[1:])
-            runs.append(Run(source, block.first * width, block.last * width))
-        found = _whole(runs, flat, runs[0].source.dtype)
+            runs.append(ElementRun(source, block.first * width, block.last * width))
+        found = _tensor_of_runs(runs, flat, runs[0].source.dtype)
         return Turned(found) if theirs.turned else found
 
     # A parameter without a master is its own: the others' masters need a counterpart in the same
@@ -652,15 +652,15 @@ def _joined(theirs: Theirs, neutral: Mapping[str, Parameter]) -> Parameter:
         first,
         weight=put(lambda parameter: parameter.weight),
         master=put(lambda parameter: parameter.best) if masters else None,
-        moments={kind: put(_moment(kind)) for kind in first.moments},
+        moments={kind: put(_moment_getter(kind)) for kind in first.moments},
     )
 
 
-def _moment(kind: str) -> Callable[[Parameter], Lazy]:
+def _moment_getter(kind: str) -> Callable[[Parameter], Lazy]:
     return lambda parameter: parameter.moments[kind]
 
 
-def _ties(
+def _rename_ties(
     hub: Hub,
     made: Sequence[Theirs],
     places: Mapping[str, Theirs],
@@ -674,7 +674,7 @@ def _ties(
         yield table.tied
 
 
-def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[Group]:
+def _rename_groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> Iterator[ParameterGroup]:
     """Yield the optimizer's groups with the new names of parameters, in the order of the renamed
     model. Raises `SourceError` if parameters of several groups would be joined.
     """
@@ -696,16 +696,16 @@ def _groups(hub: Hub, made: Sequence[Theirs], places: Mapping[str, Theirs]) -> I
     )
 
 
-def _left(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
+def _find_ignored_tensors(hub: Hub, ignored: Sequence[str]) -> Iterator[Finding]:
     """Yield a finding if tensors are left out because the model computes them itself."""
     names = [*ignored, *hub.buffers]
     if names:
         listed = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         message = f"{listed}: these buffers are left out, because the model computes them itself"
-        yield lost("buffers", message, Effect.NONE)
+        yield loss_finding("buffers", message, Effect.NONE)
 
 
-def _padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:
+def _find_padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:
     for theirs in pieces:
         rows = theirs.shape[0] - sum(block.last - block.first for block in theirs.blocks)
         if not theirs.turned and len(theirs.shape) < 3 and rows:
@@ -713,4 +713,4 @@ def _padding(pieces: Sequence[Theirs]) -> Iterator[Finding]:
                 f"{rows} rows of {theirs.name} are padding of the vocabulary and are left out, though the logits"
                 " of these rows take part in the loss"
             )
-            yield lost("vocabulary", message, Effect.NUMBERS)
+            yield loss_finding("vocabulary", message, Effect.NUMBERS)

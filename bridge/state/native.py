@@ -11,29 +11,29 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import digests, parts, schema, tagged
 from bridge.state.files import File
 from bridge.state.folder import LATEST
-from bridge.state.formats import Format, Wanted, Written, pointed
+from bridge.state.formats import Format, PlannedFiles, Wanted, pointer_target
 from bridge.state.hub import (
-    Group,
     Hub,
     Model,
     Origin,
     Parameter,
+    ParameterGroup,
     Scale,
     Where,
-    listed,
-    lost,
+    loss_finding,
+    tuples_to_lists,
     weights_of,
 )
 from bridge.state.lazy import Boxed, Held, Lazy, Placed
 from bridge.state.safe import file_of as safetensors
-from bridge.state.safe import header
+from bridge.state.safe import read_header
 from bridge.state.schema import FORMAT, STATE, State
 
 WEIGHTS, BUFFERS, GENERATORS = "weights", "buffers", "generators"
@@ -63,19 +63,19 @@ class Checkpoint:
         """Read the small files of the checkpoint in `folder`. Raises `SourceError` if they are
         damaged or of another release, or if a link leads out of `root`.
         """
-        state = schema.read(folder, root)
+        state = schema.read_state(folder, root)
         if state.format != FORMAT:
             raise SourceError(
                 f"{folder / STATE}: found format {state.format}, expected {FORMAT}; load this checkpoint with the release"
                 " that wrote it"
             )
-        found = digests.read(folder, root)
+        found = digests.read_digests(folder, root)
         expected = {STATE, *map(file_of, range(state.world))}
         if set(found) != expected:
             name = min(set(found) ^ expected)
             what = "found no line for" if name in expected else "found a line for"
             raise SourceError(
-                f"{folder / digests.SUMS}: {what} {shown(name)} in a checkpoint of {state.world} ranks; the"
+                f"{folder / digests.SUMS}: {what} {show_value(name)} in a checkpoint of {state.world} ranks; the"
                 " checkpoint is damaged"
             )
         return cls(folder, root, state, found)
@@ -88,7 +88,7 @@ class Checkpoint:
         # Every rank of a run that loads takes its own share, so that together they read each file
         # once.
         names = [STATE, *(file_of(rank) for rank in range(share, self.state.world, shares))]
-        digests.verify(self.folder, self.root, names, self.digests)
+        digests.verify_digests(self.folder, self.root, names, self.digests)
 
     def tensors(self) -> dict[str, Sequence[parts.Stored]]:
         """Return the stored parts of every tensor by the tensor's name. Raises `SourceError`
@@ -97,14 +97,14 @@ class Checkpoint:
         found: dict[str, list[parts.Stored]] = {name: [] for name in self.state.tensors}
         for rank in range(self.state.world):
             path = self.folder / file_of(rank)
-            for part in parts.stored(path, self.root):
+            for part in parts.read_parts(path, self.root):
                 if part.name not in found:
                     raise SourceError(
-                        f"{path}: found the tensor {shown(part.name)}, which {STATE} does not list; the checkpoint is damaged"
+                        f"{path}: found the tensor {show_value(part.name)}, which {STATE} does not list; the checkpoint is damaged"
                     )
                 found[part.name].append(part)
         problems = (
-            parts.whole(name, self.state.tensors[name], saved) for name, saved in found.items()
+            parts.check_cover(name, self.state.tensors[name], saved) for name, saved in found.items()
         )
         SourceError.raise_if(
             f"{self.folder}: {problem}; the checkpoint is damaged"
@@ -124,7 +124,7 @@ class Native(Format):
         """Return `folder`, or the folder in it that the file `latest` names; None if that is no
         checkpoint of this format.
         """
-        place = pointed(folder, LATEST)
+        place = pointer_target(folder, LATEST)
         return place if place is not None and (place / STATE).is_file() else None
 
     def read(self, place: Path) -> Hub:
@@ -133,19 +133,19 @@ class Native(Format):
         """
         checkpoint = Checkpoint.open(place, place)
         checkpoint.tensors()  # raises `SourceError` for parts that are missing or overlap
-        state, tensors = checkpoint.state, _tensors(checkpoint)
+        state, tensors = checkpoint.state, _checkpoint_tensors(checkpoint)
         kinds = [
             kind
             for kind in dict.fromkeys(name.split("/")[0] for name in tensors)
             if kind not in (BUFFERS, GENERATORS)
         ]
         parameters = {
-            name.partition("/")[2]: _parameter(name.partition("/")[2], tensors, kinds, state)
+            name.partition("/")[2]: _build_parameter(name.partition("/")[2], tensors, kinds, state)
             for name in tensors
             if name.startswith(f"{WEIGHTS}/")
         }
         files = (place / STATE, *(place / file_of(rank) for rank in range(state.world)))
-        model = _carried(state, "model", None)
+        model = _carry_value(state, "model", None)
         hub = Hub(
             Origin(self.name, layout={"ranks": state.world}, files=files),
             parameters,
@@ -154,34 +154,34 @@ class Native(Format):
                 for name, held in tensors.items()
                 if name.startswith(f"{BUFFERS}/0/")
             },
-            {str(name): str(of) for name, of in _carried(state, "ties", {}).items()},
+            {str(name): str(of) for name, of in _carry_value(state, "ties", {}).items()},
             ordered=True,
             groups=tuple(
-                Group(tuple(row["names"]), row["settings"]) for row in _carried(state, "groups", [])
+                ParameterGroup(tuple(row["names"]), row["settings"]) for row in _carry_value(state, "groups", [])
             ),
-            where=Where(**_figures(state)),
-            schedule=_carried(state, "schedule", None),
-            scale=_scale(state),
-            random=_random(state, tensors),
-            client=tagged.decoded(state.client),
-            config=_carried(state, "config", None),
+            where=Where(**_where_fields(state)),
+            schedule=_carry_value(state, "schedule", None),
+            scale=_loss_scale(state),
+            random=_generator_states(state, tensors),
+            client=tagged.decode_value(state.client),
+            config=_carry_value(state, "config", None),
             model=None
             if model is None
             else Model(**{**model, "refused": tuple(model.get("refused") or ())}),
-            findings=tuple(_copies(state)),
+            findings=tuple(_find_other_copies(state)),
         )
-        return _adopted(hub)
+        return _adopt_own_state(hub)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files that one rank would write. The engine can load them with any layout of
         ranks.
         """
         tag = f"step{hub.where.steps or 0}"
-        tensors = dict(_laid(hub))
+        tensors = dict(_tensors_by_file_name(hub))
         text = json.dumps(
-            _state(hub, {name: held.shape for name, held in tensors.items()}), indent=1
+            _state_to_write(hub, {name: held.shape for name, held in tensors.items()}), indent=1
         )
-        schema.parse(text, Path(STATE))
+        schema.parse_state(text, Path(STATE))
         keyed = {
             f"{name}@{','.join('0' for _ in held.shape)}": held for name, held in tensors.items()
         }
@@ -190,14 +190,14 @@ class Native(Format):
             File(f"{tag}/{STATE}", (text.encode(),)),
             File(LATEST, (tag.encode(),)),
         )
-        return Written(files, f"{tag}/{digests.SUMS}", tuple(_unsaid(hub)))
+        return PlannedFiles(files, f"{tag}/{digests.SUMS}", tuple(_find_missing_values(hub)))
 
 
 CLIENT = "client_state"
 """Key of the script's own state within the client state that drop-in engines save."""
 
 
-def _adopted(hub: Hub) -> Hub:
+def _adopt_own_state(hub: Hub) -> Hub:
     """Return the checkpoint with its schedule, groups and script state in their own fields.
     Drop-in engines save all three together as client state.
     """
@@ -211,9 +211,9 @@ def _adopted(hub: Hub) -> Hub:
     settings, names = said[0]["groups"] or [], said[0].get("names")
     # A single group needs no names: it has every trained parameter.
     if names is None and len(settings) == 1:
-        names = [list(hub.trained)]
+        names = [list(hub.trainable_parameters)]
     rows = zip(names or (), settings, strict=True) if names else ()
-    groups = tuple(Group(tuple(row), listed(values)) for row, values in rows)
+    groups = tuple(ParameterGroup(tuple(row), tuples_to_lists(values)) for row, values in rows)
     return replace(
         hub,
         groups=hub.groups or groups,
@@ -222,14 +222,14 @@ def _adopted(hub: Hub) -> Hub:
     )
 
 
-def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
+def _checkpoint_tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
     """Return the lazy tensors of a checkpoint by name. The caller must have checked the stored
     parts.
     """
     found: dict[str, list[Placed]] = {name: [] for name in checkpoint.state.tensors}
     for rank in range(checkpoint.state.world):
         path = checkpoint.folder / file_of(rank)
-        for key, span in header(path, checkpoint.root).items():
+        for key, span in read_header(path, checkpoint.root).items():
             name, place = parts.place_of(key, span.shape, path)
             found[name].append(Placed(place, span))
     return {
@@ -239,7 +239,7 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, Lazy]:
     }
 
 
-def _parameter(
+def _build_parameter(
     name: str, tensors: Mapping[str, Lazy], kinds: Sequence[str], state: State
 ) -> Parameter:
     moments = {
@@ -247,18 +247,18 @@ def _parameter(
         for kind in kinds
         if kind != WEIGHTS and f"{kind}/{name}" in tensors
     }
-    exact, dtype = tensors[f"{WEIGHTS}/{name}"], _carried(state, "formats", {}).get(name)
+    exact, dtype = tensors[f"{WEIGHTS}/{name}"], _carry_value(state, "formats", {}).get(name)
     weight = weights_of(exact, dtype)
-    trained = name not in _carried(state, "frozen", [])
+    trained = name not in _carry_value(state, "frozen", [])
     step = float(state.progress.steps) if moments else None
     return Parameter(weight, exact if weight is not exact else None, moments, step, trained)
 
 
-def _carried(state: State, name: str, default: Any) -> Any:
-    return tagged.decoded(state.carried.get(name, default))
+def _carry_value(state: State, name: str, default: Any) -> Any:
+    return tagged.decode_value(state.carried.get(name, default))
 
 
-def _figures(state: State) -> dict[str, Any]:
+def _where_fields(state: State) -> dict[str, Any]:
     """Return the known fields of `Where` by name. If the checkpoint was translated from another
     format, fields that were not known there are left out.
     """
@@ -266,18 +266,18 @@ def _figures(state: State) -> dict[str, Any]:
     # the source did not have.
     found = {**state.progress.model_dump(), "seed": state.seed}
     unknown = {
-        *_carried(state, "unsaid", []),
+        *_carry_value(state, "unsaid", []),
         *(name for name, value in found.items() if isinstance(value, float) and math.isnan(value)),
     }
     return {name: value for name, value in found.items() if name not in unknown}
 
 
-def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
+def _generator_states(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """Return the states of the random generators by rank, without those of devices, which only the
     engine's own checkpoints have. The result is empty if the checkpoint was
     translated from one without random states, because the states in the file are then new ones.
     """
-    if RANDOM in _carried(state, "unsaid", []):
+    if RANDOM in _carry_value(state, "unsaid", []):
         return {}
     return {
         name.partition("/")[2]: held
@@ -286,12 +286,12 @@ def _random(state: State, tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
     }
 
 
-def _scale(state: State) -> Scale | None:
+def _loss_scale(state: State) -> Scale | None:
     found = state.scaler
     if "scale" in state.carried:
         return Scale(
             **{
-                **_carried(state, "scale", {}),
+                **_carry_value(state, "scale", {}),
                 "value": found.scale,
                 "good": found.good,
                 "tolerated": found.tolerated,
@@ -312,7 +312,7 @@ def _scale(state: State) -> Scale | None:
     )
 
 
-def _copies(state: State) -> Iterator[Finding]:
+def _find_other_copies(state: State) -> Iterator[Finding]:
     """Yield a finding if ranks saved different buffers, because only those of the first rank are
     read.
     """
@@ -321,10 +321,10 @@ def _copies(state: State) -> Iterator[Finding]:
         message = (
             f"{len(copies)} ranks have different buffers; the buffers of the first rank are used for all ranks"
         )
-        yield lost(BUFFERS, message, Effect.NUMBERS)
+        yield loss_finding(BUFFERS, message, Effect.NUMBERS)
 
 
-def _laid(hub: Hub) -> Iterator[tuple[str, Lazy]]:
+def _tensors_by_file_name(hub: Hub) -> Iterator[tuple[str, Lazy]]:
     """Yield every tensor with the name that it has in the files of a native checkpoint."""
     for name, held in hub.parameters.items():
         yield f"{WEIGHTS}/{name}", held.best
@@ -341,7 +341,7 @@ def _laid(hub: Hub) -> Iterator[tuple[str, Lazy]]:
     yield f"{GENERATORS}/0", random
 
 
-def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _state_to_write(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     where, scale = hub.where, hub.scale
     return {
         "format": FORMAT,
@@ -363,14 +363,14 @@ def _state(hub: Hub, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
             "good": (scale and scale.good) or 0,
             "tolerated": (scale and scale.tolerated) or 0,
         },
-        "client": tagged.encoded(hub.client),
+        "client": tagged.encode_value(hub.client),
         "copies": (1, 1),
         "tensors": {name: list(shape) for name, shape in shapes.items()},
-        "carried": {key: tagged.encoded(value) for key, value in _kept(hub).items() if value},
+        "carried": {key: tagged.encode_value(value) for key, value in _values_of_other_engines(hub).items() if value},
     }
 
 
-def _kept(hub: Hub) -> dict[str, Any]:
+def _values_of_other_engines(hub: Hub) -> dict[str, Any]:
     """Return values that the native engine does not use. They are written so that a move to
     another format can restore them.
     """
@@ -398,7 +398,7 @@ def _kept(hub: Hub) -> dict[str, Any]:
     }
 
 
-def _unsaid(hub: Hub) -> Iterator[Finding]:
+def _find_missing_values(hub: Hub) -> Iterator[Finding]:
     """Yield a finding for each value that the native engine needs and that the source checkpoint
     lacks. Yield another one if the moments have seen more or fewer updates than the run has made.
     """
@@ -407,15 +407,15 @@ def _unsaid(hub: Hub) -> Iterator[Finding]:
             "the source checkpoint has no random states; new ones are written, which begin at seed "
             f"{SEED}"
         )
-        yield lost(RANDOM, message, Effect.NONE)
-    if hub.trained and not hub.moments:
-        yield lost(
+        yield loss_finding(RANDOM, message, Effect.NONE)
+    if hub.trainable_parameters and not hub.moments:
+        yield loss_finding(
             "moments",
             "the source checkpoint has no moments; load the new checkpoint with load_optimizer_states=False",
             Effect.NUMBERS,
         )
     if hub.where.steps is None:
-        yield lost("step", "the source checkpoint has no number of steps; the run begins at step 0", Effect.NUMBERS)
+        yield loss_finding("step", "the source checkpoint has no number of steps; the run begins at step 0", Effect.NUMBERS)
     steps = {
         held.step for held in hub.parameters.values() if held.step is not None and held.moments
     }
@@ -424,4 +424,4 @@ def _unsaid(hub: Hub) -> Iterator[Finding]:
             f"the moments have seen {', '.join(f'{step:g}' for step in sorted(steps))} updates, but the run has made "
             f"{hub.where.steps}; the engine uses the run's number for all moments"
         )
-        yield lost("step", message, Effect.NUMBERS)
+        yield loss_finding("step", message, Effect.NUMBERS)

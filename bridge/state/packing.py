@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from bridge.state.archive import contiguous
+from bridge.state.archive import contiguous_strides
 from bridge.state.files import File, Late, all_of, size_of
-from bridge.state.lazy import TORCH, Lazy, Run
+from bridge.state.lazy import TORCH, ElementRun, Lazy
 from bridge.state.pickled import Constant, Record
 
 ALIGNED = 64
@@ -101,7 +101,7 @@ class Pickle:
         self.items((tuple(value),))
         self.out += b"R"
 
-    def listed(self, values: list[Any]) -> None:
+    def add_list(self, values: list[Any]) -> None:
         """A list."""
         self.out += b"]("
         for value in values:
@@ -116,13 +116,13 @@ class Pickle:
         self.items((sorted(values, key=repr),))
         self.out += b"R"
 
-    def ordered(self, values: Mapping[Any, Any]) -> None:
+    def add_ordered_dict(self, values: Mapping[Any, Any]) -> None:
         """An OrderedDict."""
         self.name("collections OrderedDict")
         self.out += b")R"
         self.pairs(values)
 
-    def mapped(self, values: Mapping[Any, Any]) -> None:
+    def add_dict(self, values: Mapping[Any, Any]) -> None:
         """A dictionary."""
         self.out += b"}"
         self.pairs(values)
@@ -153,9 +153,9 @@ class Pickle:
         self.items_of_storage(value)
         self.integer(0)
         self.items(tuple(value.shape))
-        self.items(contiguous(value.shape))
+        self.items(contiguous_strides(value.shape))
         self.put(False)
-        self.ordered({})
+        self.add_ordered_dict({})
         self.out += b"tR"
 
     def items_of_storage(self, value: Lazy) -> None:
@@ -174,31 +174,31 @@ class Pickle:
             self.storages.append(value)
 
 
-def _flag(pickle: Pickle, value: bool) -> None:
+def _pack_flag(pickle: Pickle, value: bool) -> None:
     pickle.out += b"\x88" if value else b"\x89"
 
 
-def _number(pickle: Pickle, value: float) -> None:
+def _pack_number(pickle: Pickle, value: float) -> None:
     pickle.out += b"G" + struct.pack(">d", value)
 
 
-def _nothing(pickle: Pickle, value: None) -> None:
+def _pack_none(pickle: Pickle, value: None) -> None:
     pickle.out += b"N"
 
 
 WRITERS: tuple[tuple[Any, Callable[[Pickle, Any], None]], ...] = (
-    (type(None), _nothing),
-    (bool, _flag),
+    (type(None), _pack_none),
+    (bool, _pack_flag),
     (Constant, Pickle.constant),
     (int, Pickle.integer),
-    (float, _number),
+    (float, _pack_number),
     (str, Pickle.text),
     (Size, Pickle.shape),
     (tuple, Pickle.items),
-    (list, Pickle.listed),
+    (list, Pickle.add_list),
     (set | frozenset, Pickle.collection),
-    (OrderedDict, Pickle.ordered),
-    (Mapping, Pickle.mapped),
+    (OrderedDict, Pickle.add_ordered_dict),
+    (Mapping, Pickle.add_dict),
     (Record, Pickle.record),
     (Lazy, Pickle.tensor),
 )
@@ -207,14 +207,14 @@ types: bool before int.
 """
 
 
-def saved(name: str, value: Any) -> File:
+def torch_file(name: str, value: Any) -> File:
     """Return the file that `torch.save(value, name)` would write if all tensors were contiguous
     and on the CPU.
     """
     return File(name, tuple(parts_of(name.rpartition("/")[2].rpartition(".")[0], value)))
 
 
-def parts_of(top: str, value: Any) -> Iterator[bytes | Run | Late]:
+def parts_of(top: str, value: Any) -> Iterator[bytes | ElementRun | Late]:
     """Yield the parts of a file as torch.save writes it. The names in the archive begin with the
     folder `top`.
     """
@@ -226,11 +226,11 @@ def parts_of(top: str, value: Any) -> Iterator[bytes | Run | Late]:
         ".storage_alignment": b"64",
         "byteorder": b"little",
     }
-    bodies: dict[str, bytes | Run] = {
+    bodies: dict[str, bytes | ElementRun] = {
         **small,
         **{f"data/{at}": all_of(held) for at, held in enumerate(pickle.storages)},
     }
-    yield from _zipped(
+    yield from _zip_parts(
         {f"{top}/{name}": body for name, body in {**bodies, "version": b"3\n"}.items()}
     )
 
@@ -239,7 +239,7 @@ LOCAL, CENTRAL, END = "<4sHHHHHIIIHH", "<4sHHHHHHIIIHHHHHII", "<4sHHHHIIH"
 LARGE = 0xFFFFFFFF
 
 
-def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
+def _zip_parts(bodies: Mapping[str, bytes | ElementRun]) -> Iterator[bytes | ElementRun | Late]:
     """Yield the parts of an uncompressed zip file that has these contents by name.
 
     The checksum of a tensor's run is written behind the run and in the directory at the end of the
@@ -249,36 +249,36 @@ def _zipped(bodies: Mapping[str, bytes | Run]) -> Iterator[bytes | Run | Late]:
     at, places = 0, []
     for name, body in bodies.items():
         size = len(body) if isinstance(body, bytes) else size_of(body)
-        header = _local(name, body, size, at)
+        header = _local_header(name, body, size, at)
         places.append((name.encode(), body, size, at))
         yield header
         yield body
         at += len(header) + size
-        if isinstance(body, Run):
-            behind = Late(24, (body,), partial(_behind, size))
+        if isinstance(body, ElementRun):
+            behind = Late(24, (body,), partial(_zip_descriptor, size))
             yield behind
             at += behind.size
-    runs = tuple(body for _, body, _, _ in places if isinstance(body, Run))
+    runs = tuple(body for _, body, _, _ in places if isinstance(body, ElementRun))
     # The list is as long with any checksums, so its size is known now.
-    listed = _listed(places, dict.fromkeys(range(len(runs)), 0), at)
-    yield Late(len(listed), runs, lambda sums: _listed(places, dict(enumerate(sums)), at))
+    listed = _zip_directory(places, dict.fromkeys(range(len(runs)), 0), at)
+    yield Late(len(listed), runs, lambda sums: _zip_directory(places, dict(enumerate(sums)), at))
 
 
-def _behind(size: int, sums: Sequence[int]) -> bytes:
+def _zip_descriptor(size: int, sums: Sequence[int]) -> bytes:
     """Return the zip descriptor that stands behind a run: the checksum of the run, and its size,
     packed and unpacked.
     """
     return struct.pack("<4sIQQ", b"PK\x07\x08", sums[0], size, size)
 
 
-def _flags(body: bytes | Run) -> int:
+def _zip_flags(body: bytes | ElementRun) -> int:
     """Return the flags of a file in a zip archive: its name is in UTF-8 (bit 11), and the checksum
     of a run stands behind the run (bit 3).
     """
-    return 0x800 | (0x8 if isinstance(body, Run) else 0)
+    return 0x800 | (0x8 if isinstance(body, ElementRun) else 0)
 
 
-def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
+def _local_header(name: str, body: bytes | ElementRun, size: int, at: int) -> bytes:
     """Return the zip header before the content of a file, padded so that the content begins at a
     multiple of `ALIGNED`. Sizes have 64 bits.
     """
@@ -290,7 +290,7 @@ def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
     fixed = (
         b"PK\x03\x04",
         45,
-        _flags(body),
+        _zip_flags(body),
         0,
         0,
         0x21,
@@ -303,8 +303,8 @@ def _local(name: str, body: bytes | Run, size: int, at: int) -> bytes:
     return struct.pack(LOCAL, *fixed) + encoded + extra
 
 
-def _listed(
-    places: Sequence[tuple[bytes, bytes | Run, int, int]], sums: Mapping[int, int], at: int
+def _zip_directory(
+    places: Sequence[tuple[bytes, bytes | ElementRun, int, int]], sums: Mapping[int, int], at: int
 ) -> bytes:
     """Return the directory of a zip file, which stands at the end of the file from byte `at` on.
     `sums` has the checksum of each run, by the number of the run.
@@ -312,14 +312,14 @@ def _listed(
     out, runs = bytearray(), 0
     for name, body, size, begin in places:
         sum_ = zlib.crc32(body) if isinstance(body, bytes) else sums[runs]
-        if isinstance(body, Run):
+        if isinstance(body, ElementRun):
             runs += 1
         extra = struct.pack("<HHQQQ", 1, 24, size, size, begin)
         fixed = (
             b"PK\x01\x02",
             45,
             45,
-            _flags(body),
+            _zip_flags(body),
             0,
             0,
             0x21,

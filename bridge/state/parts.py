@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import BridgeError, SourceError
 from bridge.files.contained import regular
 from bridge.layout.shard import Box
@@ -27,7 +27,7 @@ KEY = re.compile(r"(.+)@((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Part:
+class LocalBox:
     """A part that this rank holds. `tensor` has the elements of the part, which is a box of the
     whole tensor.
     """
@@ -72,7 +72,7 @@ class Stored:
         return found
 
 
-def write(path: Path, parts: Iterable[Part]) -> None:
+def write_parts(path: Path, parts: Iterable[LocalBox]) -> None:
     """Write `parts` into one file, and wait until it is on the disk. Raises `BridgeError` if it
     cannot be written.
     """
@@ -86,7 +86,7 @@ def write(path: Path, parts: Iterable[Part]) -> None:
         ) from None
 
 
-def stored(path: Path, root: Path) -> Iterator[Stored]:
+def read_parts(path: Path, root: Path) -> Iterator[Stored]:
     """Yield the parts that are stored in a file. Raises `SourceError` if the file is damaged."""
     try:
         file: Any = safe_open(regular(path, root), "pt")
@@ -107,12 +107,12 @@ def place_of(key: str, sizes: Shape, path: Path) -> tuple[str, Box]:
     offsets = tuple(map(int, match[2].split(","))) if match and match[2] else ()
     if match is None or len(offsets) != len(sizes):
         raise SourceError(
-            f"{path}: found a part called {shown(key)}, expected NAME@ and {len(sizes)} offsets; the checkpoint is damaged"
+            f"{path}: found a part called {show_value(key)}, expected NAME@ and {len(sizes)} offsets; the checkpoint is damaged"
         )
     return match[1], Box(offsets, sizes)
 
 
-def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
+def check_cover(name: str, shape: Shape, found: Sequence[Stored]) -> str:
     """Return the reason why these parts do not cover a tensor of this shape exactly once, or an
     empty text if they do.
     """
@@ -132,12 +132,12 @@ def whole(name: str, shape: Shape, found: Sequence[Stored]) -> str:
     if len({part.dtype for part in found}) > 1:
         return f"{name}: the parts of this tensor have several number formats"
     # As many elements as the shape, all within it: the parts cover it exactly if no two overlap.
-    if not _disjoint([box for box in boxes if prod(box.sizes)], 2 * len(shape) + 2):
+    if not _are_disjoint([box for box in boxes if prod(box.sizes)], 2 * len(shape) + 2):
         return f"{name}: its parts overlap"
     return ""
 
 
-def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
+def _are_disjoint(boxes: Sequence[Box], depth: int) -> bool:
     """Return whether straight cuts, nested at most `depth` deep, separate all boxes from each
     other, so that no two overlap.
 
@@ -147,13 +147,13 @@ def _disjoint(boxes: Sequence[Box], depth: int) -> bool:
     if len(boxes) < 2:
         return True
     for dim in range(len(boxes[0].sizes)):
-        groups = _cut(boxes, dim)
+        groups = _cut_boxes(boxes, dim)
         if len(groups) > 1:
-            return depth > 0 and all(_disjoint(group, depth - 1) for group in groups)
+            return depth > 0 and all(_are_disjoint(group, depth - 1) for group in groups)
     return False
 
 
-def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
+def _cut_boxes(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
     """Divide boxes into groups by all cuts across the dimension `dim` that go through no box."""
     groups: list[list[Box]] = []
     end = 0
@@ -166,7 +166,7 @@ def _cut(boxes: Sequence[Box], dim: int) -> list[list[Box]]:
 
 
 @torch.no_grad()
-def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
+def fill_parts(parts: Iterable[LocalBox], saved: Mapping[str, Sequence[Stored]]) -> None:
     """Copy the stored elements into `parts`. The caller must have checked names and shapes. Raises
     `SourceError` if the files cannot be read.
     """
@@ -182,10 +182,10 @@ def fill(parts: Iterable[Part], saved: Mapping[str, Sequence[Stored]]) -> None:
                 )
             ]
             if all(ranges):
-                _copy(part, found, ranges)
+                _copy_elements(part, found, ranges)
 
 
-def _copy(part: Part, found: Stored, ranges: Sequence[range]) -> None:
+def _copy_elements(part: LocalBox, found: Stored, ranges: Sequence[range]) -> None:
     place = part.tensor.detach()
     for dim, (common, offset) in enumerate(zip(ranges, part.offsets, strict=True)):
         place = place.narrow(dim, common.start - offset, len(common))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 
 Builder = Callable[..., Any]
@@ -49,7 +49,7 @@ class Constant(str):
     __slots__ = ()
 
 
-def recorded(*names: str) -> dict[str, Builder | Constant]:
+def recorders(*names: str) -> dict[str, Builder | Constant]:
     """Return entries of a `Known` for these classes. Their objects are kept as records."""
 
     def recorder(name: str) -> Builder:
@@ -59,25 +59,25 @@ def recorded(*names: str) -> dict[str, Builder | Constant]:
     return {name: recorder(name) for name in names}
 
 
-def _dictionary(pairs: Any = ()) -> dict[Any, Any]:
+def _as_dictionary(pairs: Any = ()) -> dict[Any, Any]:
     return dict(pairs)
 
 
-def _bytes(text: str, encoding: str) -> bytes:
+def _as_bytes(text: str, encoding: str) -> bytes:
     if encoding not in ENCODINGS:
         raise ValueError(encoding)
     return text.encode(encoding)
 
 
 PLAIN: Known = {
-    "collections OrderedDict": _dictionary,
-    "collections Counter": _dictionary,
-    "builtins dict": _dictionary,
+    "collections OrderedDict": _as_dictionary,
+    "collections Counter": _as_dictionary,
+    "builtins dict": _as_dictionary,
     "builtins set": lambda items=(): set(items),
     "builtins bytes": lambda: b"",
     "builtins frozenset": lambda items=(): frozenset(items),
     "builtins complex": complex,
-    "_codecs encode": _bytes,
+    "_codecs encode": _as_bytes,
 }
 """Names that pickles contain for plain values of Python, each with the function that builds the
 value.
@@ -145,7 +145,7 @@ class Machine:
         self.at = end + 1
         return text
 
-    def marked(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         """Return the values above the last mark on the stack. They and the mark are removed."""
         for place in range(len(self.stack) - 1, -1, -1):
             if self.stack[place] is MARK:
@@ -175,42 +175,42 @@ class Unlisted(Exception):
     """Raised if a pickle contains a name that is not listed."""
 
 
-def _put(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
+def _put_memo(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
     def put(machine: Machine) -> None:
         machine.memo[key(machine)] = machine.stack[-1]
 
     return put
 
 
-def _get(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
+def _get_memo(key: Callable[[Machine], int]) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(machine.memo[key(machine)])
 
 
-def _push(make: Callable[[Machine], Any]) -> Callable[[Machine], None]:
+def _push_value(make: Callable[[Machine], Any]) -> Callable[[Machine], None]:
     return lambda machine: machine.stack.append(make(machine))
 
 
-def _of(form: str) -> Callable[[Machine], Any]:
+def _unpack_form(form: str) -> Callable[[Machine], Any]:
     return lambda machine: machine.number(form)
 
 
-def _text(form: str) -> Callable[[Machine], None]:
-    return _push(
+def _read_text(form: str) -> Callable[[Machine], None]:
+    return _push_value(
         lambda machine: machine.take(machine.number(form)).decode("utf-8", "surrogatepass")
     )
 
 
-def _raw(form: str) -> Callable[[Machine], None]:
-    return _push(lambda machine: machine.take(machine.number(form)))
+def _read_raw(form: str) -> Callable[[Machine], None]:
+    return _push_value(lambda machine: machine.take(machine.number(form)))
 
 
-def _long(form: str) -> Callable[[Machine], None]:
-    return _push(
+def _read_long(form: str) -> Callable[[Machine], None]:
+    return _push_value(
         lambda machine: int.from_bytes(machine.take(machine.number(form)), "little", signed=True)
     )
 
 
-def _tuple(count: int) -> Callable[[Machine], None]:
+def _build_tuple(count: int) -> Callable[[Machine], None]:
     def build(machine: Machine) -> None:
         items = [machine.stack.pop() for _ in range(count)]
         machine.stack.append(tuple(reversed(items)))
@@ -218,12 +218,12 @@ def _tuple(count: int) -> Callable[[Machine], None]:
     return build
 
 
-def _append(machine: Machine) -> None:
+def _append_item(machine: Machine) -> None:
     item = machine.stack.pop()
-    _into(machine, list).append(item)
+    _container_on_top(machine, list).append(item)
 
 
-def _into(machine: Machine, kind: type[Any]) -> Any:
+def _container_on_top(machine: Machine, kind: type[Any]) -> Any:
     """Return the value on top of the stack. Raises `ValueError` if it is not exactly of the type
     `kind`.
     """
@@ -234,24 +234,24 @@ def _into(machine: Machine, kind: type[Any]) -> Any:
     return found
 
 
-def _appends(machine: Machine) -> None:
-    items = machine.marked()
-    _into(machine, list).extend(items)
+def _append_items(machine: Machine) -> None:
+    items = machine.pop_to_mark()
+    _container_on_top(machine, list).extend(items)
 
 
 def _add_items(machine: Machine) -> None:
-    items = machine.marked()
-    _into(machine, set).update(items)
+    items = machine.pop_to_mark()
+    _container_on_top(machine, set).update(items)
 
 
 def _set_item(machine: Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
-    _into(machine, dict)[key] = value
+    _container_on_top(machine, dict)[key] = value
 
 
 def _set_items(machine: Machine) -> None:
-    items = machine.marked()
-    _into(machine, dict).update(zip(items[::2], items[1::2], strict=True))
+    items = machine.pop_to_mark()
+    _container_on_top(machine, dict).update(zip(items[::2], items[1::2], strict=True))
 
 
 def _stack_global(machine: Machine) -> None:
@@ -261,12 +261,12 @@ def _stack_global(machine: Machine) -> None:
     machine.stack.append(machine.look_up(module, name))
 
 
-def _global(machine: Machine) -> None:
+def _find_global(machine: Machine) -> None:
     module = machine.line()
     machine.stack.append(machine.look_up(module, machine.line()))
 
 
-def _reduce(machine: Machine) -> None:
+def _call_builder(machine: Machine) -> None:
     arguments, target = machine.stack.pop(), machine.stack.pop()
     machine.stack.append(machine.call(target, arguments))
 
@@ -275,10 +275,10 @@ def _new_with_names(machine: Machine) -> None:
     named = machine.stack.pop()
     if named:
         raise ValueError(f"found keyword arguments at byte {machine.at}, which are not read")
-    _reduce(machine)
+    _call_builder(machine)
 
 
-def _build(machine: Machine) -> None:
+def _set_attributes(machine: Machine) -> None:
     """Set the attributes of the object on top of the stack. A record keeps its attributes. Those of
     a dictionary are dropped, such as the `_metadata` of a state dict.
     """
@@ -289,84 +289,84 @@ def _build(machine: Machine) -> None:
         raise ValueError(f"found attributes of a {type(target).__name__}, which has none, at byte {machine.at}")
 
 
-def _persistent(machine: Machine) -> None:
+def _load_persistent(machine: Machine) -> None:
     if machine.persistent is None:
         raise ValueError(f"found a reference to a storage at byte {machine.at}, expected none")
     machine.stack.append(machine.persistent(machine.stack.pop()))
 
 
-def _stop(machine: Machine) -> None:
+def _stop_machine(machine: Machine) -> None:
     raise _Stopped
 
 
 def _drop_marked(machine: Machine) -> None:
-    machine.marked()
+    machine.pop_to_mark()
 
 
-def _pop(machine: Machine) -> None:
+def _pop_value(machine: Machine) -> None:
     machine.stack.pop()
 
 
-def _frame(machine: Machine) -> None:
+def _skip_frame(machine: Machine) -> None:
     machine.take(8)
 
 
-def _protocol(machine: Machine) -> None:
+def _check_protocol(machine: Machine) -> None:
     if machine.take(1)[0] > 5:
         raise ValueError("found a pickle of a protocol above 5")
 
 
 OPERATIONS: Mapping[int, Callable[[Machine], None]] = {
-    ord("."): _stop,
-    ord("("): _push(lambda machine: MARK),
-    ord("0"): _pop,
+    ord("."): _stop_machine,
+    ord("("): _push_value(lambda machine: MARK),
+    ord("0"): _pop_value,
     ord("1"): _drop_marked,
-    ord("N"): _push(lambda machine: None),
-    0x88: _push(lambda machine: True),
-    0x89: _push(lambda machine: False),
-    ord("J"): _push(_of("<i")),
-    ord("K"): _push(_of("<B")),
-    ord("M"): _push(_of("<H")),
-    0x8A: _long("<B"),
-    0x8B: _long("<i"),
-    ord("G"): _push(_of(">d")),
-    ord("X"): _text("<I"),
-    0x8C: _text("<B"),
-    0x8D: _text("<Q"),
-    ord("B"): _raw("<I"),
-    ord("C"): _raw("<B"),
-    0x8E: _raw("<Q"),
-    ord(")"): _push(lambda machine: ()),
-    ord("t"): _push(lambda machine: tuple(machine.marked())),
-    0x85: _tuple(1),
-    0x86: _tuple(2),
-    0x87: _tuple(3),
-    ord("]"): _push(lambda machine: []),
-    ord("l"): _push(lambda machine: machine.marked()),
-    ord("a"): _append,
-    ord("e"): _appends,
-    ord("}"): _push(lambda machine: {}),
+    ord("N"): _push_value(lambda machine: None),
+    0x88: _push_value(lambda machine: True),
+    0x89: _push_value(lambda machine: False),
+    ord("J"): _push_value(_unpack_form("<i")),
+    ord("K"): _push_value(_unpack_form("<B")),
+    ord("M"): _push_value(_unpack_form("<H")),
+    0x8A: _read_long("<B"),
+    0x8B: _read_long("<i"),
+    ord("G"): _push_value(_unpack_form(">d")),
+    ord("X"): _read_text("<I"),
+    0x8C: _read_text("<B"),
+    0x8D: _read_text("<Q"),
+    ord("B"): _read_raw("<I"),
+    ord("C"): _read_raw("<B"),
+    0x8E: _read_raw("<Q"),
+    ord(")"): _push_value(lambda machine: ()),
+    ord("t"): _push_value(lambda machine: tuple(machine.pop_to_mark())),
+    0x85: _build_tuple(1),
+    0x86: _build_tuple(2),
+    0x87: _build_tuple(3),
+    ord("]"): _push_value(lambda machine: []),
+    ord("l"): _push_value(lambda machine: machine.pop_to_mark()),
+    ord("a"): _append_item,
+    ord("e"): _append_items,
+    ord("}"): _push_value(lambda machine: {}),
     ord("s"): _set_item,
     ord("u"): _set_items,
-    0x8F: _push(lambda machine: set()),
+    0x8F: _push_value(lambda machine: set()),
     0x90: _add_items,
-    0x91: _push(lambda machine: frozenset(machine.marked())),
-    ord("q"): _put(_of("<B")),
-    ord("r"): _put(_of("<I")),
-    0x94: _put(lambda machine: len(machine.memo)),
-    ord("h"): _get(_of("<B")),
-    ord("j"): _get(_of("<I")),
-    ord("c"): _global,
+    0x91: _push_value(lambda machine: frozenset(machine.pop_to_mark())),
+    ord("q"): _put_memo(_unpack_form("<B")),
+    ord("r"): _put_memo(_unpack_form("<I")),
+    0x94: _put_memo(lambda machine: len(machine.memo)),
+    ord("h"): _get_memo(_unpack_form("<B")),
+    ord("j"): _get_memo(_unpack_form("<I")),
+    ord("c"): _find_global,
     0x93: _stack_global,
-    ord("R"): _reduce,
+    ord("R"): _call_builder,
     # NEWOBJ makes an object without a call of __init__. For data it is the same as REDUCE: a record
     # with its arguments.
-    0x81: _reduce,
+    0x81: _call_builder,
     0x92: _new_with_names,
-    ord("b"): _build,
-    ord("Q"): _persistent,
-    0x80: _protocol,
-    0x95: _frame,
+    ord("b"): _set_attributes,
+    ord("Q"): _load_persistent,
+    0x80: _check_protocol,
+    0x95: _skip_frame,
 }
 """A table from the code of an operation to the function that does it. It has the operations of
 protocols 2 to 5, except those that look up names by number or call functions in unusual ways.
@@ -385,7 +385,7 @@ FLAWS = (
 """The errors that may arise when a damaged pickle is read."""
 
 
-def value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
+def unpickle_value(data: bytes, known: Known, where: object, persistent: Builder | None = None) -> Any:
     """Return the value of the pickle `data`. Raises `SourceError` if it is damaged or contains a
     name that is not listed; `where` is the place in the message.
     """
@@ -397,10 +397,10 @@ def value(data: bytes, known: Known, where: object, persistent: Builder | None =
         return Machine(data, known, persistent).run()
     except Unlisted as error:
         raise SourceError(
-            f"{where}: the pickle names {shown(str(error))}, which no checkpoint of this kind needs; no "
+            f"{where}: the pickle names {show_value(str(error))}, which no checkpoint of this kind needs; no "
             "code was executed; if you trust the author of the file, save it again as plain tensors and numbers"
         ) from None
     except FLAWS as error:
         raise SourceError(
-            f"{where}: expected a pickle as torch writes it ({shown(str(error), 60)}); the file is damaged"
+            f"{where}: expected a pickle as torch writes it ({show_value(str(error), 60)}); the file is damaged"
         ) from None

@@ -11,13 +11,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import plain, read_text, regular
-from bridge.files.sealed import parsed
+from bridge.files.sealed import parse_object
 from bridge.findings import Finding
 from bridge.state.files import File, all_of
-from bridge.state.formats import Format, Wanted, Written, only_weights
+from bridge.state.formats import Format, PlannedFiles, Wanted, only_weights
 from bridge.state.hub import Hub, Origin, Parameter, weights_of
 from bridge.state.lazy import FLOATING, WIDTH, Lazy, Span
 
@@ -27,7 +27,7 @@ DAMAGED = "the file is damaged"
 ALIGNED = 8
 
 
-def header(path: Path, root: Path) -> dict[str, Span]:
+def read_header(path: Path, root: Path) -> dict[str, Span]:
     """Return the tensors of a file by name. Raises `SourceError` if tensors overlap, leave gaps,
     or do not reach to the end of the file.
     """
@@ -42,9 +42,9 @@ def header(path: Path, root: Path) -> dict[str, Span]:
             text = file.read(length).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: {error}; {DAMAGED}") from None
-    rows = parsed(text, path)
+    rows = parse_object(text, path)
     found = {
-        name: _span(path, name, row, 8 + length)
+        name: _span_of_row(path, name, row, 8 + length)
         for name, row in rows.items()
         if name != "__metadata__"
     }
@@ -54,7 +54,7 @@ def header(path: Path, root: Path) -> dict[str, Span]:
     for name, span in sorted(found.items(), key=lambda item: item[1].begin):
         if span.begin != end:
             raise SourceError(
-                f"{path}: the tensor {shown(name)} begins at byte {span.begin}, expected byte {end}; {DAMAGED}"
+                f"{path}: the tensor {show_value(name)} begins at byte {span.begin}, expected byte {end}; {DAMAGED}"
             )
         end += span.size
     if end != size:
@@ -62,7 +62,7 @@ def header(path: Path, root: Path) -> dict[str, Span]:
     return found
 
 
-def _span(path: Path, name: str, row: Any, base: int) -> Span:
+def _span_of_row(path: Path, name: str, row: Any, base: int) -> Span:
     try:
         dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
         whole = all(type(size) is int and 0 <= size < 2**63 for size in (*shape, begin, end))
@@ -71,7 +71,7 @@ def _span(path: Path, name: str, row: Any, base: int) -> Span:
         right = False
     if not right:
         raise SourceError(
-            f"{path}: found {shown(row)} for {shown(name)}, expected the dtype, shape and offsets of a "
+            f"{path}: found {show_value(row)} for {show_value(name)}, expected the dtype, shape and offsets of a "
             f"tensor; {DAMAGED}"
         )
     return Span(path, base + begin, shape, dtype)
@@ -104,7 +104,7 @@ def file_of(
 
 
 @dataclass(frozen=True)
-class Names:
+class FileNames:
     """The names of the files of a format: of a single file, of one of several files (with its
     number and their count), and of their index.
     """
@@ -114,12 +114,12 @@ class Names:
     index: str
 
 
-SAFE = Names(
+SAFE = FileNames(
     "model.safetensors", "model-{:05d}-of-{:05d}.safetensors", "model.safetensors.index.json"
 )
 
 
-def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
+def divide_into_shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
     """Divide tensors into files, in order. Returns the tensors of each file. A file has at most
     `most` bytes, unless a single tensor is larger.
     """
@@ -134,8 +134,8 @@ def shards(tensors: Mapping[str, Lazy], most: int) -> list[dict[str, Lazy]]:
     return found or [{}]
 
 
-def index(
-    names: Names, parts: Sequence[Mapping[str, Lazy]]
+def index_files(
+    names: FileNames, parts: Sequence[Mapping[str, Lazy]]
 ) -> Iterator[tuple[str, Mapping[str, Lazy]]]:
     """Yield the name of each file with the tensors in it."""
     if len(parts) == 1:
@@ -145,11 +145,11 @@ def index(
         yield names.several.format(number, len(parts)), part
 
 
-def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
+def index_file(names: FileNames, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[File]:
     """Yield the file with the index, if there are several files."""
     if len(parts) > 1:
         total = sum(held.size for part in parts for held in part.values())
-        where = {name: file for file, part in index(names, parts) for name in part}
+        where = {name: file for file, part in index_files(names, parts) for name in part}
         text = (
             json.dumps(
                 {"metadata": {"total_size": total}, "weight_map": where}, indent=2, sort_keys=True
@@ -159,7 +159,7 @@ def index_file(names: Names, parts: Sequence[Mapping[str, Lazy]]) -> Iterator[Fi
         yield File(names.index, (text.encode(),))
 
 
-def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
+def list_files(folder: Path, names: FileNames) -> tuple[Path, ...] | None:
     """Return the files that the index in a folder names, or the single file; None if there is
     neither.
     """
@@ -169,19 +169,19 @@ def listed(folder: Path, names: Names) -> tuple[Path, ...] | None:
     return (folder / names.alone,) if (folder / names.alone).is_file() else None
 
 
-def weight_map(folder: Path, names: Names) -> dict[str, str]:
+def weight_map(folder: Path, names: FileNames) -> dict[str, str]:
     """Return the name of the file that has each tensor, from the index in a folder."""
     path = folder / names.index
-    rows = parsed(read_text(path, folder, MOST), path).get("weight_map")
+    rows = parse_object(read_text(path, folder, MOST), path).get("weight_map")
     if not isinstance(rows, dict) or not all(isinstance(name, str) for name in rows.values()):
         raise SourceError(
-            f"{path}: found {shown(rows)} as weight_map, expected the name of a file for each tensor; {DAMAGED}"
+            f"{path}: found {show_value(rows)} as weight_map, expected the name of a file for each tensor; {DAMAGED}"
         )
     return {key: plain(name, path) for key, name in rows.items()}
 
 
-def checked(
-    folder: Path, names: Names, found: Mapping[Path, Mapping[str, Lazy]]
+def check_tensors(
+    folder: Path, names: FileNames, found: Mapping[Path, Mapping[str, Lazy]]
 ) -> dict[str, Lazy]:
     """Return the tensors of all files together. `found` has the tensors of each file. Raises
     `SourceError` if a tensor is in two files, or in another file than the index says, or missing.
@@ -197,17 +197,17 @@ def checked(
                     else "another file has this tensor too"
                 )
                 raise SourceError(
-                    f"{path}: found the tensor {shown(name)}, but {other}; the checkpoint is damaged"
+                    f"{path}: found the tensor {show_value(name)}, but {other}; the checkpoint is damaged"
                 )
             tensors[name] = tensor
     for name in sorted(set(where or ()) - set(tensors)):
         raise SourceError(
-            f"{folder / (where or {})[name]}: found no tensor {shown(name)}, which {names.index} lists for this file; {DAMAGED}"
+            f"{folder / (where or {})[name]}: found no tensor {show_value(name)}, which {names.index} lists for this file; {DAMAGED}"
         )
     return tensors
 
 
-def weights(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
+def weights_to_write(hub: Hub, dtype: str | None) -> dict[str, Lazy]:
     """Return the weights to write: one copy of each parameter, and the buffers. Copies have the
     number format `dtype`, or by default that of the weight. The master is written if it has
     exactly the format `dtype`; otherwise the weight, with which the model computes, is converted.
@@ -255,14 +255,14 @@ class Safe(Format):
         """Return a checkpoint with all weights, from the single file or from the files that the
         index names.
         """
-        paths = listed(place, SAFE) or ()
-        tensors = checked(place, SAFE, {path: header(path, place) for path in paths})
+        paths = list_files(place, SAFE) or ()
+        tensors = check_tensors(place, SAFE, {path: read_header(path, place) for path in paths})
         return hub_of(self.name, tensors, paths, ordered=False)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files that would hold the weights: one file, or several files with an index.
         """
-        parts = shards(weights(hub, wanted.dtype), wanted.shard)
-        files = [file_of(name, part, {"format": "pt"}) for name, part in index(SAFE, parts)]
+        parts = divide_into_shards(weights_to_write(hub, wanted.dtype), wanted.shard)
+        files = [file_of(name, part, {"format": "pt"}) for name, part in index_files(SAFE, parts)]
         found: tuple[Finding, ...] = tuple(only_weights(hub, wanted.dtype, self.title))
-        return Written((*files, *index_file(SAFE, parts)), "SHA256SUMS", found)
+        return PlannedFiles((*files, *index_file(SAFE, parts)), "SHA256SUMS", found)

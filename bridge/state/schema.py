@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import read_text
 
@@ -69,28 +69,28 @@ class State(Strict):
     carried: dict[str, JsonValue] = {}
 
 
-def read(folder: Path, root: Path) -> State:
+def read_state(folder: Path, root: Path) -> State:
     """Return the content of state.json in `folder`. Raises a `SourceError` with a line for each
     invalid value.
     """
     path = folder / STATE
-    return parse(read_text(path, root, MOST), path)
+    return parse_state(read_text(path, root, MOST), path)
 
 
-def parse(text: str, path: Path) -> State:
+def parse_state(text: str, path: Path) -> State:
     """Return the state that `text`, the content of the file `path`, describes. Raises a
     `SourceError` with a line for each invalid value.
     """
     try:
-        found = json.loads(text, object_pairs_hook=_unique)
+        found = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{path}: expected JSON ({error}); the checkpoint is damaged") from None
     if not isinstance(found, dict):
         raise SourceError(
-            f"{path}: found {shown(found, 30)}, expected an object; the checkpoint is damaged"
+            f"{path}: found {show_value(found, 30)}, expected an object; the checkpoint is damaged"
         )
     if found.get("format") not in (1, FORMAT):
-        said = shown(found.get("format"))
+        said = show_value(found.get("format"))
         raise SourceError(
             f"{path}: format: found {said}, expected {FORMAT}; load it with the release that wrote it"
         )
@@ -100,19 +100,19 @@ def parse(text: str, path: Path) -> State:
         return State.model_validate_json(text)
     except ValidationError as error:
         raise SourceError(
-            *(_line(path, problem) for problem in error.errors(include_url=False)[:5])
+            *(_problem_line(path, problem) for problem in error.errors(include_url=False)[:5])
         ) from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key is given twice")
     return found
 
 
-def _line(path: Path, problem: Any) -> str:
+def _problem_line(path: Path, problem: Any) -> str:
     place = ".".join(map(str, problem["loc"])) or "the whole"
     if problem["type"] == "missing":
         return f"{path}: {place}: found no value, expected one; the checkpoint is damaged"
-    return f"{path}: {place}: found {shown(problem['input'], 40)}; {problem['msg'].lower()}; the checkpoint is damaged"
+    return f"{path}: {place}: found {show_value(problem['input'], 40)}; {problem['msg'].lower()}; the checkpoint is damaged"

@@ -37,7 +37,7 @@ LOST = "\1"
 """First character of an error message between processes if the disk failed."""
 
 
-def shared(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
+def share_work(processes: int, count: int, work: Callable[[int, Told], object], told: Told) -> None:
     """Call `work(number, told)` in forked processes, once for each number below `count`. What they
     report is passed to `told` in this process.
 
@@ -45,18 +45,18 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
     this process is killed, the forked ones end at their next report, because nobody reads the pipe
     any more.
     """
-    numbers = _numbered(count)
+    numbers = _number_file(count)
     words, said = os.pipe()
     wrong, error = os.pipe()
-    children = [_started(numbers, said, error, (words, wrong), work) for _ in range(processes)]
+    children = [_start_worker(numbers, said, error, (words, wrong), work) for _ in range(processes)]
     # A pipe ends for its reader when the last writer closes it, and this process is one until it
     # closes its own copies.
     for descriptor in (numbers, said, error):
         os.close(descriptor)
     try:
-        _listen(words, told)
+        _pass_reports(words, told)
         problem = os.read(wrong, LONGEST).decode(errors="replace")
-        codes = _ended(children)
+        codes = _wait_for_children(children)
     finally:
         for child in children:
             with suppress(ProcessLookupError, ChildProcessError):
@@ -72,7 +72,7 @@ def shared(processes: int, count: int, work: Callable[[int, Told], object], told
         raise UnwrittenError("a process that wrote files was killed")
 
 
-def _numbered(count: int) -> int:
+def _number_file(count: int) -> int:
     """Return the descriptor of a file without a name that holds the numbers of all tasks. Forked
     processes share the position in the file, so that each read returns the next number.
     """
@@ -82,7 +82,7 @@ def _numbered(count: int) -> int:
         return os.dup(file.fileno())
 
 
-def _listen(words: int, told: Told) -> None:
+def _pass_reports(words: int, told: Told) -> None:
     """Pass the reports of the forked processes to `told`, until all of these processes have ended.
     """
     rest = b""
@@ -94,14 +94,14 @@ def _listen(words: int, told: Told) -> None:
         rest = rest[whole:]
 
 
-def _ended(children: list[int]) -> list[int]:
+def _wait_for_children(children: list[int]) -> list[int]:
     codes = []
     while children:
         codes.append(os.waitpid(children.pop(), 0)[1])
     return codes
 
 
-def _started(
+def _start_worker(
     numbers: int,
     said: int,
     error: int,

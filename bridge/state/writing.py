@@ -21,9 +21,9 @@ from bridge import __version__
 from bridge.errors import SourceError
 from bridge.state import digests, sharing
 from bridge.state.files import File, Late, size_of
-from bridge.state.folder import remove, sync, write_text
-from bridge.state.formats import Written
-from bridge.state.lazy import STRIP, WIDTH, Run, raw, strips
+from bridge.state.folder import remove_path, sync_folder, write_text
+from bridge.state.formats import PlannedFiles
+from bridge.state.lazy import STRIP, WIDTH, ElementRun, raw_bytes, read_strips
 from bridge.state.sharing import UnwrittenError
 
 MARK, DONE, PART, KEPT = ".mark", ".done", ".part", ".kept"
@@ -45,8 +45,8 @@ or by an earlier run of the command.
 """
 
 
-def write(
-    written: Written, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1
+def write_checkpoint(
+    written: PlannedFiles, target: Path, sources: Iterable[Path], moved: Moved, processes: int = 1
 ) -> None:
     """Write the files into the new folder `target`. Raises `SourceError` if that fails.
 
@@ -60,48 +60,48 @@ def write(
         raise SourceError(f"{target}: found no folder {target.parent}; create this folder first")
     staging = target.parent / f".{target.name}.partial"
     try:
-        with _alone(staging):
-            _put(written, staging, _mark(written, sources), moved, processes)
+        with _lock_staging(staging):
+            _write_into(written, staging, _task_digest(written, sources), moved, processes)
             staging.rename(target)
-            sync(target.parent)
+            sync_folder(target.parent)
     except OSError as error:
         raise SourceError(
-            f"{error.filename or target}: {error.strerror}; {_advice(staging)}"
+            f"{error.filename or target}: {error.strerror}; {_advice_after_failure(staging)}"
         ) from None
     except UnwrittenError as error:
         raise SourceError(
-            *(f"{problem}; {_advice(staging)}" for problem in error.problems)
+            *(f"{problem}; {_advice_after_failure(staging)}" for problem in error.problems)
         ) from None
     except KeyboardInterrupt as error:
-        error.add_note(_advice(staging))
+        error.add_note(_advice_after_failure(staging))
         raise
 
 
-def _put(written: Written, staging: Path, mark: str, moved: Moved, processes: int) -> None:
+def _write_into(written: PlannedFiles, staging: Path, mark: str, moved: Moved, processes: int) -> None:
     """Write all files into the folder `staging`. If the source checkpoint turns out to be damaged,
     the folder is removed.
     """
-    done = _resumed(staging, mark)
+    done = _read_finished_digests(staging, mark)
     left = [file for file in written.files if file.name not in done]
-    resumed = bool(done) or any(_kept(staging, file).size for file in left)
+    resumed = bool(done) or any(_partial_file(staging, file).size for file in left)
     try:
         # Too little room must not remove what an earlier try has written; a source that is refused
         # later does.
-        _room(staging, left)
+        _check_room(staging, left)
         resumed = False
         moved(sum(file.size for file in written.files) - sum(file.size for file in left), False)
-        done |= _all(staging, left, moved, processes)
-        _close(staging, written, done)
+        done |= _write_all(staging, left, moved, processes)
+        _close_staging(staging, written, done)
     except UnwrittenError:
         raise
     except SourceError as error:
         if resumed:
             raise UnwrittenError(*error.problems) from None
-        remove(staging)
+        remove_path(staging)
         raise
 
 
-def _advice(staging: Path) -> str:
+def _advice_after_failure(staging: Path) -> str:
     """Return what the user can do after a failure, as the end of a message."""
     kept = (
         f"{staging} keeps the finished part: make room and repeat the command to continue, or "
@@ -110,22 +110,22 @@ def _advice(staging: Path) -> str:
     return kept if staging.is_dir() else "make room on the disk, or name another folder"
 
 
-def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
+def _write_all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> dict[str, str]:
     """Write these files, in several processes if there are several files. Returns the digests of
     all finished files by name.
     """
     if min(processes, len(files)) < 2:
-        return {file.name: _finished(staging, file, moved) for file in files}
+        return {file.name: _finish_file(staging, file, moved) for file in files}
     # The largest first: one that began last would keep one process busy while all others have
     # ended.
     largest = sorted(files, key=lambda file: -file.size)
-    sharing.shared(
+    sharing.share_work(
         min(processes, len(files)),
         len(files),
-        lambda number, told: _finished(staging, largest[number], told),
+        lambda number, told: _finish_file(staging, largest[number], told),
         moved,
     )
-    found = _journal(staging)
+    found = _read_journal(staging)
     SourceError.raise_if(
         f"{staging / file.name}: the process that writes this file ended too early"
         for file in files
@@ -135,7 +135,7 @@ def _all(staging: Path, files: Sequence[File], moved: Moved, processes: int) -> 
 
 
 @contextmanager
-def _alone(staging: Path) -> Iterator[None]:
+def _lock_staging(staging: Path) -> Iterator[None]:
     """Hold the lock of the folder `staging` during a `with` statement. Raises `SourceError` if
     another process holds it.
     """
@@ -143,7 +143,7 @@ def _alone(staging: Path) -> Iterator[None]:
     descriptor = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         until = time.monotonic() + PATIENCE
-        while not _locked(descriptor):
+        while not _try_lock(descriptor):
             if time.monotonic() > until:
                 raise SourceError(
                     f"{staging}: another process writes into this folder; wait until it ends, or name another folder"
@@ -154,7 +154,7 @@ def _alone(staging: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -162,7 +162,7 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _mark(written: Written, sources: Iterable[Path]) -> str:
+def _task_digest(written: PlannedFiles, sources: Iterable[Path]) -> str:
     """Return a digest of the task: the source files and the parts of each file to write. Finished
     files are reused only if this digest is the same.
     """
@@ -175,27 +175,27 @@ def _mark(written: Written, sources: Iterable[Path]) -> str:
         for part in file.parts:
             if isinstance(part, bytes):
                 found.update(part)
-            elif isinstance(part, Run):
+            elif isinstance(part, ElementRun):
                 found.update(
                     f"{part.start} {part.stop} {part.source.dtype} {part.source.shape}\n".encode()
                 )
     return found.hexdigest()
 
 
-def _resumed(staging: Path, mark: str) -> dict[str, str]:
+def _read_finished_digests(staging: Path, mark: str) -> dict[str, str]:
     """Return the digests of the files that an earlier run of the command finished, by name. Files
     of another task are removed.
     """
     path = staging / MARK
     if path.is_file() and path.read_text() == mark:
-        return _journal(staging)
+        return _read_journal(staging)
     for entry in staging.iterdir():
-        remove(entry) if entry.is_dir() else entry.unlink()
+        remove_path(entry) if entry.is_dir() else entry.unlink()
     write_text(path, mark)
     return {}
 
 
-def _journal(staging: Path) -> dict[str, str]:
+def _read_journal(staging: Path) -> dict[str, str]:
     """Return the digests of the finished files by name, from the list in the temporary folder."""
     # The last line may be half written. Lines that are not a digest and the name of a file are
     # passed over, and the file is written again.
@@ -208,9 +208,9 @@ def _journal(staging: Path) -> dict[str, str]:
     }
 
 
-def _room(staging: Path, left: Iterable[File]) -> None:
+def _check_room(staging: Path, left: Iterable[File]) -> None:
     """Raise `SourceError` unless the disk has space for all that is left to write."""
-    needed = sum(file.size - _kept(staging, file).size for file in left) + SPARE
+    needed = sum(file.size - _partial_file(staging, file).size for file in left) + SPARE
     free = shutil.disk_usage(staging).free
     if free < needed:
         raise SourceError(
@@ -228,7 +228,7 @@ class Kept:
     digest: str = ""
 
 
-def _kept(staging: Path, file: File) -> Kept:
+def _partial_file(staging: Path, file: File) -> Kept:
     beside = staging / f"{file.name}{PART}"
     note = staging / f"{file.name}{KEPT}"
     if not beside.is_file() or not note.is_file():
@@ -238,17 +238,17 @@ def _kept(staging: Path, file: File) -> Kept:
     return found if beside.stat().st_size >= found.size <= file.size else Kept()
 
 
-def _finished(staging: Path, file: File, moved: Moved) -> str:
+def _finish_file(staging: Path, file: File, moved: Moved) -> str:
     """Write one file, add it to the list of finished files, and return its digest."""
     path = staging / file.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = _kept(staging, file)
+    kept = _partial_file(staging, file)
     # If the bytes that were kept are not those that were noted, the file is written again from its
     # beginning.
-    digest = _filled(path, file, kept, moved) or _filled(path, file, Kept(), moved)
+    digest = _fill_file(path, file, kept, moved) or _fill_file(path, file, Kept(), moved)
     path.with_name(path.name + PART).rename(path)
     path.with_name(path.name + KEPT).unlink(missing_ok=True)
-    sync(path.parent)
+    sync_folder(path.parent)
     line = f"{digest}  {file.name}\n".encode()
     descriptor = os.open(staging / DONE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:
@@ -259,7 +259,7 @@ def _finished(staging: Path, file: File, moved: Moved) -> str:
     return digest
 
 
-def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
+def _fill_file(path: Path, file: File, kept: Kept, moved: Moved) -> str:
     """Write the rest of a file. Its first bytes, which `kept` describes, are on the disk already.
     Returns the digest of the file, or an empty text if these bytes have changed.
     """
@@ -267,7 +267,7 @@ def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
     with beside.open("r+b" if kept.size else "wb") as stream:
         stream.truncate(kept.size)
         at, noted = 0, kept.size
-        for piece in pieces(file, stream, kept.size):
+        for piece in content_pieces(file, stream, kept.size):
             digest.update(piece)
             if at >= kept.size:
                 stream.write(piece)
@@ -276,13 +276,13 @@ def _filled(path: Path, file: File, kept: Kept, moved: Moved) -> str:
                 return ""
             moved(len(piece), at > kept.size)
             if at - noted >= STAGE:
-                noted = _noted(stream, path, at, digest.hexdigest())
+                noted = _write_note(stream, path, at, digest.hexdigest())
         stream.flush()
         os.fsync(stream.fileno())
     return digest.hexdigest()
 
 
-def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
+def _write_note(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
     """Flush the bytes written so far to the disk, and then write the note with their number and
     digest. Returns their number.
     """
@@ -294,7 +294,7 @@ def _noted(stream: IO[bytes], path: Path, at: int, digest: str) -> int:
     return at
 
 
-def pieces(
+def content_pieces(
     file: File, before: IO[bytes] | None = None, kept: int = 0
 ) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file to write, in pieces of at most one strip. An earlier run of the
@@ -303,36 +303,36 @@ def pieces(
     sums: dict[int, int] = {}
     at = 0
     for part in file.parts:
-        for piece in _part(part, sums, file.sums, before if at < kept else None, kept - at):
+        for piece in _part_bytes(part, sums, file.sums, before if at < kept else None, kept - at):
             at += len(piece)
             yield piece
 
 
-def _part(
-    part: bytes | Run | Late,
+def _part_bytes(
+    part: bytes | ElementRun | Late,
     sums: dict[int, int],
     counted: bool,
     before: IO[bytes] | None,
     kept: int,
 ) -> Iterator[bytes | memoryview]:
-    if isinstance(part, Run):
-        yield from _run(part, sums, counted, before, kept)
+    if isinstance(part, ElementRun):
+        yield from _run_bytes(part, sums, counted, before, kept)
         return
-    found = part if isinstance(part, bytes) else _late(part, sums)
+    found = part if isinstance(part, bytes) else _late_bytes(part, sums)
     if before is not None:
         found = before.read(len(found))
     yield found
 
 
-def _late(part: Late, sums: dict[int, int]) -> bytes:
+def _late_bytes(part: Late, sums: dict[int, int]) -> bytes:
     found = part.make([sums[id(run)] for run in part.runs])
     if len(found) != size_of(part):
         raise SourceError(f"expected {size_of(part)} bytes of checksums, found {len(found)}")
     return found
 
 
-def _run(
-    part: Run, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int
+def _run_bytes(
+    part: ElementRun, sums: dict[int, int], counted: bool, before: IO[bytes] | None, kept: int
 ) -> Iterator[bytes | memoryview]:
     sum_, width = 0, WIDTH[part.source.dtype]
     start = part.start
@@ -342,14 +342,14 @@ def _run(
         sum_ = zlib.crc32(content, sum_) if counted else 0
         start, kept = start + count, kept - len(content)
         yield content
-    for strip in strips(part.source, start, part.stop):
-        content = raw(strip)
+    for strip in read_strips(part.source, start, part.stop):
+        content = raw_bytes(strip)
         sum_ = zlib.crc32(content, sum_) if counted else 0
         yield content
     sums[id(part)] = sum_  # a `Late` behind it asks for it; without one it stays 0
 
 
-def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
+def _close_staging(staging: Path, written: PlannedFiles, done: dict[str, str]) -> None:
     """Write SHA256SUMS with the digests of all files, remove the notes, and wait until every name
     is on the disk.
     """
@@ -364,4 +364,4 @@ def _close(staging: Path, written: Written, done: dict[str, str]) -> None:
     for name in (MARK, DONE):
         (staging / name).unlink(missing_ok=True)
     for folder in {staging, *((staging / file.name).parent for file in written.files)}:
-        sync(folder)
+        sync_folder(folder)

@@ -6,13 +6,13 @@ Needs the extra `test`.
 from __future__ import annotations
 
 from bridge.testing.mutations import Mistake, Mutation, mutations
-from bridge.testing.strategies import Case, Part, configs, entries, plans, values
+from bridge.testing.strategies import StrategyCase, StrategyPart, configs, entries, plans, values
 
 __all__ = [
-    "Case",
     "Mistake",
     "Mutation",
-    "Part",
+    "StrategyCase",
+    "StrategyPart",
     "configs",
     "entries",
     "mutations",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.files.shell.pieces import Piece, Unknown, known, spelled
+from bridge.files.shell.pieces import Piece, Unknown, spell_pieces, text_if_known
 from bridge.files.shell.programs import PROGRAMS
-from bridge.files.shell.read import Reader
+from bridge.files.shell.read import ShellReader
 from bridge.files.shell.scope import Scope
 from bridge.testing import processes
 
@@ -85,9 +85,9 @@ class Bash:
 
     def runs(self, text: str) -> Runs:
         """Return the words of each run that bash starts. Raises `subprocess.TimeoutExpired`."""
-        return self.done(text)[0]
+        return self.run_bash(text)[0]
 
-    def done(self, text: str) -> tuple[Runs, set[int]]:
+    def run_bash(self, text: str) -> tuple[Runs, set[int]]:
         """Return the words of each run that bash starts, and the lines on which bash reports errors."""
         # Each script gets an empty folder: files of the one before would change what it does.
         shutil.rmtree(self.work, ignore_errors=True)
@@ -99,10 +99,10 @@ class Bash:
             [str(BASH), "--norc", str(script)], SECONDS, {"PATH": str(self.programs)}, self.work
         )
         reported = re.findall(rb"^[^\n]*launch\.sh: line (\d+): ", done.stderr, re.MULTILINE)
-        return _noted(self.notes.read_bytes()), {int(line) for line in reported}
+        return _parse_notes(self.notes.read_bytes()), {int(line) for line in reported}
 
 
-def _noted(notes: bytes) -> Runs:
+def _parse_notes(notes: bytes) -> Runs:
     words = os.fsdecode(notes).split("\0")[:-1]
     found: Runs = []
     while words:
@@ -112,9 +112,9 @@ def _noted(notes: bytes) -> Runs:
     return found
 
 
-def said(text: str) -> Said:
+def read_runs(text: str) -> Said:
     """Return the runs that the reader finds in a script."""
-    reader = Reader("launch.sh", Scope({}))
+    reader = ShellReader("launch.sh", Scope({}))
     refused = ""
     try:
         reader.read(text)
@@ -125,16 +125,16 @@ def said(text: str) -> Said:
         return Said([], refused)
     runs: Runs = []
     for command in reader.commands:
-        first = known(command.words[0])
+        first = text_if_known(command.words[0])
         if first is not None and first not in (STARTER, *STARTING):
             continue
-        at = next((index for index, word in enumerate(command.words) if known(word) == STARTER), 0)
+        at = next((index for index, word in enumerate(command.words) if text_if_known(word) == STARTER), 0)
         launch: list[Piece] = []
         for index, word in enumerate(command.words):
             # A word before the launcher that sets a variable to an unknown value leaves the launch
             # itself known.
             assigns = (
-                bool(word) and ASSIGNING.fullmatch(spelled(word[:1])) is not None and len(word) > 1
+                bool(word) and ASSIGNING.fullmatch(spell_pieces(word[:1])) is not None and len(word) > 1
             )
             if index >= at or not assigns:
                 launch += word
@@ -188,11 +188,11 @@ def outcome(bash: Bash, text: str) -> tuple[str, str]:
     same runs, `stopped` if both find the same error after the same runs, `refused` if only the
     reader refuses, else `different`.
     """
-    found = said(text)
+    found = read_runs(text)
     if found.refused and not found.stopped:
         return "refused", found.refused
     try:
-        runs, reported = bash.done(text)
+        runs, reported = bash.run_bash(text)
     except subprocess.TimeoutExpired:
         return ("refused" if found.stopped else "different"), found.refused or "bash does not end"
     if not found.stopped:

@@ -263,7 +263,7 @@ class CaseWriter(Writer):
         self.depth += 1
         # The first way of each rule has no part of the same rule in it, so the nesting ends.
         choices = RULES[name][: 1 if self.depth > 8 else None]
-        done = self.filled(self.choose(choices))
+        done = self.fill_template(self.choose(choices))
         self.depth -= 1
         return done
 
@@ -271,5 +271,5 @@ class CaseWriter(Writer):
 def case(choose: Callable[[Sequence[str]], str]) -> Script:
     """Return a script made of the parts that `choose` selects."""
     writer = CaseWriter(choose)
-    body = writer.filled(choose((DECIDED, "X=\n⟨construct⟩\n")))
+    body = writer.fill_template(choose((DECIDED, "X=\n⟨construct⟩\n")))
     return START.format(A=choose(SETTINGS), B=choose(SETTINGS), C=choose(SETTINGS)) + body + END, ()

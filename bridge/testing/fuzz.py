@@ -19,7 +19,7 @@ from warnings import catch_warnings, simplefilter
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Flaky, HypothesisWarning
 
-from bridge.config import Values, shown
+from bridge.config import Values, show_value
 from bridge.dialect import Config, Dialect, Written
 from bridge.errors import BridgeError
 from bridge.rules import Effect
@@ -83,7 +83,7 @@ class Failure:
         return self.stage, self.message.partition(":")[0]
 
     @cached_property
-    def written(self) -> Written | None:
+    def as_file(self) -> Written | None:
         """The config as a file; None if it cannot be written."""
         try:
             return self.config.dialect.render(self.config)
@@ -93,7 +93,7 @@ class Failure:
     @property
     def text(self) -> str:
         """The text of the file. If no file can be written, the values by path."""
-        return self.written.text if self.written else f"{dict(self.config.given)!r}\n"
+        return self.as_file.text if self.as_file else f"{dict(self.config.given)!r}\n"
 
 
 def fuzz(
@@ -248,14 +248,14 @@ def _converts(config: Config, to: Dialect, version: str | None) -> None:
     """
     result = translate(config, to, version)
     for format in to.formats:
-        _accepted(result, format)
+        _check_written(result, format)
     _tells(result)
     back = translate(result.config, config.dialect, config.version, config.world_size, result.carry)
     problem = "the given values change in a conversion there and back with the carry-over"
     _same(CONVERTING, problem, config.given, back.config.given)
 
 
-def _accepted(result: Result, format: str) -> None:
+def _check_written(result: Result, format: str) -> None:
     """Check that the written config is read with equal effective values, or that findings announced
     the problems of reading it.
     """
@@ -291,12 +291,12 @@ def _tells(result: Result) -> None:
         moved = config.effective.get(path) is None and value is not None
         strayed = not ours or any(meant.get(name) != kept.get(name) for name in ours)
         changed = strayed if moved else config.effective.get(path) != back.get(path)
-        lost = changed and not result.arrived(path)
+        lost = changed and not result.has_arrived(path)
         told = named & ({path} | otherwise(path, value, back.get(path)))
         if (told and not changed) or (lost and not told):
             change = (
-                f"{path} changes from {shown(config.effective.get(path))} to "
-                f"{shown(back.get(path))}"
+                f"{path} changes from {show_value(config.effective.get(path))} to "
+                f"{show_value(back.get(path))}"
             )
             raise Broken(
                 CONVERTING,
@@ -324,7 +324,7 @@ def _same(stage: str, what: str, one: Mapping[str, Any], other: Mapping[str, Any
         if one.get(path) != other.get(path) or (path in one) != (path in other)
     ]
     if unlike:
-        lines = (f"{path}: {shown(one.get(path))} -> {shown(other.get(path))}" for path in unlike)
+        lines = (f"{path}: {show_value(one.get(path))} -> {show_value(other.get(path))}" for path in unlike)
         raise Broken(stage, f"{what}: " + "; ".join(lines))
 
 

@@ -102,13 +102,13 @@ def of_family(draw: DrawFn, name: str, without: tuple[str, ...] = ()) -> Sequenc
     family, layers = FAMILIES[name], draw(st.integers(1, 12))
     counts = family.keys["layers"].names[:1] if "layers" in family.keys else ()
     first = dict.fromkeys(counts, layers)
-    listed = [path for path in BLOCKS if path in family.known and draw(st.booleans())]
+    listed = [path for path in BLOCKS if path in family.keys_it_reads and draw(st.booleans())]
     blocks = {
         path: draw(st.lists(BLOCKS[path], min_size=layers, max_size=layers).map(tuple))
         for path in listed
     }
     skipped = {*first, *BLOCKS, *without}
-    others = [path for path in sorted(family.known) if path not in skipped and draw(st.booleans())]
+    others = [path for path in sorted(family.keys_it_reads) if path not in skipped and draw(st.booleans())]
     return [
         first,
         *({path: value} for path, value in blocks.items()),

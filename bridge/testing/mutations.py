@@ -20,7 +20,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from bridge.config import fields
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError, ConfigError
-from bridge.testing.strategies import Case, configs, entries, part_of, paths_of
+from bridge.testing.strategies import StrategyCase, configs, entries, part_of, paths_of
 
 Path = tuple[str, ...]
 """Path of a value in a source: the keys that lead to the value, the outermost first."""
@@ -92,7 +92,7 @@ class Mutation:
         """
         return self.config.dialect.read(self.source, self.config.version, self.config.world_size)
 
-    def named_in(self, error: BridgeError) -> bool:
+    def is_named_by(self, error: BridgeError) -> bool:
         """Return whether a message of `error` names the edited key.
 
         If the edit makes a size inconsistent, the name of its plan field is enough.
@@ -125,7 +125,7 @@ def _mutations(
     seed = Random(draw(st.integers(0, 2**32)))
     found = edits(config)
     edit = seed.choice(found[seed.choice(sorted(found))])
-    source = edited(part_of(dialect).source(config), edit)
+    source = edit_mapping(part_of(dialect).source(config), edit)
     return Mutation(config, edit.mistake, ".".join(edit.at), edit.value, source, ours=edit.ours)
 
 
@@ -138,7 +138,7 @@ def edits(config: Config) -> Mapping[Mistake, list[Edit]]:
     return found
 
 
-def edited(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
+def edit_mapping(source: Mapping[str, Any], edit: Edit) -> dict[str, Any]:
     """Return a copy of the nested mapping `source` with one edit.
 
     Missing sections are added, sections that become empty are removed.
@@ -185,19 +185,19 @@ def _free(config: Config, parent: Path) -> bool:
     return any(".".join(path) in known for path in above) or ".".join((*parent, REST)) in known
 
 
-def _misspelled(config: Config) -> Iterator[Edit]:
+def _misspell_keys(config: Config) -> Iterator[Edit]:
     """Yield edits that swap two letters of a key and keep its value."""
     part = part_of(config.dialect)
     known = {tuple(path.split(".")) for path in fields(config.dialect.schema)}
     known |= {part.spelled(config, path) for path in config.given}
     for path in config.given:
         *parent, name = part.spelled(config, path)
-        wrong = (*parent, _swapped(name))
+        wrong = (*parent, _swap_letters(name))
         if wrong not in known and wrong[-1] != name and not _free(config, tuple(parent)):
             yield Edit(Mistake.MISSPELLED, wrong, config.given[path], leaves=(*parent, name))
 
 
-def _swapped(name: str) -> str:
+def _swap_letters(name: str) -> str:
     """Return `name` with two neighbouring letters swapped: the first pair from the middle on whose letters differ."""
     for place in range(len(name) // 2, len(name) - 1):
         if name[place] != name[place + 1] and name[place : place + 2].isalpha():
@@ -242,7 +242,7 @@ def _kind(annotation: Any, bounds: tuple[Any, ...] = ()) -> _Kind:
 def _wrong_values(config: Config) -> Iterator[Edit]:
     """Yield edits that give a field a value which its annotation does not allow."""
     part, known = part_of(config.dialect), fields(config.dialect.schema)
-    settable = set(paths_of(config.dialect, Case(config.version, config.world_size, config.entry)))
+    settable = set(paths_of(config.dialect, StrategyCase(config.version, config.world_size, config.entry)))
     for path in config.given:
         if path in known and path in settable and path not in part.coerced:
             at = part.spelled(config, path)
@@ -298,23 +298,23 @@ def _relations(config: Config) -> Iterator[Edit]:
         return
     part, plan = part_of(config.dialect), lift(config).values()
     for axis in AXES:
-        for path in _carried(config, axis, plan.get(axis)):
+        for path in _paths_of_value(config, axis, plan.get(axis)):
             yield Edit(
                 Mistake.RELATION, part.spelled(config, path), config.world_size + 1, ours=axis
             )
     # A global batch that is one larger cannot be a multiple of micro x data, unless that is 1.
     if (
         not part.rounds
-        and _carried(config, MICRO, plan.get(MICRO))
+        and _paths_of_value(config, MICRO, plan.get(MICRO))
         and plan[MICRO] * (plan.get(DATA) or 1) > 1
     ):
-        for path in _carried(config, TOTAL, plan.get(TOTAL)):
+        for path in _paths_of_value(config, TOTAL, plan.get(TOTAL)):
             yield Edit(
                 Mistake.RELATION, part.spelled(config, path), config.given[path] + 1, ours=TOTAL
             )
 
 
-def _carried(config: Config, ours: str, value: Any) -> list[str]:
+def _paths_of_value(config: Config, ours: str, value: Any) -> list[str]:
     """Return the paths of given values that equal `value` and determine the plan field `ours`."""
     rule = next(rule for rule in config.dialect.rules if ours in rule.ours)
     return [
@@ -324,7 +324,7 @@ def _carried(config: Config, ours: str, value: Any) -> list[str]:
     ]
 
 
-def _required(config: Config) -> Iterator[Edit]:
+def _remove_required(config: Config) -> Iterator[Edit]:
     """Yield edits that remove a field which the dialect requires."""
     part = part_of(config.dialect)
     for path in part.required(config):
@@ -333,8 +333,8 @@ def _required(config: Config) -> Iterator[Edit]:
 
 MAKERS: tuple[Callable[[Config], Iterable[Edit]], ...] = (
     _unknown,
-    _misspelled,
+    _misspell_keys,
     _wrong_values,
     _relations,
-    _required,
+    _remove_required,
 )

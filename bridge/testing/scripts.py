@@ -1027,7 +1027,7 @@ class Writer:
     serial: int = 0
     parts: int = 0
 
-    def filled(self, template: str) -> str:
+    def fill_template(self, template: str) -> str:
         """Return `template` with all parts in angle brackets filled in."""
         if "№" in template:
             self.serial += 1
@@ -1043,25 +1043,25 @@ class Writer:
     def rule(self, name: str) -> str:
         """Return a text for a part, made by the grammar rule `name`."""
         if name in RULES:
-            return self.filled(self.choose(RULES[name]))
+            return self.fill_template(self.choose(RULES[name]))
         self.parts += 1
         if name in FLAT and (self.depth >= DEEPEST or self.parts > MOST):
-            return self.filled(FLAT[name])
+            return self.fill_template(FLAT[name])
         choices = PRODUCTIONS[name]
         production = self.choose(list(choices))
         self.used.append(production)
         self.depth += 1
-        done = self.filled(self.choose(choices[production]))
+        done = self.fill_template(self.choose(choices[production]))
         self.depth -= 1
         return done
 
 
-def written(choose: Callable[[Sequence[str]], str]) -> Script:
+def write_script(choose: Callable[[Sequence[str]], str]) -> Script:
     """Return a script made of the parts that `choose` selects."""
     write = Writer(choose)
-    lines = [write.filled(line) for line in START]
+    lines = [write.fill_template(line) for line in START]
     lines += [write.rule("statement") for _ in range(int(choose("1234")))]
-    lines += [write.filled(line) for line in BEFORE]
+    lines += [write.fill_template(line) for line in BEFORE]
     # A name directly before letters gets braces, or bash would read a longer, unset name.
     return NAMED.sub(r"${\1}", "\n".join([*lines, END, ""])), tuple(write.used)
 
@@ -1069,4 +1069,4 @@ def written(choose: Callable[[Sequence[str]], str]) -> Script:
 @st.composite
 def scripts(draw: Callable[[st.SearchStrategy[str]], str]) -> Script:
     """Return a strategy for scripts, each with the productions from which it was made."""
-    return written(lambda choices: draw(st.sampled_from(list(choices))))
+    return write_script(lambda choices: draw(st.sampled_from(list(choices))))

@@ -14,7 +14,7 @@ from hypothesis import given
 from bridge.config import Values
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
-from bridge.testing.strategies import Case, configs, part_of, paths_of
+from bridge.testing.strategies import StrategyCase, configs, part_of, paths_of
 
 ROUND = 50
 """Number of configs that are drawn before the wanted fields are selected again."""
@@ -70,30 +70,30 @@ def shares(
             among = tuple(case for case in among if open_ & _paths(dialect, case))
         if not among:
             break
-        config = _drawn(random.choice(among), dialect, random)
+        config = _draw_config(random.choice(among), dialect, random)
         off = off_default(config)
-        for path in _paths(config.dialect, Case(config.version, None, config.entry)):
+        for path in _paths(config.dialect, StrategyCase(config.version, None, config.entry)):
             found[path] = found[path].plus(path in off)
     return found
 
 
 @cache
-def _cases(dialect: Dialect) -> tuple[Case, ...]:
+def _cases(dialect: Dialect) -> tuple[StrategyCase, ...]:
     """Return the cases of releases and entry points; a frequent case is repeated."""
     return tuple(
-        Case(version, None, entry)
+        StrategyCase(version, None, entry)
         for version in dialect.versions
         for entry in part_of(dialect).entries
     )
 
 
 @cache
-def _paths(dialect: Dialect, case: Case) -> frozenset[str]:
+def _paths(dialect: Dialect, case: StrategyCase) -> frozenset[str]:
     part = part_of(dialect)
     return frozenset((*paths_of(dialect, case), *part.opaque(case))) - part.unsettable.keys()
 
 
-def _drawn(case: Case, dialect: Dialect, random: Random) -> Config:
+def _draw_config(case: StrategyCase, dialect: Dialect, random: Random) -> Config:
     """Draw a config that is independent of earlier ones.
 
     An ordinary Hypothesis run would start with small configs, and reuse parts of earlier ones.
@@ -113,7 +113,7 @@ def off_default(config: Config) -> set[str]:
     A value differs if it is not that of an empty config, or if the stack would derive another value
     from the other settings of this config.
     """
-    usual = _usual(config.dialect, Case(config.version, None, config.entry))
+    usual = _usual(config.dialect, StrategyCase(config.version, None, config.entry))
     same = {path for path, value in config.given.items() if value == usual.get(path)}
     # A default may depend on other settings: then a value equal to that of an empty config is off
     # the default here.
@@ -135,7 +135,7 @@ def _effective(config: Config, given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @cache
-def _usual(dialect: Dialect, case: Case) -> Values:
+def _usual(dialect: Dialect, case: StrategyCase) -> Values:
     """Return the effective values of an empty config."""
     least = part_of(dialect).least
     made = dialect.config(least, case.version, case.world_size, case.entry).effective

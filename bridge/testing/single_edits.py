@@ -45,7 +45,7 @@ class Edited:
     place: Path = ()
 
 
-def edited(source: Source, chance: Random, kind: str) -> Edited | None:
+def edit_source(source: Source, chance: Random, kind: str) -> Edited | None:
     """Return `source` with one edit of a kind, at a key that `chance` draws; None if this edit is not possible at the key."""
     if isinstance(source, Mapping):
         places = list(_places(source))
@@ -113,7 +113,7 @@ def _number(text: str) -> Any:
         return text
 
 
-def _swapped(name: str, chance: Random) -> str:
+def _swap_letters(name: str, chance: Random) -> str:
     places = [
         place
         for place in range(len(name) - 1)
@@ -129,7 +129,7 @@ def _swapped(name: str, chance: Random) -> str:
 
 NAMES: Mapping[str, Callable[[str, Random], str]] = {
     "renamed": lambda name, chance: f"{name}_size" if name[-1] != "e" else name[:-1],
-    "misspelled": _swapped,
+    "misspelled": _swap_letters,
     "other case": lambda name, chance: name.upper() if name != name.upper() else name.lower(),
 }
 
@@ -197,7 +197,7 @@ def outcome(base: Base, edit: Edited) -> str:
         return EQUAL
     if edit.kind in VALUES:
         moved = plan != base.plan or after.effective != base.config.effective
-        return LEGAL if moved and _held(after, edit) else SILENT
+        return LEGAL if moved and _has_new_value(after, edit) else SILENT
     return MISSED if any(_names(edit.was, text) for text in said) else SILENT
 
 
@@ -212,7 +212,7 @@ def _names(key: str, text: str) -> bool:
     )
 
 
-def _held(after: Config, edit: Edited) -> bool:
+def _has_new_value(after: Config, edit: Edited) -> bool:
     """Return whether the key has the new value among the given values, alone or in a list.
 
     A flag may set a field of another name; the field's origin names the flag.

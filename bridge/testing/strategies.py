@@ -39,7 +39,7 @@ RARE = 40
 
 
 @dataclass(frozen=True)
-class Case:
+class StrategyCase:
     """A case for which configs are drawn: a release, a world size in ranks or None, and an entry point."""
 
     version: str
@@ -47,7 +47,7 @@ class Case:
     entry: str
 
 
-def _nested(config: Config) -> Group:
+def _nest_values(config: Config) -> Group:
     return nest(
         {
             path: list(value) if isinstance(value, tuple) else value
@@ -57,7 +57,7 @@ def _nested(config: Config) -> Group:
 
 
 @dataclass(frozen=True)
-class Part:
+class StrategyPart:
     """Additions to a dialect's schema for strategies, as `PART` in the dialect's module
     `strategies`.
 
@@ -83,14 +83,14 @@ class Part:
       not refused, but gets a finding.
     """
 
-    core: Callable[[Case], SearchStrategy[Sequence[Group]]] = lambda case: st.just(())
-    paths: Callable[[Case], Iterable[str]] | None = None
-    values: Callable[[Case, str], SearchStrategy[Any] | None] = lambda case, path: None
-    opaque: Callable[[Case], tuple[str, ...]] = lambda case: ()
+    core: Callable[[StrategyCase], SearchStrategy[Sequence[Group]]] = lambda case: st.just(())
+    paths: Callable[[StrategyCase], Iterable[str]] | None = None
+    values: Callable[[StrategyCase, str], SearchStrategy[Any] | None] = lambda case, path: None
+    opaque: Callable[[StrategyCase], tuple[str, ...]] = lambda case: ()
     beside: Mapping[str, Group] = field(default_factory=dict)
     reserved: tuple[str, ...] = ()
     entries: tuple[str, ...] = ("",)
-    source: Callable[[Config], Group] = _nested
+    source: Callable[[Config], Group] = _nest_values
     spelled: Callable[[Config, str], tuple[str, ...]] = lambda config, path: tuple(path.split("."))
     required: Callable[[Config], Iterable[str]] = lambda config: ()
     stranger: str = "made_up_key"
@@ -101,10 +101,10 @@ class Part:
 
 
 @cache
-def part_of(dialect: Dialect) -> Part:
-    """Return `PART` of the module `strategies` in the dialect's package; an empty `Part` if there is no such module."""
+def part_of(dialect: Dialect) -> StrategyPart:
+    """Return `PART` of the module `strategies` in the dialect's package; an empty `StrategyPart` if there is no such module."""
     name = type(dialect).__module__ + ".strategies"
-    part: Part = import_module(name).PART if find_spec(name) else Part()
+    part: StrategyPart = import_module(name).PART if find_spec(name) else StrategyPart()
     return part
 
 
@@ -139,12 +139,12 @@ def _configs(
     part = part_of(dialect)
     release = version or draw(st.sampled_from(dialect.versions[::-1]))
     world = world_size or draw(st.sampled_from(WORLDS))
-    case = Case(release, world, entry or draw(st.sampled_from(part.entries)))
+    case = StrategyCase(release, world, entry or draw(st.sampled_from(part.entries)))
     first, *more = draw(part.core(case)) or [{}]
-    config = dialect.config(_known(first, dialect, case), case.version, case.world_size, case.entry)
+    config = dialect.config(_without_unknown(first, dialect, case), case.version, case.world_size, case.entry)
     # Fields with needs go first: later ones could only be added if they agree with those needs.
     needy, extras = draw(_fields(config, case, NEEDY)), draw(_fields(config, case, EXTRAS))
-    config = grown(config, [_known(group, dialect, case) for group in (*needy, *more, *extras)])
+    config = grown(config, [_without_unknown(group, dialect, case) for group in (*needy, *more, *extras)])
     return replace(
         config, opaque={path: stand_in for path in part.opaque(case) if draw(st.booleans())}
     )
@@ -154,7 +154,7 @@ def stand_in(*arguments: Any) -> None:
     """Stand in for any function that a live config contains."""
 
 
-def _known(group: Group, dialect: Dialect, case: Case) -> Group:
+def _without_unknown(group: Group, dialect: Dialect, case: StrategyCase) -> Group:
     """Return a group without the fields and values that the release does not know."""
     return {
         path: value
@@ -168,7 +168,7 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
 
     Groups are tried together, and by halves if the stack refuses them.
     """
-    more = _accepted(config, groups)
+    more = _config_or_none(config, groups)
     if more is not None:
         return more
     if len(groups) == 1:
@@ -177,7 +177,7 @@ def grown(config: Config, groups: Sequence[Group]) -> Config:
     return grown(grown(config, groups[:half]), groups[half:])
 
 
-def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
+def _config_or_none(config: Config, groups: Sequence[Group]) -> Config | None:
     given = dict(config.given)
     for group in groups:
         given = {**group, **given}
@@ -192,7 +192,7 @@ def _accepted(config: Config, groups: Sequence[Group]) -> Config | None:
 
 
 @st.composite
-def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Group]:
+def _fields(draw: DrawFn, config: Config, case: StrategyCase, count: int) -> Sequence[Group]:
     """Draw groups for some fields that are not set yet, each with the settings that the field needs."""
     part, dialect = part_of(config.dialect), config.dialect
     weights = _weights(dialect, case, count < EXTRAS)
@@ -207,7 +207,7 @@ def _fields(draw: DrawFn, config: Config, case: Case, count: int) -> Sequence[Gr
     return [{path: value, **part.beside.get(path, {})} for path, value in drawn.items()]
 
 
-def _off(draw: DrawFn, path: str, config: Config, case: Case) -> Any:
+def _off(draw: DrawFn, path: str, config: Config, case: StrategyCase) -> Any:
     """Draw a value for a field. If it is the default, draw again, or take the opposite of a boolean."""
     drawn = _values(config.dialect, case, path)
     value = draw(drawn)
@@ -219,19 +219,19 @@ def _off(draw: DrawFn, path: str, config: Config, case: Case) -> Any:
 
 
 @cache
-def _values(dialect: Dialect, case: Case, path: str) -> SearchStrategy[Any]:
+def _values(dialect: Dialect, case: StrategyCase, path: str) -> SearchStrategy[Any]:
     own = part_of(dialect).values(case, path)
     return own if own is not None else values(fields(dialect.schema)[path].annotation)
 
 
-def paths_of(dialect: Dialect, case: Case) -> tuple[str, ...]:
+def paths_of(dialect: Dialect, case: StrategyCase) -> tuple[str, ...]:
     """Return the fields that the release has at the entry point of a case."""
     own = part_of(dialect).paths
     return tuple(fields(dialect.schema)) if own is None else tuple(own(case))
 
 
 @cache
-def _weights(dialect: Dialect, case: Case, needy: bool) -> Mapping[str, float]:
+def _weights(dialect: Dialect, case: StrategyCase, needy: bool) -> Mapping[str, float]:
     """Return a weight for each field of a case. The weight is higher if fewer releases have the field."""
     spread, part = _spread(dialect, case.entry), part_of(dialect)
     begins = tuple(begin for begin in part.reserved if begin.endswith((".", "_")))
@@ -248,7 +248,7 @@ def _spread(dialect: Dialect, entry: str) -> Mapping[str, int]:
     """Return the number of releases that have each field."""
     found: dict[str, int] = {}
     for version in dialect.versions:
-        for path in paths_of(dialect, Case(version, None, entry)):
+        for path in paths_of(dialect, StrategyCase(version, None, entry)):
             found[path] = found.get(path, 0) + 1
     return found
 

@@ -42,7 +42,7 @@ VALUES = re.compile(r"--\w[\w-]*|'[^']*'|\"[^\"]*\"|-?\d[\w.+-]*|\[[^\]]*\]")
 """Matches the values and flags in a message, so that messages of one kind are alike without them."""
 
 
-class Side(StrEnum):
+class VerdictSide(StrEnum):
     """Who accepts or refuses a config."""
 
     ACCEPTED = "accepted by both"
@@ -72,14 +72,14 @@ class Tally:
     """
 
     rows: dict[bool, list[Row]] = field(default_factory=lambda: {True: [], False: []})
-    sides: Counter[Side] = field(default_factory=Counter)
+    sides: Counter[VerdictSide] = field(default_factory=Counter)
     differences: Counter[str] = field(default_factory=Counter)
     stricter: Counter[str] = field(default_factory=Counter)
     lacking: Counter[str] = field(default_factory=Counter)
 
     def leave_out(self, reason: str) -> None:
         """Count a config that the release says nothing about."""
-        self.sides[Side.LEFT_OUT] += 1
+        self.sides[VerdictSide.LEFT_OUT] += 1
         self.lacking[reason] += 1
 
     @property
@@ -102,7 +102,7 @@ def kind(reason: str) -> str:
     return VALUES.sub("…", reason)
 
 
-def drawn(strategy: Any, count: int) -> list[Any]:
+def draw_examples(strategy: Any, count: int) -> list[Any]:
     """Return the first `count` examples of a strategy, which are equal in each run."""
     found: list[Any] = []
 
@@ -146,15 +146,15 @@ def _count(tally: Tally, one: Asked, answer: Row, dialect: Dialect, version: str
     held, refused = answer.get("held", {}), answer.get("refused", "")
     side, looser = _side(one, refused), _real(dialect).LOOSER
     tally.sides[side] += 1
-    if side is Side.OURS and all(re.search(looser, line) for line in one.reason.splitlines()):
+    if side is VerdictSide.OURS and all(re.search(looser, line) for line in one.reason.splitlines()):
         tally.stricter[kind(one.reason)] += 1
     else:
         tally.differences.update(_differences(one, held, refused, side))
     # Only verdicts on which we agree become tests. Differences are for a person to decide.
-    if side is Side.ACCEPTED:
+    if side is VerdictSide.ACCEPTED:
         holds = _telling(dialect, version, one, held)
         tally.rows[True].append(_row(version, one, True, holds=holds))
-    elif side is Side.REFUSED:
+    elif side is VerdictSide.REFUSED:
         tally.rows[False].append(_row(version, one, False, reason=refused))
 
 
@@ -162,13 +162,13 @@ def _row(version: str, one: Asked, accepted: bool, **outcome: Any) -> Row:
     return {"release": version, **one.question, "accepted": accepted, **outcome}
 
 
-def _side(one: Asked, refused: str) -> Side:
+def _side(one: Asked, refused: str) -> VerdictSide:
     ours, theirs = one.expected is None, bool(refused)
     return {
-        (False, False): Side.ACCEPTED,
-        (True, True): Side.REFUSED,
-        (True, False): Side.OURS,
-        (False, True): Side.THEIRS,
+        (False, False): VerdictSide.ACCEPTED,
+        (True, True): VerdictSide.REFUSED,
+        (True, False): VerdictSide.OURS,
+        (False, True): VerdictSide.THEIRS,
     }[ours, theirs]
 
 
@@ -189,12 +189,12 @@ def _telling(dialect: Dialect, version: str, one: Asked, held: Row) -> Row:
 def _questions(dialect: Dialect, version: str, count: int) -> Iterator[Asked | None]:
     """Yield the configs to ask about; None for one that the release cannot be asked about."""
     wrong, crossed = count // 6, count // 2
-    valid = drawn(configs(dialect, version), count - wrong - crossed)
-    yield from map(_posed, valid)
-    mistaken = [(edit.config, edit.source) for edit in drawn(mutations(dialect, version), wrong)]
+    valid = draw_examples(configs(dialect, version), count - wrong - crossed)
+    yield from map(_pose_config, valid)
+    mistaken = [(edit.config, edit.source) for edit in draw_examples(mutations(dialect, version), wrong)]
     for config, source in (*mistaken, *_crossings(valid, crossed)):
         try:
-            yield _posed(dialect.read(source, version, config.world_size))
+            yield _pose_config(dialect.read(source, version, config.world_size))
         except BridgeError as error:
             question = _real(dialect).raw(source, config)
             yield None if question is None else Asked(question, None, str(error))
@@ -222,21 +222,21 @@ def _real(dialect: Dialect) -> ModuleType:
     return import_module(f"compat.{dialect.name}.runtime.real")
 
 
-def _posed(config: Config) -> Asked:
+def _pose_config(config: Config) -> Asked:
     real = _real(config.dialect)
     # A source tree is asked about more than a package that is installed, where the stack has both.
-    question, expected = getattr(real, "launched", real.posed)(config)
+    question, expected = getattr(real, "launch_words", real.pose_config)(config)
     question, expected = json.loads(json.dumps([question, expected], default=str))
     return Asked(question, expected)
 
 
-def _differences(one: Asked, held: Row, refused: str, side: Side) -> Iterator[str]:
+def _differences(one: Asked, held: Row, refused: str, side: VerdictSide) -> Iterator[str]:
     """Yield the differences between our reader and the release."""
-    if side is Side.OURS:
+    if side is VerdictSide.OURS:
         yield f"{side}: {kind(one.reason)}"
-    elif side is Side.THEIRS:
+    elif side is VerdictSide.THEIRS:
         yield f"{side}: {kind(refused)}"
-    elif side is Side.ACCEPTED:
+    elif side is VerdictSide.ACCEPTED:
         ours = one.expected or {}
         for path in sorted(ours.keys() & held.keys()):
             if ours[path] != held[path]:
@@ -248,14 +248,14 @@ def record(todo: Job, _again: bool) -> int:
     tree = locate(todo.part.PACKAGE, todo.release, todo.root)
     with closing(Process(todo.stack, todo.release, tree.root)) as process:
         tally = verdicts(process, todo.dialect, todo.release, todo.count, progress(todo))
-    counts = ", ".join(f"{tally.sides[side]} {side.value}" for side in Side)
+    counts = ", ".join(f"{tally.sides[side]} {side.value}" for side in VerdictSide)
     print(f"{tally.sides.total()} generated configs: {counts}")
     print_list("left out", decide.disagreements(tally.lacking))
     print_list("refused only by our reader, because no run trains with such a config", decide.disagreements(tally.stricter))
     print_list("differences to decide", decide.disagreements(tally.differences))
     if todo.tests is not None:
         write_all(
-            {todo.tests / VERDICTS: recorded(todo.tests / VERDICTS, todo.release, tally.sample)}
+            {todo.tests / VERDICTS: merge_verdicts(todo.tests / VERDICTS, todo.release, tally.sample)}
         )
     return Exit.CLEAN
 
@@ -270,7 +270,7 @@ def progress(todo: Job) -> Tick:
     return tick
 
 
-def recorded(path: Path, release: str, sample: Iterable[Row]) -> str:
+def merge_verdicts(path: Path, release: str, sample: Iterable[Row]) -> str:
     """Return the content of the file of verdicts, in which new verdicts replace the old verdicts on this release."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     kept = [line for line in lines if json.loads(line)["release"] != release]

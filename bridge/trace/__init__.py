@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bridge.trace.filter import Filter
     from bridge.trace.findings import Findings
     from bridge.trace.keeping import Keep
-    from bridge.trace.source import Source
+    from bridge.trace.source import TraceSource
     from bridge.trace.tracer import Observer, Tracer
 
 LOGS = (
@@ -59,7 +59,7 @@ def attach(
     compare ranks that must hold the same tensors.
 
     `target` is a module with or without wrappers, one stage or schedule of torch's pipelining, the
-    engine of a stack in `compat`, or a `Source`. A module needs `optimizer`: one of torch's, a
+    engine of a stack in `compat`, or a `TraceSource`. A module needs `optimizer`: one of torch's, a
     wrapper around one, or several that step together. `accumulation` is the number of backward
     passes in each step; without it, the passes of each step are counted. Without `debug`, nothing
     is logged; ranks are compared, a difference is reported, and the training continues.
@@ -76,7 +76,7 @@ def attach(
     from bridge.trace.desync import Desync, DesyncCheck, Policy
     from bridge.trace.findings import Findings
     from bridge.trace.module import ModuleSource
-    from bridge.trace.running import mark
+    from bridge.trace.running import mark_process
     from bridge.trace.tracer import Tracer
 
     source = source_of(target, optimizer, accumulation)
@@ -92,16 +92,16 @@ def attach(
         observers.append(_layer_log(source, debug, folder, filter, keep, full, strict))
     watched = logged or bool(debug.tensor_parallel)
     # One note for the whole run, by the first rank.
-    ended = mark(folder) if folder is not None and watched and source.comm.rank == 0 else None
+    ended = mark_process(folder) if folder is not None and watched and source.comm.rank == 0 else None
     findings = Findings(folder if source.comm.rank == 0 else None, on_finding, source.comm.rank == 0)
     if debug.tensor_parallel:
         observers.append(DesyncCheck(source, Desync(source.comm, policy, source.holders), findings))
     if invariants and observers:
-        observers += _invariants(source, findings)
+        observers += _invariants_observer(source, findings)
     return Tracer(source, observers, findings, ended).install()
 
 
-def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
+def _invariants_observer(source: TraceSource, findings: Findings) -> Iterator[Observer]:
     """Yield the observer that checks the invariants of a training, or nothing if `source` does not
     give access to the tensors that the checks read.
     """
@@ -116,7 +116,7 @@ def _invariants(source: Source, findings: Findings) -> Iterator[Observer]:
 
 
 def _layer_log(
-    source: Source, debug: Debug, folder: Path, filter: Filter | None, keep: Keep | None, full: bool, strict: bool
+    source: TraceSource, debug: Debug, folder: Path, filter: Filter | None, keep: Keep | None, full: bool, strict: bool
 ) -> Observer:
     """Return the observer that writes the logs which `debug` selects into `folder`, within the
     limits of `keep`.
@@ -143,12 +143,12 @@ def batch(path: str | Path, *values: Any, **named: Any) -> bool:
     plain value. `stagebridge verify A B --model FOLDER --batch FILE` runs two engines on such a
     file.
     """
-    from bridge.trace.batch_file import keep
+    from bridge.trace.batch_file import keep_batch
 
-    return keep(path, values, named)
+    return keep_batch(path, values, named)
 
 
-def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> Source:
+def source_of(target: Any, optimizer: Any = None, accumulation: int | None = None) -> TraceSource:
     """Return the trace source for `target`. Raises `BridgeError` if `target` cannot be attached."""
     from torch import nn
 

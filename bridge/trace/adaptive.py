@@ -104,7 +104,7 @@ class Followed:
         # What was known of a batch names places of before.
         self._known.clear()
 
-    def known(self, batch: Batch) -> Known:
+    def unchanged_parameters(self, batch: Batch) -> Known:
         """Return the parameters of `batch` that were added, and whose number of samples is still
         the same.
         """
@@ -191,7 +191,7 @@ class Updates:
         `scale` is the usual size of gradients.
         """
         all_of = self._followed
-        known = all_of.known(batch)
+        known = all_of.unchanged_parameters(batch)
         values, number, at = gradients[:, known.given], known.numbers, known.at
         all_of.steps[number] += 1
         all_of.noise[number] = noise[known.rows]
@@ -213,7 +213,7 @@ class Updates:
         parameter. If an update cannot be computed, `drift` becomes None.
         """
         all_of = self._followed
-        known = all_of.known(batch)
+        known = all_of.unchanged_parameters(batch)
         number, at, segments = known.numbers, known.at, known.segments
         values = weights[:, known.given]
         change, all_of.weights[:, at] = values - all_of.weights[:, at], values

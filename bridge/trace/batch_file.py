@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bridge.comm import joined
+from bridge.comm import rank_and_world
 from bridge.errors import BridgeError, SourceError
 from bridge.files import write_all
 
@@ -37,22 +37,22 @@ class Kept:
     values: Mapping[str, bool | int | float | str | None] = field(default_factory=dict)
 
 
-def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+def keep_batch(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
     """Write a batch for `bridge.trace.batch`. Returns whether this call has written the file."""
     from safetensors.torch import save
 
     place = os.path.abspath(path)
     # The first rank alone writes: there is one file, and ranks are fed different samples.
-    if place in _WRITTEN or (joined() or (0, 1))[0]:
+    if place in _WRITTEN or (rank_and_world() or (0, 1))[0]:
         return False
     # One argument is the batch itself; several are its parts by place.
     values = given[0] if len(given) == 1 else given
     found: dict[str, Any] = (
-        {"0": values} if isinstance(values, Tensor) else dict(_leaves("", values))
+        {"0": values} if isinstance(values, Tensor) else dict(_leaf_values("", values))
     )
-    found |= dict(_leaves("", named))
+    found |= dict(_leaf_values("", named))
     odd = [
-        f"{name or 'the batch'}: found {_kind(value)}"
+        f"{name or 'the batch'}: found {_kind_of_value(value)}"
         for name, value in found.items()
         if not _is_kept(value)
     ]
@@ -71,7 +71,7 @@ def keep(path: str | Path, given: tuple[Any, ...], named: Mapping[str, Any]) -> 
     return True
 
 
-def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaf_values(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield every value inside nested dicts, tuples, lists and dataclasses, with its dotted name.
     """
     if isinstance(value, Mapping):
@@ -87,7 +87,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield prefix, value
         return
     for name, part in parts:
-        yield from _leaves(f"{prefix}.{name}" if prefix else str(name), part)
+        yield from _leaf_values(f"{prefix}.{name}" if prefix else str(name), part)
 
 
 def _is_plain(value: Any) -> bool:
@@ -109,14 +109,14 @@ def _is_kept(value: Any) -> bool:
     return array or (dense and not value.is_quantized and not value.is_meta)
 
 
-def _kind(value: Any) -> str:
+def _kind_of_value(value: Any) -> str:
     if isinstance(value, Tensor):
         kind = type(value).__name__
         return f"a {kind} of dtype {value.dtype} and layout {value.layout}".replace("torch.", "")
     return f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
 
 
-def read(path: Path) -> Kept:
+def read_batch(path: Path) -> Kept:
     """Return the batch in a file. Raises `SourceError` if the file holds no batch."""
     from safetensors import SafetensorError, safe_open
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from bridge.trace.patterns import CLOSE, scaled
+from bridge.trace.patterns import CLOSE, fit_factor
 from bridge.trace.record import Name
-from bridge.trace.settings import Setting
+from bridge.trace.settings import SettingDifference
 
 if TYPE_CHECKING:
     from bridge.trace.comparison import Comparison
-    from bridge.trace.run import Entry, Run
-    from bridge.trace.verdicts import Line
+    from bridge.trace.run import LoggedTensor, TracedRun
+    from bridge.trace.verdicts import TensorVerdict
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Case:
     """
 
     comparison: Comparison
-    first: Line
+    first: TensorVerdict
 
     @cached_property
-    def lines(self) -> tuple[Line, ...]:
+    def lines(self) -> tuple[TensorVerdict, ...]:
         """The result of the comparison for each tensor of this step."""
         return tuple(
             line for line in self.comparison.lines if line.name.step == self.first.name.step
         )
 
-    def of(self, phase: str, kind: str | None = None) -> list[Line]:
+    def of(self, phase: str, kind: str | None = None) -> list[TensorVerdict]:
         """Return the results for the tensors of a phase; if `kind` is given, only for tensors of
         this kind.
         """
@@ -57,7 +57,7 @@ class Case:
             return None
         return f"{words} agree to {max(line.distance for line in measured):.1g} ({len(measured)} tensors)"
 
-    def unwatched(self, phase: str, kind: str) -> set[str]:
+    def layers_without_tensors(self, phase: str, kind: str) -> set[str]:
         """Return the names of the layers of which no tensor of this phase and kind was compared,
         because one of the logs lacks it.
         """
@@ -78,13 +78,13 @@ class Case:
         """The position of each layer in the order in which layers run."""
         return {layer: at for at, layer in enumerate(self.comparison.first.layers)}
 
-    def weights(self, layer: str) -> tuple[int, list[Line]]:
+    def weights(self, layer: str) -> tuple[int, list[TensorVerdict]]:
         """Return the last earlier step after which both runs logged weights, and the results for
         the weights of a layer in that step. For a layer without weights, such as a tied head,
         these are the results for all weights.
         """
         step = self.first.name.step
-        found: dict[int, list[Line]] = {}
+        found: dict[int, list[TensorVerdict]] = {}
         for line in self.comparison.lines:
             name = line.name
             logged = (
@@ -99,12 +99,12 @@ class Case:
         return last, [line for line in every if line.name.layer == layer] or every
 
     @cached_property
-    def entries(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
+    def entries(self) -> tuple[dict[Name, LoggedTensor], dict[Name, LoggedTensor]]:
         """Return this step's tensors in both runs, by name. If the log of only one rank of A
         differs from B, the tensors of A are this rank's copies.
         """
         step = self.first.name.step
-        return _entries(self.comparison.first, step, self.rank), _entries(
+        return _entries_of_step(self.comparison.first, step, self.rank), _entries_of_step(
             self.comparison.second, step
         )
 
@@ -116,17 +116,17 @@ class Case:
         return self.first.ranks[0] if len(self.first.ranks) == 1 else None
 
     @cached_property
-    def before(self) -> tuple[dict[Name, Entry], dict[Name, Entry]]:
+    def before(self) -> tuple[dict[Name, LoggedTensor], dict[Name, LoggedTensor]]:
         """Return the tensors of the last earlier step that both runs logged, by name. The result is
         empty if there is no such step.
         """
         steps = sorted(
-            set(self.comparison.first.logged) & set(self.comparison.second.logged), reverse=True
+            set(self.comparison.first.steps_with_all_tensors) & set(self.comparison.second.steps_with_all_tensors), reverse=True
         )
         for step in (step for step in steps if step < self.first.name.step):
             found = (
-                _entries(self.comparison.first, step, self.rank),
-                _entries(self.comparison.second, step),
+                _entries_of_step(self.comparison.first, step, self.rank),
+                _entries_of_step(self.comparison.second, step),
             )
             if found[0] and found[1]:
                 return found
@@ -143,7 +143,7 @@ class Case:
         run A, the change in run B, and the values in run B before the update. Return None if the
         values before the update were not logged.
         """
-        after, old = self.pair(name), self._last.get(_bare(key_of(name)))
+        after, old = self.pair(name), self._last.get(_name_without_part(key_of(name)))
         if after is None or old is None or old[0].shape != after[0].shape:
             return None
         return after[0] - old[0], after[1] - old[1], old[1]
@@ -154,18 +154,18 @@ class Case:
         if any(name.step != self.first.name.step - 1 for name in self.before[0]):
             return {}
         pairs = (
-            (_bare(name), pair_of(entry, self.before[1].get(name)))
+            (_name_without_part(name), pair_of(entry, self.before[1].get(name)))
             for name, entry in self.before[0].items()
             if name.kind == "weight"
         )
         return {name: pair for name, pair in pairs if pair is not None}
 
     @property
-    def settings(self) -> list[Setting]:
+    def settings(self) -> list[SettingDifference]:
         """The settings that differ between the runs and do not describe the layout."""
         return [setting for setting in self.comparison.settings if not setting.layout]
 
-    def factors(self, lines: Sequence[Line], change: bool = False) -> tuple[float, int] | None:
+    def factors(self, lines: Sequence[TensorVerdict], change: bool = False) -> tuple[float, int] | None:
         """Return the factor by which the values of A differ from those of B in all of these
         tensors, and the number of tensors. With `change`, compare the changes by the update
         instead of the values. Return None if there is no common factor.
@@ -176,7 +176,7 @@ class Case:
             # Of zeros, every factor is one.
             if both is None or not both[1].any():
                 continue
-            factor, rest = scaled(both[0], both[1])
+            factor, rest = fit_factor(both[0], both[1])
             # One tensor that is no multiple is enough: then there is no common factor.
             if rest > CLOSE:
                 return None
@@ -188,7 +188,7 @@ class Case:
         return median(found), len(found)
 
 
-def _entries(run: Run, step: int, rank: int | None = None) -> dict[Name, Entry]:
+def _entries_of_step(run: TracedRun, step: int, rank: int | None = None) -> dict[Name, LoggedTensor]:
     """Return a step's tensors by name. If `rank` logged a different copy of a tensor, the result
     has this copy.
     """
@@ -207,11 +207,11 @@ def key_of(name: Name) -> Name:
     return name._replace(layer="", tensor=f"{name.layer}.{name.tensor}".strip("."))
 
 
-def _bare(name: Name) -> tuple[str, str]:
+def _name_without_part(name: Name) -> tuple[str, str]:
     return name.kind, name.tensor
 
 
-def pair_of(one: Entry | None, other: Entry | None) -> tuple[Tensor, Tensor] | None:
+def pair_of(one: LoggedTensor | None, other: LoggedTensor | None) -> tuple[Tensor, Tensor] | None:
     if (
         one is None
         or other is None

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from bridge.trace.case import Case, key_of, pair_of
-from bridge.trace.pages.series import findings
-from bridge.trace.patterns import CLOSE, TINY, scaled
+from bridge.trace.pages.series import read_findings
+from bridge.trace.patterns import CLOSE, TINY, fit_factor
 from bridge.trace.record import PHASES, Name
 from bridge.trace.settings import values_of
 
 if TYPE_CHECKING:
     from bridge.trace.comparison import Comparison
-    from bridge.trace.run import Run
-    from bridge.trace.verdicts import Line
+    from bridge.trace.run import TracedRun
+    from bridge.trace.verdicts import TensorVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ Found = tuple[str, list[str]]
 Rule = Callable[[Case], Found | None]
 
 
-def diagnosed(comparison: Comparison) -> Diagnosis:
+def diagnose_difference(comparison: Comparison) -> Diagnosis:
     """Return the diagnosis of why two runs differ. It is made by the first rule in `RULES` that
     finds its evidence.
     """
@@ -52,11 +52,11 @@ def diagnosed(comparison: Comparison) -> Diagnosis:
     for rule in RULES.get(first.name.phase, ()):
         found = rule(case)
         if found:
-            return Diagnosis(first.name, found[0], tuple(found[1]), _next(case, True))
-    alone = _alone(case)
+            return Diagnosis(first.name, found[0], tuple(found[1]), _advice_on_next(case, True))
+    alone = _find_missing_log(case)
     if alone:
-        return Diagnosis(first.name, alone[0], (*_seen(case), *alone[1]), "")
-    return Diagnosis(first.name, "", tuple(_seen(case)), _next(case, False))
+        return Diagnosis(first.name, alone[0], (*_describe_evidence(case), *alone[1]), "")
+    return Diagnosis(first.name, "", tuple(_describe_evidence(case)), _advice_on_next(case, False))
 
 
 PROOFS: Mapping[str, Sequence[str]] = {
@@ -87,11 +87,11 @@ LATE = ("moments-not-resumed", "schedule-not-resumed")
 """Ids of findings that concern the start of a run but are reported only some steps later."""
 
 
-def _alone(case: Case) -> Found | None:
+def _find_missing_log(case: Case) -> Found | None:
     """Rule: one of the runs has a finding in this step that explains the difference, and the other
     run does not.
     """
-    both = [{one.id: one for one in reversed(findings(run.folder))} for run in _runs(case)]
+    both = [{one.id: one for one in reversed(read_findings(run.folder))} for run in _runs_in_order(case)]
     for id in PROOFS.get(case.first.name.phase, ()):
         for side, label in enumerate("AB"):
             one = both[side].get(id)
@@ -104,7 +104,7 @@ def _alone(case: Case) -> Found | None:
     return None
 
 
-def _seen(case: Case) -> Iterator[str]:
+def _describe_evidence(case: Case) -> Iterator[str]:
     for phase in PHASES[: PHASES.index(case.first.name.phase)]:
         for kind in dict.fromkeys(line.name.kind for line in case.of(phase)):
             told = case.agree(phase, kind, f"{phase}: {kind}s")
@@ -112,7 +112,7 @@ def _seen(case: Case) -> Iterator[str]:
                 yield told
 
 
-def _next(case: Case, known: bool) -> str:
+def _advice_on_next(case: Case, known: bool) -> str:
     """Return advice on the tensors to log next, or an empty text if the cause is known."""
     name = case.first.name
     if known:
@@ -136,14 +136,14 @@ def _next(case: Case, known: bool) -> str:
     )
 
 
-def _start(case: Case) -> Found | None:
+def _find_other_start(case: Case) -> Found | None:
     only = [line for line in case.of("init") if line.verdict in ("only in A", "only in B")]
     if only:
-        names = ", ".join(_whole(line.name) for line in only[:3])
+        names = ", ".join(_name_of_whole(line.name) for line in only[:3])
         copy = _copy_of(case, only[0])
         if copy:
             in_one_run = only[0].verdict.removeprefix("only ")
-            return f"{_whole(only[0].name)} is a separate weight {in_one_run}, but tied in the other run", [copy]
+            return f"{_name_of_whole(only[0].name)} is a separate weight {in_one_run}, but tied in the other run", [copy]
         more = ", ..." if len(only) > 3 else ""
         told = f"{only[0].verdict}: {names}{more}"
         return "the models do not have the same parameters", [told]
@@ -151,12 +151,12 @@ def _start(case: Case) -> Found | None:
     kinds = " and ".join(dict.fromkeys(f"{line.name.kind}s" for line in faults))
     told = (
         f"{len(faults)} of {len(case.of('init'))} tensors differ before the first step:"
-        f" {_some([line.name for line in faults])}"
+        f" {_names_text([line.name for line in faults])}"
     )
-    return f"the runs start from different {kinds}{_on(case)}", [told]
+    return f"the runs start from different {kinds}{_place_text(case)}", [told]
 
 
-def _copy_of(case: Case, line: Line) -> str:
+def _copy_of(case: Case, line: TensorVerdict) -> str:
     """Return a sentence about a weight that only one run has, if another weight of this run has the
     same values. The sentence names the other weight; the two are probably tied in the other run.
     Return an empty text if no other weight has the same values.
@@ -184,12 +184,12 @@ def _copy_of(case: Case, line: Line) -> str:
             and entry.shape == own.shape
             and entry.summary == own.summary
         ):
-            equal = f"{_whole(line.name)} has the same values as {name.tensor} before the first step"
+            equal = f"{_name_of_whole(line.name)} has the same values as {name.tensor} before the first step"
             return f"{equal}; the other run has the layer {line.name.layer}, but not this weight"
     return ""
 
 
-def _inputs(case: Case) -> Found | None:
+def _find_other_inputs(case: Case) -> Found | None:
     lines = [line for line in case.of("forward", "input") if line.is_fault]
     if not lines or case.first.name.kind != "input":
         return None
@@ -197,15 +197,15 @@ def _inputs(case: Case) -> Found | None:
     return "the runs get different data", told
 
 
-def _on(case: Case) -> str:
-    return f" on rank {_listed(case.first.ranks)}" if case.first.ranks else ""
+def _place_text(case: Case) -> str:
+    return f" on rank {_join_ranks(case.first.ranks)}" if case.first.ranks else ""
 
 
-def _listed(ranks: Iterable[int]) -> str:
+def _join_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def _passes(case: Case) -> Found | None:
+def _find_other_passes(case: Case) -> Found | None:
     """Rule: in one of the runs, a rank ran more than one pass under the number of one microbatch.
     """
     runs = {"A": case.comparison.first, "B": case.comparison.second}
@@ -222,7 +222,7 @@ def _passes(case: Case) -> Found | None:
     )
 
 
-def _twice(run: Run, step: int) -> str:
+def _twice(run: TracedRun, step: int) -> str:
     for entry in run.entries(step):
         name = entry.name
         here = {(part.rank, part.record.microbatch) for part in entry.parts}
@@ -237,11 +237,11 @@ def _twice(run: Run, step: int) -> str:
     return ""
 
 
-def _numbers(case: Case) -> Found | None:
+def _find_other_numbers(case: Case) -> Found | None:
     """Rule: the runs ran different numbers of passes in this step, and no run has a setting for
     this number.
     """
-    runs = _runs(case)
+    runs = _runs_in_order(case)
     if any(run.about.get("accumulation") for run in runs) or runs[0].about.get("mesh") != runs[1].about.get("mesh"):
         return None
     every = [_passes_of(run, case.first.name.step) for run in runs]
@@ -249,18 +249,18 @@ def _numbers(case: Case) -> Found | None:
     odd = [rank for rank in ranks if every[0].get(rank, 0) != every[1].get(rank, 0)]
     if not odd or not all(every):
         return None
-    passes_a, passes_b = (_told_passes(found.get(odd[0], 0)) for found in every)
+    passes_a, passes_b = (_count_passes_text(found.get(odd[0], 0)) for found in every)
     alone = len(odd) < len(ranks)
-    where = f" on rank {_listed(odd)}" if alone else ""
+    where = f" on rank {_join_ranks(odd)}" if alone else ""
     passes = f"step {case.first.name.step} has {passes_a} in A{where}, and {passes_b} in B"
     return f"the optimizer steps after {passes_a} in A{where}, and after {passes_b} in B", [passes]
 
 
-def _told_passes(count: int) -> str:
+def _count_passes_text(count: int) -> str:
     return f"{count} passes" if count > 1 else f"{count or 'no'} pass"
 
 
-def _passes_of(run: Run, step: int) -> dict[int, int]:
+def _passes_of(run: TracedRun, step: int) -> dict[int, int]:
     """Return the number of forward passes that each rank logged in a step, by rank."""
     found = {
         (part.rank, part.record.microbatch)
@@ -274,7 +274,7 @@ def _passes_of(run: Run, step: int) -> dict[int, int]:
     return counts
 
 
-def _evaluated(case: Case) -> Found | None:
+def _find_evaluation(case: Case) -> Found | None:
     """Rule: one of the runs logged no output of any layer in this step, so it ran no layer in
     training mode.
     """
@@ -299,7 +299,7 @@ def _evaluated(case: Case) -> Found | None:
     ]
 
 
-def _skipped(case: Case) -> Found | None:
+def _find_layer_skip(case: Case) -> Found | None:
     """Rule: some ranks did not run a layer that others ran."""
     name, entry = case.first.name, case.entries[0].get(key_of(case.first.name))
     if entry is None or not entry.missing or not name.layer:
@@ -314,11 +314,11 @@ def _skipped(case: Case) -> Found | None:
     gone = sorted(others - here)
     if not gone:
         return None
-    told = f"rank {_listed(gone)} logged other layers in this step, and no output of {name.layer}"
-    return f"rank {_listed(gone)} does not run {name.layer}", [told]
+    told = f"rank {_join_ranks(gone)} logged other layers in this step, and no output of {name.layer}"
+    return f"rank {_join_ranks(gone)} does not run {name.layer}", [told]
 
 
-def _layer(case: Case) -> Found | None:
+def _find_layer_fault(case: Case) -> Found | None:
     name = case.first.name
     if case.first.verdict not in ("fault", "nan") or not name.layer:
         return None
@@ -330,7 +330,7 @@ def _layer(case: Case) -> Found | None:
         return None
     between = [
         layer
-        for layer in case.unwatched("forward", "output")
+        for layer in case.layers_without_tensors("forward", "output")
         if case.places.get(layer, 0) < case.places[name.layer]
     ]
     after = max((case.places.get(line.name.layer, -1) for line in inputs), default=-1)
@@ -363,22 +363,22 @@ def _layer(case: Case) -> Found | None:
     )
     if hidden:
         evidence.append(
-            f"the logs have no outputs of {_names(hidden)} to compare; these layers run before {name.layer}"
+            f"the logs have no outputs of {_layer_names_text(hidden)} to compare; these layers run before {name.layer}"
         )
         return (
-            f"{name.layer} is the first layer whose outputs differ{_on(case)}, as far as they were logged; "
-            f"the cause may also lie in {_names(hidden)}",
+            f"{name.layer} is the first layer whose outputs differ{_place_text(case)}, as far as they were logged; "
+            f"the cause may also lie in {_layer_names_text(hidden)}",
             evidence,
         )
-    return f"{name.layer} is the first layer whose outputs differ{_on(case)}: {ways}", evidence
+    return f"{name.layer} is the first layer whose outputs differ{_place_text(case)}: {ways}", evidence
 
 
-def _names(layers: Sequence[str]) -> str:
+def _layer_names_text(layers: Sequence[str]) -> str:
     rest = len(layers) - 3
     return ", ".join(layers[:3]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _loss(case: Case) -> Found | None:
+def _find_loss_fault(case: Case) -> Found | None:
     name = case.first.name
     lines = [
         line
@@ -387,7 +387,7 @@ def _loss(case: Case) -> Found | None:
     ]
     which = "" if name.microbatch is None else f" in microbatch {name.microbatch}"
     forward = case.agree("forward", "output", "outputs of all layers")
-    if forward is None or not lines or case.unwatched("forward", "output"):
+    if forward is None or not lines or case.layers_without_tensors("forward", "output"):
         return None
     found = case.factors(lines)
     if found and abs(found[0] - 1) > CLOSE:
@@ -395,23 +395,23 @@ def _loss(case: Case) -> Found | None:
             forward,
             f"every gradient of an activation in A is {found[0]:.6g} times B's ({found[1]} tensors)",
         ]
-        loss = f"the loss that A's backward pass starts from is {found[0]:.6g} times B's{which}{_on(case)}"
+        loss = f"the loss that A's backward pass starts from is {found[0]:.6g} times B's{which}{_place_text(case)}"
         # Gradients that agree again were divided by the factor in between.
         after = case.agree("reduce", "gradient", "gradients")
         if after:
             return f"{loss}, but the gradients agree before the update, so this is a loss scale", [*same, after]
-        return f"{loss}{_counted(case, found[0])}", same
+        return f"{loss}{_count_note(case, found[0])}", same
     hidden = [
-        layer for layer in case.unwatched("backward", "input gradient") if _later(case, layer)
+        layer for layer in case.layers_without_tensors("backward", "input gradient") if _runs_later(case, layer)
     ]
-    weighed = _weighed(case, lines[0])
+    weighed = _find_loss_weight(case, lines[0])
     if weighed and case.first is lines[0]:
         return weighed[0], [forward, *weighed[1]]
     layer = name.layer
     if hidden and not any(
-        line is not case.first and _later(case, line.name.layer) for line in lines
+        line is not case.first and _runs_later(case, line.name.layer) for line in lines
     ):
-        unlogged = f"the logs have no gradients of {_names(hidden)} to compare; these layers run after {layer}"
+        unlogged = f"the logs have no gradients of {_layer_names_text(hidden)} to compare; these layers run after {layer}"
         return (
             f"the loss, its targets, or the backward pass of {layer} or of a later layer differs",
             [forward, unlogged],
@@ -421,19 +421,19 @@ def _loss(case: Case) -> Found | None:
             forward,
             "gradients differ already in the last layer, where backward starts",
         ]
-    others = f" or of {_names(sorted(hidden))}" if hidden else ""
+    others = f" or of {_layer_names_text(sorted(hidden))}" if hidden else ""
     return f"the backward pass of {layer}{others} computes different values", [
         forward,
         f"gradients agree in all layers after {layer}",
     ]
 
 
-def _later(case: Case, layer: str) -> bool:
+def _runs_later(case: Case, layer: str) -> bool:
     """Return whether a layer runs after the layer of the first tensor that differs."""
     return case.places.get(layer, -1) > case.places.get(case.first.name.layer, -1)
 
 
-def _weighed(case: Case, line: Line) -> Found | None:
+def _find_loss_weight(case: Case, line: TensorVerdict) -> Found | None:
     """Rule: in each microbatch, A's gradient of the activation where backward starts is B's
     gradient times a factor, and the factors of the microbatches differ.
     """
@@ -449,7 +449,7 @@ def _weighed(case: Case, line: Line) -> Found | None:
         # Samples lie one microbatch after the other: another factor begins another one.
         if not factors or abs(ratio - factors[-1]) > CLOSE * 0.1 * abs(factors[-1]):
             factors.append(ratio)
-    most = max(_microbatches(case.comparison.first), _microbatches(case.comparison.second))
+    most = max(_count_microbatches(case.comparison.first), _count_microbatches(case.comparison.second))
     # One factor has another cause; more than there are microbatches are not their weights.
     if not 1 < len(factors) <= most or min(factors) <= 0:
         return None
@@ -460,7 +460,7 @@ def _weighed(case: Case, line: Line) -> Found | None:
     ]
 
 
-def _microbatches(run: Run) -> int:
+def _count_microbatches(run: TracedRun) -> int:
     """Return the number of microbatches in a step, summed over all ranks that process different
     samples.
     """
@@ -469,7 +469,7 @@ def _microbatches(run: Run) -> int:
     return int(ranks * (run.about.get("accumulation") or 1))
 
 
-def _counted(case: Case, factor: float) -> str:
+def _count_note(case: Case, factor: float) -> str:
     found: list[str] = []
     for label, run in (("A", case.comparison.first), ("B", case.comparison.second)):
         counts = {f"{axis} ranks": size for axis, size in run.about.get("mesh", {}).items()}
@@ -486,7 +486,7 @@ def _counted(case: Case, factor: float) -> str:
     return counted if found else ""
 
 
-def _gradients(case: Case) -> Found | None:
+def _find_gradient_fault(case: Case) -> Found | None:
     lines = [line for line in case.of("reduce", "gradient") if line.verdict != "unseen"]
     faults = [line for line in lines if line.is_fault]
     if not faults or case.first.name.kind != "gradient":
@@ -496,7 +496,7 @@ def _gradients(case: Case) -> Found | None:
     only = {line.verdict for line in faults}
     if len(only) == 1 and only <= {"only in A", "only in B"} and not case.first.ranks:
         label = case.first.verdict[-1]
-        trained = f"{_some([line.name for line in faults])} are trained in {label} alone"
+        trained = f"{_names_text([line.name for line in faults])} are trained in {label} alone"
         evidence.append(f"{len(faults)} of {len(lines)} gradients are {case.first.verdict}")
         return f"{trained}: the other run has frozen them, or its model lacks them", evidence
     pairs = {line.name: case.pair(line.name) for line in faults}
@@ -504,32 +504,32 @@ def _gradients(case: Case) -> Found | None:
     if zeros and len(zeros) == len(faults):
         every = [case.pair(line.name) for line in lines]
         all_of = all(pair is None or not pair[0].any() for pair in every)
-        what = "no gradient is left in A when the optimizer steps" if all_of else f"{_some(zeros)} get no gradient"
+        what = "no gradient is left in A when the optimizer steps" if all_of else f"{_names_text(zeros)} get no gradient"
         return what, [*evidence, f"{len(zeros)} of {len(lines)} gradients are all zeros in A, but not in B"]
     # Before factors: gradients of two steps that are alike add up to nearly a multiple.
-    stale = _stale(case, faults)
+    stale = _stale_text(case, faults)
     if stale:
         return "the gradients of the step before were not cleared in A", [*evidence, stale]
     found = case.factors(lines)
     if found and abs(found[0] - 1) > CLOSE:
-        clipped = _clipped(case)
+        clipped = _find_clipping(case)
         if clipped:
             return clipped[0], [*evidence, *clipped[1]]
-        return f"all gradients of A are {found[0]:.6g} times B's{_on(case)}{_counted(case, found[0])}", [
+        return f"all gradients of A are {found[0]:.6g} times B's{_place_text(case)}{_count_note(case, found[0])}", [
             *evidence,
             f"every gradient of A is {found[0]:.6g} times B's ({found[1]} tensors)",
         ]
-    lost = [name for name, pair in pairs.items() if pair and _zeroed(*pair)]
+    lost = [name for name, pair in pairs.items() if pair and _has_extra_zeros(*pair)]
     if lost and len(lost) == len(faults):
-        what = f"some elements of the gradients of {_some(lost)} are zero in A alone: they were dropped, or never computed"
+        what = f"some elements of the gradients of {_names_text(lost)} are zero in A alone: they were dropped, or never computed"
         return what, [*evidence, "all other sampled elements agree"]
     if backward and len(faults) < len(lines):
         agreeing = len(lines) - len(faults)
-        several = any(size > 1 for run in _runs(case) for size in run.about.get("mesh", {}).values())
+        several = any(size > 1 for run in _runs_in_order(case) for size in run.about.get("mesh", {}).values())
         summed = "combined over ranks" if several else "added up"
         what = (
-            f"only the gradients of {_some([line.name for line in faults])} are computed, {summed}, or "
-            f"changed differently from B{_on(case)}"
+            f"only the gradients of {_names_text([line.name for line in faults])} are computed, {summed}, or "
+            f"changed differently from B{_place_text(case)}"
         )
         own = case.factors(faults)
         same = [f"the gradients that differ are {own[0]:.6g} times B's ({own[1]} tensors)"] if own else []
@@ -543,13 +543,13 @@ are compared.
 """
 
 
-def _clipped(case: Case) -> Found | None:
+def _find_clipping(case: Case) -> Found | None:
     """Rule: the norm of all gradients is the same in every step of one run; in the other run it
     varies, or has another constant value.
     """
     runs = case.comparison.first, case.comparison.second
     both = sorted(
-        set(runs[0].logged) & set(runs[1].logged) - {0},
+        set(runs[0].steps_with_all_tensors) & set(runs[1].steps_with_all_tensors) - {0},
         key=lambda step: abs(step - case.first.name.step),
     )
     steps = sorted(both[:NEAR])
@@ -566,7 +566,7 @@ def _clipped(case: Case) -> Found | None:
     for run, found in zip(runs, norms, strict=True):
         # Other samples have gradients of another norm: one that stays the same was set by clipping.
         same = max(found) - min(found) <= 1e-3 * max(found)
-        bounds.append(median(found) if same and _varied(run, steps) else 0.0)
+        bounds.append(median(found) if same and _samples_vary(run, steps) else 0.0)
     of_a, of_b = (", ".join(f"{norm:.4g}" for norm in found) for found in norms)
     evidence = [
         f"in steps {steps[0]} to {steps[-1]}, with other samples in each step, the norm of all gradients is"
@@ -588,7 +588,7 @@ def _clipped(case: Case) -> Found | None:
     return None
 
 
-def _varied(run: Run, steps: Sequence[int]) -> bool:
+def _samples_vary(run: TracedRun, steps: Sequence[int]) -> bool:
     """Return whether each of these steps has other samples than the step before. Return False if a
     step has no logged samples.
     """
@@ -603,7 +603,7 @@ def _varied(run: Run, steps: Sequence[int]) -> bool:
     return all(found) and all(one != other for one, other in pairwise(found))
 
 
-def _coarse(case: Case) -> Found | None:
+def _find_coarse_format(case: Case) -> Found | None:
     """Rule: the gradients of one run have only the precision of a 16-bit format, while those of
     the other run are more precise.
     """
@@ -636,7 +636,7 @@ def _is_short(values: Tensor, dtype: torch.dtype) -> bool:
     return bool((values.to(dtype).to(values.dtype) == values).all())
 
 
-def _stale(case: Case, faults: Sequence[Line]) -> str:
+def _stale_text(case: Case, faults: Sequence[TensorVerdict]) -> str:
     worst, number = 0.0, 0
     for line in faults:
         pair = case.pair(line.name)
@@ -658,7 +658,7 @@ def _stale(case: Case, faults: Sequence[Line]) -> str:
     )
 
 
-def _zeroed(values: Tensor, others: Tensor) -> bool:
+def _has_extra_zeros(values: Tensor, others: Tensor) -> bool:
     """Return whether A has zeros where B has other values, and equals B in all other elements."""
     zero = (values == 0) & (others != 0)
     return bool(zero.any()) and torch.allclose(
@@ -681,7 +681,7 @@ UPDATING = (
 )
 
 
-def _update(case: Case) -> Found | None:
+def _find_update_fault(case: Case) -> Found | None:
     lines = [line for line in case.of("update", "weight") if line.verdict != "unseen"]
     faults = [line for line in lines if line.is_fault]
     if not faults:
@@ -691,13 +691,13 @@ def _update(case: Case) -> Found | None:
     changes = {line.name: case.changes(line.name) for line in faults}
     still = [name for name, change in changes.items() if change and not change[0].any() and change[1].any()]
     if still and len(still) == len(faults):
-        what = "nothing is updated" if len(still) == len(lines) else f"{_some(still)} are not updated"
+        what = "nothing is updated" if len(still) == len(lines) else f"{_names_text(still)} are not updated"
         return what, [*evidence, f"{len(still)} of {len(lines)} weights do not change in A, but change in B"]
     # Gradients that differ make updates differ: nothing more is claimed.
     if not told:
         return None
     # Before settings: what decay does shows in the numbers, whatever the settings say.
-    decay = _decay(case, faults)
+    decay = _find_decay(case, faults)
     if decay:
         return f"weight decay differs: {decay[0]}", [*evidence, *decay[1]]
     named = [setting for setting in case.settings if not setting.path.startswith("number format")]
@@ -713,17 +713,17 @@ def _update(case: Case) -> Found | None:
                 return f"the learning rate differs: {one} in A, {other} in B", [*evidence, *same, str(setting)]
         known = case.agree("reduce", "state", "learning rates")
         ways = "clipping in the optimizer" if known else "learning rate, clipping"
-        what = f"the updates of A are {found[0]:.6g} times B's{_on(case)}: a cause may be {ways}, or two updates in a step"
+        what = f"the updates of A are {found[0]:.6g} times B's{_place_text(case)}: a cause may be {ways}, or two updates in a step"
         return what, [*evidence, *same, *filter(None, [known])]
     if settings and 2 * len(faults) > len(lines):
         named_settings = "; ".join(map(str, settings[:3]))
         return f"the optimizers' settings differ: {named_settings}", [*evidence, f"{len(faults)} of {len(lines)} updates differ"]
     if case.first.ranks:
-        update = f"the update of rank {_listed(case.first.ranks)} differs"
+        update = f"the update of rank {_join_ranks(case.first.ranks)} differs"
         return f"{update}: because of the optimizer there, or of something else that changes weights", evidence
     if len(faults) < len(lines):
-        changed = f"only {_some([line.name for line in faults])} change differently from B"
-        shares = _shares(case, faults)
+        changed = f"only {_names_text([line.name for line in faults])} change differently from B"
+        shares = _weight_shares(case, faults)
         share = f"where the updates of A and B differ, they differ by {median(shares):.3g} times the weights" if shares else ""
         return f"{changed}: because of separate settings, or of something other than the optimizer", [
             *evidence,
@@ -733,7 +733,7 @@ def _update(case: Case) -> Found | None:
     return None
 
 
-def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
+def _find_decay(case: Case, faults: Sequence[TensorVerdict]) -> tuple[str, list[str]] | None:
     """Return the weight decays of both runs as text, with the evidence, if they explain the
     different updates; otherwise None.
 
@@ -742,10 +742,10 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     decays.
     """
     shares, decays = (
-        _shares(case, faults),
-        [_numbers_of(run, "weight_decay", "weight decay") for run in _runs(case)],
+        _weight_shares(case, faults),
+        [_numbers_of(run, "weight_decay", "weight decay") for run in _runs_in_order(case)],
     )
-    rates = {rate for run in _runs(case) for rate in _numbers_of(run, "lr", "learning rate")}
+    rates = {rate for run in _runs_in_order(case) for rate in _numbers_of(run, "lr", "learning rate")}
     # A schedule changes the rate: the settings have that of the start, the log that of the step.
     for line in case.of("reduce", "state"):
         pair = case.pair(line.name) if line.name.tensor.endswith(("learning rate", "lr")) else None
@@ -780,11 +780,11 @@ def _decay(case: Case, faults: Sequence[Line]) -> tuple[str, list[str]] | None:
     ]
 
 
-def _runs(case: Case) -> tuple[Run, Run]:
+def _runs_in_order(case: Case) -> tuple[TracedRun, TracedRun]:
     return case.comparison.first, case.comparison.second
 
 
-def _numbers_of(run: Run, *names: str) -> set[float]:
+def _numbers_of(run: TracedRun, *names: str) -> set[float]:
     """Return the values that a setting has in the parameter groups of a run. `names` are the
     endings of the names that the setting may have.
     """
@@ -793,7 +793,7 @@ def _numbers_of(run: Run, *names: str) -> set[float]:
     return {float(value) for value in found if isinstance(value, int | float)}
 
 
-def _shares(case: Case, faults: Sequence[Line]) -> list[float]:
+def _weight_shares(case: Case, faults: Sequence[TensorVerdict]) -> list[float]:
     """Return, for each weight, the number by which the weight has to be multiplied to give the
     difference between the two runs' updates. Return an empty list if there is no such number for
     one of the weights.
@@ -803,14 +803,14 @@ def _shares(case: Case, faults: Sequence[Line]) -> list[float]:
         found = case.changes(line.name)
         if found is None or not found[2].any():
             return []
-        share, rest = scaled(found[0] - found[1], found[2])
+        share, rest = fit_factor(found[0] - found[1], found[2])
         if rest > 5 * CLOSE or not share:
             return []
         shares.append(share)
     return shares
 
 
-def _state(case: Case) -> Found | None:
+def _find_state_fault(case: Case) -> Found | None:
     line = case.first
     if line.name.kind != "state":
         return None
@@ -822,29 +822,29 @@ def _state(case: Case) -> Found | None:
             ]
         only_in_one_run = line.verdict
         changed = f"{line.name.tensor} was changed before step {line.name.step} {only_in_one_run}"
-        return f"the optimizer's {line.name.tensor} changes in one of the runs{_on(case)}", [changed]
+        return f"the optimizer's {line.name.tensor} changes in one of the runs{_place_text(case)}", [changed]
     values = f" is {pair[0].tolist()} in A and {pair[1].tolist()} in B" if pair else ""
     return f"the optimizers run step {line.name.step} with a different {line.name.tensor}", [
         f"{line.name}{values}"
     ]
 
 
-def _some(names: Sequence[Name]) -> str:
-    shown = ", ".join(_whole(name) for name in names[:3])
+def _names_text(names: Sequence[Name]) -> str:
+    shown = ", ".join(_name_of_whole(name) for name in names[:3])
     rest = len(names) - 3
     return f"{shown} and {rest} more" if rest > 0 else shown
 
 
-def _whole(name: Name) -> str:
+def _name_of_whole(name: Name) -> str:
     return f"{name.layer}.{name.tensor}".strip(".")
 
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
-    "init": (_start,),
-    "forward": (_evaluated, _passes, _numbers, _inputs, _skipped, _layer),
-    "backward": (_numbers, _loss),
-    "reduce": (_state, _numbers, _coarse, _gradients),
-    "update": (_update,),
+    "init": (_find_other_start,),
+    "forward": (_find_evaluation, _find_other_passes, _find_other_numbers, _find_other_inputs, _find_layer_skip, _find_layer_fault),
+    "backward": (_find_other_numbers, _find_loss_fault),
+    "reduce": (_find_state_fault, _find_other_numbers, _find_coarse_format, _find_gradient_fault),
+    "update": (_find_update_fault,),
 }
 """The rules that look for the cause, by the phase of the first difference, in the order in which
 they are tried.

@@ -33,10 +33,10 @@ class Clipping:
 
     def __post_init__(self) -> None:
         _listeners.add(self)
-        _replace(SCALE, lambda limit, norm, *_: _factor(limit, norm))
-        _replace(BOUND, lambda *_: None)
+        _replace_clip(SCALE, lambda limit, norm, *_: _clip_factor(limit, norm))
+        _replace_clip(BOUND, lambda *_: None)
 
-    def clipped(self, parameters: Sequence[Tensor], factor: Tensor | None) -> None:
+    def record_clip(self, parameters: Sequence[Tensor], factor: Tensor | None) -> None:
         """Record that the gradients of some parameters were clipped."""
         if self._pass != self.roots.passes:
             self._seen.clear()  # of a step that was skipped
@@ -61,7 +61,7 @@ class Clipping:
         return found if factors and found > 0 else None
 
 
-def _factor(limit: float, norm: Tensor) -> Tensor:
+def _clip_factor(limit: float, norm: Tensor) -> Tensor:
     whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return (float(limit) / (whole.detach() + 1e-6)).clamp(max=1.0)
 
@@ -69,7 +69,7 @@ def _factor(limit: float, norm: Tensor) -> Tensor:
 _listeners: weakref.WeakSet[Clipping] = weakref.WeakSet()
 
 
-def _replace(name: str, factor: Callable[..., Tensor | None]) -> None:
+def _replace_clip(name: str, factor: Callable[..., Tensor | None]) -> None:
     """Replace a function of `clip_grad`, once in a process, by one that also tells all `Clipping`. `factor` gets its arguments
     behind the parameters.
     """
@@ -82,7 +82,7 @@ def _replace(name: str, factor: Callable[..., Tensor | None]) -> None:
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         result = plain(several, *given, **named)
         for listener in tuple(_listeners):
-            listener.clipped(several, factor(*given, *named.values()))
+            listener.record_clip(several, factor(*given, *named.values()))
         return result
 
     clip.told_to = _listeners  # type: ignore[attr-defined]

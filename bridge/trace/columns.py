@@ -18,11 +18,11 @@ import torch
 from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.state.lazy import WIDTH, Span, torch_type
-from bridge.state.safe import header
-from bridge.trace.run import Entry, Part, Run
+from bridge.state.safe import read_header
+from bridge.trace.run import LoggedPart, LoggedTensor, TracedRun
 from bridge.trace.schema import STEPS, Content
 from bridge.trace.segments import Floats, Places
-from bridge.trace.summary import sampled
+from bridge.trace.summary import sample_indices
 
 FIGURES = ("count", "nans", "infs", "total", "squares", "low", "high")
 """Names of the seven statistics in a summary, in the order of the arrays' columns."""
@@ -128,7 +128,7 @@ class Pattern:
     shapes: tuple[list[Any] | None, ...]
     heads: tuple[bytes | None, ...]
     spans: tuple[Mapping[str, Span], ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LoggedTensor, ...]
     """The tensors of these steps. Their names have the step 0."""
     rows: Mapping[int, int]
     """The index of a part's record among the records of all ranks. The key is Python's `id` of the
@@ -142,7 +142,7 @@ class Pattern:
 
     @classmethod
     def of(
-        cls, run: Run, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]
+        cls, run: TracedRun, step: int, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]
     ) -> Pattern:
         """Return the pattern of a step. All records of the step are checked. Raises `SourceError`
         if one of them is damaged.
@@ -152,7 +152,7 @@ class Pattern:
         for entry in whole:
             _ = entry.samples  # the check
         spans = tuple(
-            {} if file is None else header(file.path, file.path.parent.parent) for file in files
+            {} if file is None else read_header(file.path, file.path.parent.parent) for file in files
         )
         places = {id(part): row for row, part in enumerate(parts)}
         numbers = Readings()
@@ -176,7 +176,7 @@ class Pattern:
 
     def fits(self, shapes: Sequence[list[Any] | None], files: Sequence[Stored | None]) -> bool:
         """Return whether a step with these records and files has this pattern."""
-        # None: records from which `_split` could not take the figures.
+        # None: records from which `_split_records` could not take the figures.
         if None in shapes or list(self.shapes) != list(shapes):
             return False
         if list(self.heads) != [None if file is None else file.head for file in files]:
@@ -237,14 +237,14 @@ class Columns:
             factors,
             tuple(files),
             tuple(line.loss for line in lines),
-            _common([line.clip for line in lines]),
+            _common_clip([line.clip for line in lines]),
         )
 
 
-class Reader:
+class ColumnReader:
     """Reads the steps of a run as columns, and remembers the last patterns."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TracedRun) -> None:
         self.run = run
         self._patterns: list[Pattern] = []
 
@@ -256,14 +256,14 @@ class Reader:
         read: list[Content] = []
         for folder, steps in self.run.lines.items():
             content = steps[step].read()
-            found, stored = _split(content.records, step)
+            found, stored = _split_records(content.records, step)
             shapes.append(content.records if found is not None else None)
             numbers += found or []
             read.append(content)
             files.append(
                 Stored.open(folder / f"{step:08d}.safetensors", content.tensors) if stored else None
             )
-        figures = None if None in shapes else _array(numbers)
+        figures = None if None in shapes else _as_array(numbers)
         if figures is None:
             return self._loose(step, files, read)
         pattern = next((known for known in self._patterns if known.fits(shapes, files)), None)
@@ -291,13 +291,13 @@ class Reader:
         return Columns.of(pattern, np.array(rows, np.float64).reshape(-1, 8), files, lines)
 
 
-def _common(clips: Sequence[float | None]) -> float | None:
+def _common_clip(clips: Sequence[float | None]) -> float | None:
     known = [clip for clip in clips if clip is not None]
     same = len(known) == len(clips) > 0 and max(known) <= min(known) * (1 + 1e-3)
     return min(known) if same else None
 
 
-def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
+def _split_records(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | None, bool]:
     """Remove the statistics and the factor from each record, so that what is left is equal in
     similar steps. Returns the removed numbers, and whether some tensors are stored in a file. The
     numbers are None if a record has another form than those that a log writes.
@@ -312,7 +312,7 @@ def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | Non
                 or name[0] != step
                 or (summary is not None and len(summary) != 7)
             ):
-                return None, _stored(records)
+                return None, _has_samples(records)
             found.append((*(_NONE if summary is None else _figures(summary)), fields["factor"]))
             stored = stored or (fields["samples"] or fields["full"]) is not None
         for fields in records:
@@ -321,18 +321,18 @@ def _split(records: list[Any], step: int) -> tuple[list[tuple[float, ...]] | Non
             fields["name"][0] = fields["factor"] = None
             fields["summary"] = fields["summary"] is not None
     except (KeyError, TypeError, IndexError):
-        return None, _stored(records)
+        return None, _has_samples(records)
     return found, stored
 
 
-def _stored(records: list[Any]) -> bool:
+def _has_samples(records: list[Any]) -> bool:
     return any(
         isinstance(fields, dict) and (fields.get("samples") or fields.get("full"))
         for fields in records
     )
 
 
-def _array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
+def _as_array(numbers: Sequence[tuple[float, ...]]) -> Floats | None:
     """Return the numbers as an array (records, 8), or None if some of them cannot be statistics:
     NaN, or a count that is no whole number.
     """
@@ -354,7 +354,7 @@ class Gathering:
     (-1: none), and `begins` the index of its first sample among all samples.
     """
 
-    def __init__(self, entries: Sequence[Entry], pattern: Pattern) -> None:
+    def __init__(self, entries: Sequence[LoggedTensor], pattern: Pattern) -> None:
         self.pattern = pattern
         rows = [
             [pattern.rows[id(part)] for part in entry.parts if part.record.summary]
@@ -364,7 +364,7 @@ class Gathering:
         self._rows = np.array([row for found in rows for row in found], np.int64)
         lengths = np.array([len(found) for found in rows if found], np.int64)
         self._starts, self._single = np.cumsum(lengths) - lengths, bool((lengths == 1).all())
-        self.lengths = np.array([_length(entry) for entry in entries], np.int64)
+        self.lengths = np.array([_sample_count(entry) for entry in entries], np.int64)
         held = np.maximum(self.lengths, 0)
         self.begins, self._size = np.cumsum(held) - held, int(held.sum())
         readings = Readings()
@@ -375,7 +375,7 @@ class Gathering:
                 self._read(entry, begin, length, readings)
         self._readings = readings.all()
 
-    def _read(self, entry: Entry, begin: int, length: int, readings: Readings) -> None:
+    def _read(self, entry: LoggedTensor, begin: int, length: int, readings: Readings) -> None:
         """Record where to read the samples of a tensor: from the logged samples, or from the whole
         tensor if it was logged.
         """
@@ -387,7 +387,7 @@ class Gathering:
             spans, row = self.pattern.spans[part.rank], self.pattern.rows[id(part)]
             if full:
                 held, elements = part.record.placement.within(
-                    sampled(entry.shape, entry.first.level)
+                    sample_indices(entry.shape, entry.first.level)
                 )
                 readings.add(
                     part.rank,
@@ -403,11 +403,11 @@ class Gathering:
             to = (
                 each
                 if len(several) == 1 and part.record.placement.complete
-                else self._numbered(part, row)
+                else self._sample_indices(part, row)
             )
             readings.add(part.rank, span, each, begin + to, row)
 
-    def _numbered(self, part: Part, row: int) -> Places:
+    def _sample_indices(self, part: LoggedPart, row: int) -> Places:
         """Return the indices of a part's samples among all samples of the tensor, as they were
         read from the rank's file.
         """
@@ -445,8 +445,8 @@ class Gathering:
         return found
 
 
-def _length(entry: Entry) -> int:
+def _sample_count(entry: LoggedTensor) -> int:
     """Return the number of samples of a tensor, or -1 if it has none."""
     if entry.joined or not any(part.record.full or part.record.samples for part in entry.parts):
         return -1
-    return len(sampled(entry.shape, entry.first.level))
+    return len(sample_indices(entry.shape, entry.first.level))

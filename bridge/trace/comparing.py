@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from bridge.trace.adaptive import Batch, Updates
-from bridge.trace.columns import Columns, Gathering, Reader
-from bridge.trace.pairing import Copy, Judged, Pairing, Pairs, Section, Table, copies, section, unit
-from bridge.trace.patterns import causes
+from bridge.trace.columns import ColumnReader, Columns, Gathering
+from bridge.trace.pairing import Copy, Judged, Pairing, Pairs, Section, Table, coarsest_epsilon, copies_of_pairs, phase_and_kind
+from bridge.trace.patterns import pattern_causes
 from bridge.trace.record import Name
-from bridge.trace.run import Entry, Run
+from bridge.trace.run import LoggedTensor, TracedRun
 from bridge.trace.segments import Floats, Places, Segments
-from bridge.trace.verdicts import FAULTS, Line
+from bridge.trace.verdicts import FAULTS, TensorVerdict
 
 SLACK = 8.0
 """Number of successive roundings that the bounds assume for one layer."""
@@ -44,10 +44,10 @@ class Half:
     about them that is equal in similar steps.
     """
 
-    def __init__(self, pairs: Pairs, pairing: Pairing, run: Run, late: bool) -> None:
+    def __init__(self, pairs: Pairs, pairing: Pairing, run: TracedRun, late: bool) -> None:
         self.pairs, self.late = pairs, late
         self.names = [one.name for one, _ in pairs.tensors]
-        self.copies = tuple(copies(pairs.tensors, pairing.patterns[0]))
+        self.copies = tuple(copies_of_pairs(pairs.tensors, pairing.patterns[0]))
         self._rows = (
             np.array([copy.row for copy in self.copies], np.int64),
             np.array([copy.first for copy in self.copies], np.int64),
@@ -66,10 +66,10 @@ class Half:
         self.depths = np.maximum(np.array(depths, np.float64), 1)
         self.starts = np.array([name.phase == "init" for name in self.names], bool)
         # `units`: every format of the run may have rounded on the way; `own_units`: only its own.
-        self.units = np.array([unit(*pair, about.get("formats", ())) for pair in pairs.tensors])
-        self.own_units = np.array([unit(*pair, ()) for pair in pairs.tensors])
+        self.units = np.array([coarsest_epsilon(*pair, about.get("formats", ())) for pair in pairs.tensors])
+        self.own_units = np.array([coarsest_epsilon(*pair, ()) for pair in pairs.tensors])
         self._apart = {
-            at: rows for at, pair in enumerate(pairs.tensors) if (rows := _parts(*pair, pairing))
+            at: rows for at, pair in enumerate(pairs.tensors) if (rows := _common_parts(*pair, pairing))
         }
 
     def batch(self, wanted: Callable[[Name], bool]) -> tuple[Places, Batch]:
@@ -77,7 +77,7 @@ class Half:
         these pairs as a batch.
         """
         rows = np.array(
-            [at for at, name in enumerate(self.names) if self.pairs.sampled[at] and wanted(name)],
+            [at for at, name in enumerate(self.names) if self.pairs.sample_mask[at] and wanted(name)],
             np.int64,
         )
         keys = tuple((self.names[at].layer, self.names[at].tensor) for at in rows.tolist())
@@ -96,14 +96,14 @@ class Half:
     @cached_property
     def gradients(self) -> tuple[Places, Batch]:
         """The pairs of reduced gradients that have samples."""
-        return self.batch(lambda name: section(name) == ("reduce", "gradient"))
+        return self.batch(lambda name: phase_and_kind(name) == ("reduce", "gradient"))
 
     @cached_property
     def all_of(self) -> tuple[Places, Batch]:
         """All pairs with samples."""
         return self.batch(lambda name: True)
 
-    def taken(self, values: tuple[Floats, Floats], rows: Places) -> Floats:
+    def select_rows(self, values: tuple[Floats, Floats], rows: Places) -> Floats:
         """Return the samples (2, samples) of the pairs `rows` in both runs."""
         elements = self.pairs.segments.elements(rows)
         return np.stack([values[0][elements], values[1][elements]])
@@ -126,12 +126,12 @@ class Half:
         odd = [
             rank
             for rank, ours, theirs in rows
-            if not _close(first.raw[ours].tolist(), second.raw[theirs].tolist())
+            if not _are_close(first.raw[ours].tolist(), second.raw[theirs].tolist())
         ]
         return tuple(sorted(set(odd))) if len(odd) < len(rows) else ()
 
 
-def _parts(one: Entry, other: Entry, pairing: Pairing) -> list[tuple[int, int, int]]:
+def _common_parts(one: LoggedTensor, other: LoggedTensor, pairing: Pairing) -> list[tuple[int, int, int]]:
     """Return three numbers for each part of a tensor that both runs logged in the same parts: the
     rank that logged the part in A, and the indices of the part's records in A and in B. Return an
     empty list if the tensor has one part, or other parts in B.
@@ -144,7 +144,7 @@ def _parts(one: Entry, other: Entry, pairing: Pairing) -> list[tuple[int, int, i
     return [(part.rank, rows[0][id(part)], rows[1][id(match)]) for part, match in pairs]
 
 
-def _close(one: Sequence[float], other: Sequence[float]) -> bool:
+def _are_close(one: Sequence[float], other: Sequence[float]) -> bool:
     # By squares, smallest and largest: plain sums cancel, and rounding moves them far.
     return one == other or (
         math.isclose(one[4], other[4], rel_tol=1e-6)
@@ -158,12 +158,12 @@ class Comparer:
     earlier steps.
     """
 
-    def __init__(self, first: Run, second: Run) -> None:
+    def __init__(self, first: TracedRun, second: TracedRun) -> None:
         self.runs = first, second
         settings = {**second.about.get("settings", {}), **first.about.get("settings", {})}
-        self.updates = Updates.of(settings) if any(map(_adaptive, self.runs)) else None
-        self.ratios = _ratios(first, second)
-        self._readers = Reader(first), Reader(second)
+        self.updates = Updates.of(settings) if any(map(_is_adaptive, self.runs)) else None
+        self.ratios = _layout_ratios(first, second)
+        self._readers = ColumnReader(first), ColumnReader(second)
         self._last: int | None = None
         self._known: dict[tuple[int, int], tuple[Pairing, Half, Half]] = {}
         self._seen: tuple[set[Section], set[Section]] = set(), set()
@@ -174,12 +174,12 @@ class Comparer:
         the format in A and in B.
         """
 
-    def step(self, step: int) -> list[Line]:
+    def step(self, step: int) -> list[TensorVerdict]:
         """Compare every tensor of a step. Returns one result for each tensor, in order of
         execution.
         """
         both = self._readers[0].columns(step), self._readers[1].columns(step)
-        pairing, early, late = self._paired(both)
+        pairing, early, late = self._pair_columns(both)
         if pairing.ours or pairing.theirs:
             # Updates that were not logged cannot be followed.
             if self.updates is not None and self._last is not None and step > self._last + 1:
@@ -189,7 +189,7 @@ class Comparer:
             sections |= own
         tables = Table.of(pairing.gatherings[0], both[0]), Table.of(pairing.gatherings[1], both[1])
         scales = pairing.scales(tables[1])
-        found: list[Line | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
+        found: list[TensorVerdict | None] = [None] * (len(pairing.ours) + len(pairing.alone[1]))
         for half in (early, late):
             if half.names:
                 self._half(half, pairing, both, tables, scales, step, found)
@@ -202,7 +202,7 @@ class Comparer:
         ordered = (found[at] for at in pairing.order)
         return [line for line in ordered if line is not None]
 
-    def _paired(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
+    def _pair_columns(self, both: tuple[Columns, Columns]) -> tuple[Pairing, Half, Half]:
         patterns = both[0].pattern, both[1].pattern
         key = id(patterns[0]), id(patterns[1])
         if key not in self._known:
@@ -229,12 +229,12 @@ class Comparer:
         tables: tuple[Table, Table],
         usual: Mapping[Section, float],
         step: int,
-        found: list[Line | None],
+        found: list[TensorVerdict | None],
     ) -> None:
-        scales = np.array([usual[section(name)] for name in half.names])
+        scales = np.array([usual[phase_and_kind(name)] for name in half.names])
         values = half.pairs.values(tables)
         if self.updates is not None and len(half.begins[0]):
-            self.updates.begin(half.begins[1], half.taken(values, half.begins[0]))
+            self.updates.begin(half.begins[1], half.select_rows(values, half.begins[0]))
         explained, bounds = self._bounds(half, values, scales, step)
         judged = half.pairs.judge(tables, bounds, scales, self.ratios, explained)
         ranks = {
@@ -250,7 +250,7 @@ class Comparer:
                 half.units[rows] > judged.distances[rows], half.units[rows], judged.distances[rows]
             )
             self.updates.gradients(
-                batch, half.taken(values, rows), noise, usual["reduce", "gradient"]
+                batch, half.select_rows(values, rows), noise, usual["reduce", "gradient"]
             )
         self._changes(half, judged, values, changed)
         rows_ = zip(
@@ -262,7 +262,7 @@ class Comparer:
             strict=True,
         )
         for at, (row, name, verdict, distance, bound) in enumerate(rows_):
-            found[row] = Line(
+            found[row] = TensorVerdict(
                 Name(step, *name[1:]),
                 verdict,
                 distance,
@@ -292,7 +292,7 @@ class Comparer:
             wider = plain * UNKNOWN if drift is None else plain + GAIN * drift
             return None, np.where(half.starts, 0.0, wider)
         rows, batch = half.all_of
-        explained, _, lost = updates.weights(batch, half.taken(values, rows), scales[rows])
+        explained, _, lost = updates.weights(batch, half.select_rows(values, rows), scales[rows])
         dropped = np.ones(len(half.names), bool)  # without samples, nothing can be followed
         dropped[rows] = lost
         # A weight that is lost leaves unknown what comes after it in order of execution.
@@ -303,7 +303,7 @@ class Comparer:
         spread[half.pairs.segments.elements(rows)] = explained
         own = SLACK * half.own_units * depths
         return spread, np.where(
-            half.pairs.sampled, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN
+            half.pairs.sample_mask, np.where(unknown, own * UNKNOWN, own), plain * UNKNOWN
         )
 
     def _copies(
@@ -364,10 +364,10 @@ class Comparer:
         rows, batch = half.weights
         if not len(rows):
             return
-        taken = half.taken(values, rows)
+        taken = half.select_rows(values, rows)
         pieces = np.split(taken, np.cumsum(batch.segments.lengths)[:-1], axis=1)
         for at, key, pair in zip(rows.tolist(), batch.keys, pieces, strict=True):
-            if judged.verdicts[at] == "fault" and at not in half.pairs.fixed:
+            if judged.verdicts[at] == "fault" and at not in half.pairs.verdicts_without_values:
                 before = self._before.get(key)
                 # The copy that differs takes the place of the first rank's.
                 now = (
@@ -381,17 +381,17 @@ class Comparer:
                 )
                 if change.any():
                     own = Segments.of([change.shape[1]])
-                    looks = causes(change[0], change[1], own, {}, ["update"])[0]
+                    looks = pattern_causes(change[0], change[1], own, {}, ["update"])[0]
                     judged.causes[at] = f"of the updates: {looks}"
             self._before[key] = pair
 
-    def _alone(self, entry: Entry, step: int, ours: bool) -> Line:
+    def _alone(self, entry: LoggedTensor, step: int, ours: bool) -> TensorVerdict:
         name = Name(step, *entry.name[1:])
         if self._unseen(name):
-            return Line(name, "unseen", ranks=self._some(entry) if ours else ())
-        return Line(name, "only in A", ranks=self._some(entry)) if ours else Line(name, "only in B")
+            return TensorVerdict(name, "unseen", ranks=self._some(entry) if ours else ())
+        return TensorVerdict(name, "only in A", ranks=self._some(entry)) if ours else TensorVerdict(name, "only in B")
 
-    def _some(self, entry: Entry) -> tuple[int, ...]:
+    def _some(self, entry: LoggedTensor) -> tuple[int, ...]:
         """Return the ranks of A that logged a tensor, if other ranks of A lack it; otherwise an
         empty result. The result is also empty if A was set to log only some ranks or one copy.
         """
@@ -409,14 +409,14 @@ class Comparer:
         both = self._seen[0] & self._seen[1]
         chosen = all(run.filter.takes(name) for run in self.runs)
         inside = name.phase in RUNNING and name.layer in self._hidden
-        return section(name) not in both or name.kind == "input" or inside or not chosen
+        return phase_and_kind(name) not in both or name.kind == "input" or inside or not chosen
 
 
 MOST = 64
 """Number of pairs of patterns, one of each run, whose pairing is remembered."""
 
 
-def _adaptive(run: Run) -> bool:
+def _is_adaptive(run: TracedRun) -> bool:
     """Return whether the optimizer of a run divides gradients by their own size, as Adam does."""
     settings: Mapping[str, Any] = run.about.get("settings", {})
     # An optimizer that no setting names is taken for AdamW, as most are.
@@ -425,7 +425,7 @@ def _adaptive(run: Run) -> bool:
     )
 
 
-def _ratios(first: Run, second: Run) -> dict[str, float]:
+def _layout_ratios(first: TracedRun, second: TracedRun) -> dict[str, float]:
     """Return, by name, the numbers of ranks along each axis and the numbers of microbatches in
     both runs. If a gradient is wrong by such a factor, it was reduced too often or not at all.
     """

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bridge.errors import BridgeError
-from bridge.trace.causes import Diagnosis, diagnosed
+from bridge.trace.causes import Diagnosis, diagnose_difference
 from bridge.trace.comparing import Comparer
-from bridge.trace.run import Run
-from bridge.trace.settings import Setting, differences
-from bridge.trace.verdicts import Line, share
-from bridge.underway import counted
+from bridge.trace.run import TracedRun
+from bridge.trace.settings import SettingDifference, setting_differences
+from bridge.trace.verdicts import TensorVerdict, share_of_bound
+from bridge.underway import count_items
 
 
 @dataclass(frozen=True)
@@ -24,46 +24,46 @@ class Comparison:
     in order of execution.
     """
 
-    first: Run
-    second: Run
-    lines: tuple[Line, ...]
+    first: TracedRun
+    second: TracedRun
+    lines: tuple[TensorVerdict, ...]
     left: tuple[int, ...] = ()
     """Steps that were not compared, because the comparison stopped at an earlier step that
     differs.
     """
-    formats: tuple[Setting, ...] = ()
+    formats: tuple[SettingDifference, ...] = ()
     """Differences in number format, one for each kind of tensor. Each names the first tensor of
     this kind that differs.
     """
 
     @cached_property
-    def settings(self) -> tuple[Setting, ...]:
+    def settings(self) -> tuple[SettingDifference, ...]:
         """The settings that differ between the runs."""
-        return (*differences(self.first.about, self.second.about), *self.formats)
+        return (*setting_differences(self.first.about, self.second.about), *self.formats)
 
     @cached_property
     def diagnosis(self) -> Diagnosis | None:
         """The diagnosis of why the runs differ; None if they do not differ."""
-        return diagnosed(self) if self.divergence else None
+        return diagnose_difference(self) if self.divergence else None
 
     @cached_property
-    def faults(self) -> tuple[Line, ...]:
+    def faults(self) -> tuple[TensorVerdict, ...]:
         """The results that rounding does not explain."""
         return tuple(line for line in self.lines if line.is_fault)
 
     @property
-    def divergence(self) -> Line | None:
+    def divergence(self) -> TensorVerdict | None:
         """The result for the first tensor whose difference rounding does not explain; None if
         there is none.
         """
         return self.faults[0] if self.faults else None
 
     @property
-    def worst(self) -> Line | None:
+    def worst(self) -> TensorVerdict | None:
         """Of the results that rounding explains, the one whose distance is nearest to its bound;
         None if there is none.
         """
-        return max((line for line in self.lines if not line.is_fault), key=share, default=None)
+        return max((line for line in self.lines if not line.is_fault), key=share_of_bound, default=None)
 
     def heat(self) -> Mapping[str, Mapping[int, float]]:
         """Return the largest distance in each layer and step, divided by the bound of this
@@ -72,47 +72,47 @@ class Comparison:
         found: dict[str, dict[int, float]] = defaultdict(dict)
         for line in self.lines:
             layer = found[line.name.layer]
-            layer[line.name.step] = max(layer.get(line.name.step, 0.0), share(line))
+            layer[line.name.step] = max(layer.get(line.name.step, 0.0), share_of_bound(line))
         return found
 
 
-def compare(
-    first: Run, second: Run, steps: Iterable[int] | None = None, every: bool = True
+def compare_runs(
+    first: TracedRun, second: TracedRun, steps: Iterable[int] | None = None, every: bool = True
 ) -> Comparison:
     """Compare the steps that all ranks of both runs logged, in order; if `steps` is given, only
     these steps. Without `every`, stop after the first step that differs.
 
     Raises `BridgeError` if there is no step to compare.
     """
-    wanted = set(first.logged) & set(second.logged)
+    wanted = set(first.steps_with_all_tensors) & set(second.steps_with_all_tensors)
     wanted &= wanted if steps is None else set(steps)
     if not wanted:
         raise BridgeError(
-            f"{first.folder}, {second.folder}: found {_told(first.steps)} and {_told(second.steps)}, "
+            f"{first.folder}, {second.folder}: found {_steps_text(first.steps)} and {_steps_text(second.steps)}, "
             "expected a step that all ranks of both runs logged"
         )
     comparer = Comparer(first, second)
-    lines: list[Line] = []
+    lines: list[TensorVerdict] = []
     ordered = sorted(wanted)
-    for at, step in enumerate(counted(ordered)):
+    for at, step in enumerate(count_items(ordered)):
         found = comparer.step(step)
         lines += found
         if not every and any(line.is_fault for line in found):
             return Comparison(
-                first, second, tuple(lines), tuple(ordered[at + 1 :]), _formats(comparer)
+                first, second, tuple(lines), tuple(ordered[at + 1 :]), _format_differences(comparer)
             )
-    return Comparison(first, second, tuple(lines), formats=_formats(comparer))
+    return Comparison(first, second, tuple(lines), formats=_format_differences(comparer))
 
 
-def _formats(comparer: Comparer) -> tuple[Setting, ...]:
+def _format_differences(comparer: Comparer) -> tuple[SettingDifference, ...]:
     names = {
         kind: f"number format of {kind} tensors in {name.layer or 'the model'}"
         for kind, (name, *_) in comparer.formats.items()
     }
     return tuple(
-        Setting(names[kind], one, other) for kind, (_, one, other) in comparer.formats.items()
+        SettingDifference(names[kind], one, other) for kind, (_, one, other) in comparer.formats.items()
     )
 
 
-def _told(steps: Sequence[int]) -> str:
+def _steps_text(steps: Sequence[int]) -> str:
     return f"steps {steps[0]} to {steps[-1]}" if steps else "no step"

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from bridge.comm import Comm, Group
 from bridge.errors import BridgeError
-from bridge.trace.digest import bits, digest, hasty
-from bridge.trace.findings import Finding, Findings
-from bridge.trace.gathering import gathered
+from bridge.trace.digest import digest_tensor, hash_bits, hash_hastily
+from bridge.trace.findings import Findings, TraceFinding
+from bridge.trace.gathering import gather_tensor
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name
-from bridge.trace.source import Kind, Moment, Source
+from bridge.trace.source import Kind, Moment, TraceSource
 from bridge.trace.tracer import OUTPUT, Sight
 
 FIRST = 2
@@ -108,9 +108,9 @@ class Mismatch:
         if len(self.ranks) == 1:
             return f"two passes on rank {self.ranks[0]} differ"
         if not self.culprits:
-            return f"ranks {_listed(self.ranks)} disagree"
+            return f"ranks {_join_values(self.ranks)} disagree"
         differ = "rank {} differs" if len(self.culprits) == 1 else "ranks {} differ"
-        return f"of ranks {_listed(self.ranks)}, {differ.format(_listed(self.culprits))} from the others"
+        return f"of ranks {_join_values(self.ranks)}, {differ.format(_join_values(self.culprits))} from the others"
 
 
 @dataclass
@@ -131,7 +131,7 @@ class DesyncCheck:
     copies compared before the update.
     """
 
-    source: Source
+    source: TraceSource
     desync: Desync
     findings: Findings = field(default_factory=Findings)
     _microbatch: int | None = None
@@ -151,7 +151,7 @@ class DesyncCheck:
             and self.source.recomputes
             and self.desync.thorough(sight.name.step)
         ):
-            self.desync.computed(sight)
+            self.desync.record_output(sight)
         if not sight.again:
             # A tolerance needs the values to the end of the step; for bits, digests are enough.
             if sight.microbatch != self._microbatch and not self.desync.policy.ulps:
@@ -159,7 +159,7 @@ class DesyncCheck:
                 self.desync.forget_activations()
             self.desync.add(_apart_by_microbatch(sight), sight.tensor, sight.placement)
 
-    def reached(self, moment: Moment | None) -> None:
+    def reach_moment(self, moment: Moment | None) -> None:
         step = self.source.now().step
         if moment is None:
             # First and alone: whether generators agree decides if later steps compare them.
@@ -185,7 +185,7 @@ class DesyncCheck:
             # Without the step: a finding is reported once for each place.
             where = str(mismatch.name).partition("/")[2]
             self.findings.add(
-                [Finding(id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks)],
+                [TraceFinding(id, step, where, mismatch.detail, mismatch.culprits or mismatch.ranks)],
                 False,
             )
 
@@ -194,7 +194,7 @@ class DesyncCheck:
         axes = tuple(self.desync.comm.mesh.sizes)
         for path, value in self.source.settings().items():
             # Settings have any type; a hash of their text is a tensor like the others.
-            number = torch.tensor([_hash([repr(value)])])
+            number = torch.tensor([_hash_texts([repr(value)])])
             self.desync.hold(
                 Name(step, "init", "", None, "config", path), number, Placement.full((1,), axes)
             )
@@ -263,7 +263,7 @@ class Desync:
         """
         queue = self._queue(placement)
         if queue is not None:
-            queue.append(Queued(name, _facts(name, tensor), tensor.detach(), digest(tensor)))
+            queue.append(Queued(name, _tensor_facts(name, tensor), tensor.detach(), digest_tensor(tensor)))
 
     @property
     def shared(self) -> bool:
@@ -278,7 +278,7 @@ class Desync:
         """
         queue = self._queue(placement, holders)
         if queue is not None:
-            queue.append(Queued(name, _facts(name, tensor), tensor.detach(), None))
+            queue.append(Queued(name, _tensor_facts(name, tensor), tensor.detach(), None))
 
     def _queue(self, placement: Placement, holders: tuple[int, ...] = ()) -> list[Queued] | None:
         """Return the queue for tensors that are copied along the axes of `placement`, or None if
@@ -288,11 +288,11 @@ class Desync:
         some = PIPELINE in axes and len(holders) < self._sizes[PIPELINE]
         return self._queues[axes, holders if some else ()] if axes else None
 
-    def computed(self, sight: Sight) -> None:
+    def record_output(self, sight: Sight) -> None:
         """Record the digest of an output. If backward computes the output again, `compare`
         compares the two digests.
         """
-        self._forwards.setdefault(_apart_by_microbatch(sight), []).append(digest(sight.tensor))
+        self._forwards.setdefault(_apart_by_microbatch(sight), []).append(digest_tensor(sight.tensor))
 
     def forget_activations(self) -> None:
         """Release the queued activations, which belong to an earlier microbatch. Only their
@@ -322,16 +322,16 @@ class Desync:
             self._differing.clear()
             return tuple(found)
         # All ranks raise or none: one that raised alone would leave the others in their next call.
-        there = self._gathered(VERDICT, torch.tensor([int(bool(found))]), self.comm.world)
+        there = self._gather_tensor(VERDICT, torch.tensor([int(bool(found))]), self.comm.world)
         if there.any():
-            dump = self._dumped(step) if self.policy.action == "dump" else None
+            dump = self._dump_tensors(step) if self.policy.action == "dump" else None
             name = Name(step, "reduce", "", None, "elsewhere")
             told = Mismatch(name, self.comm.world.ranks, (), "other ranks report tensors that differ")
             raise DesyncError(found or [told], dump)
         self._differing.clear()
         return tuple(found)
 
-    def _dumped(self, step: int) -> Path:
+    def _dump_tensors(self, step: int) -> Path:
         """Write this rank's copies of the tensors that differ into a file, by name. Returns the
         folder of the file.
         """
@@ -351,32 +351,32 @@ class Desync:
         """
         for (axes, _), queue in self._queues.items():
             # Stages run their layers in other orders, so that there the name decides too.
-            queue.sort(key=_when_and_what if PIPELINE in axes else _when)
+            queue.sort(key=_when_and_what if PIPELINE in axes else _sorting_key)
         rows = []
         for queue in self._queues.values():
             # How a queue falls into runs, how many tensors it has, which, and what else is alike.
-            lengths = _hash(str(len(run)) for run in _runs(queue))
-            facts = _hash(queued.facts for queued in queue)
-            rows.append([lengths, len(queue), facts, step, self._agreed])
+            lengths = _hash_texts(str(len(run)) for run in _adjoining_runs(queue))
+            facts = _hash_texts(queued.facts for queued in queue)
+            rows.append([lengths, len(queue), facts, step, self._policy_hash])
         # One call for all queues, before any other: with other lists, ranks would make other calls.
         own = torch.tensor(rows, dtype=torch.int64).view(-1, 5)
-        headers = self._gathered(HEADER, own, self.comm.world)
+        headers = self._gather_tensor(HEADER, own, self.comm.world)
         found: list[Mismatch] = []
         for at, (key, queue) in enumerate(self._queues.items()):
-            found += self._compared(
+            found += self._compare_digests(
                 self._groups[key], queue, step, headers[list(self._groups[key].ranks), at]
             )
             queue.clear()
         return found
 
     @cached_property
-    def _agreed(self) -> int:
+    def _policy_hash(self) -> int:
         """A hash of the policy. All ranks compare it first, because ranks with different policies
         would call different collectives.
         """
-        return _hash([repr(self.policy)])
+        return _hash_texts([repr(self.policy)])
 
-    def _compared(
+    def _compare_digests(
         self, group: Group, queue: list[Queued], step: int, headers: Tensor
     ) -> Iterator[Mismatch]:
         """Compare one digest for each sequence of tensors that adjoin in memory. If it differs,
@@ -388,13 +388,13 @@ class Desync:
             yield self._lists(group, queue, step, headers)
             return
         # Ranks whose tensors lie otherwise in memory compare them one by one.
-        runs = list(_runs(queue)) if alike[0] else [[queued] for queued in queue]
-        taken = bits if self.thorough(step) else hasty
+        runs = list(_adjoining_runs(queue)) if alike[0] else [[queued] for queued in queue]
+        taken = hash_bits if self.thorough(step) else hash_hastily
         odd, _ = self._differ(group, [_digest_of(run, taken) for run in runs])
         suspects = [queued for index in odd for queued in runs[index]]
-        found, digests = self._differ(group, [_digest(queued) for queued in suspects])
+        found, digests = self._differ(group, [_digest_of_queued(queued) for queued in suspects])
         for index in found[: self.policy.reports]:
-            mismatch = self._examined(group, suspects[index], digests[:, index])
+            mismatch = self._examine_tensor(group, suspects[index], digests[:, index])
             if mismatch:
                 yield mismatch
 
@@ -404,20 +404,20 @@ class Desync:
         """
         if group.size == 1 or not digests:
             return [], torch.empty(0)
-        every = self._gathered(DIGESTS, torch.stack(tuple(digests)), group)
+        every = self._gather_tensor(DIGESTS, torch.stack(tuple(digests)), group)
         return (every != every[0]).any(0).any(-1).nonzero().view(-1).tolist(), every
 
-    def _gathered(self, name: str, tensor: Tensor, group: Group) -> Tensor:
+    def _gather_tensor(self, name: str, tensor: Tensor, group: Group) -> Tensor:
         """Return the tensors that the ranks of the group passed to this call, as one tensor
         (ranks, ...).
         """
-        return gathered(self.comm, name, tensor, group)
+        return gather_tensor(self.comm, name, tensor, group)
 
     def _lists(self, group: Group, queue: list[Queued], step: int, headers: Tensor) -> Mismatch:
         """Return the mismatch that reports different queues: some ranks queued other tensors than
         others. It names the first tensor of the queues that is not the same on all ranks.
         """
-        texts = _gathered_texts(self, group, "\n".join(queued.facts for queued in queue))
+        texts = _gather_texts(self, group, "\n".join(queued.facts for queued in queue))
         lists = [text.splitlines() for text in texts]
         place = next(
             (at for at, facts in enumerate(zip(*lists, strict=False)) if len(set(facts)) > 1),
@@ -428,32 +428,32 @@ class Desync:
             f"rank {rank} has {item}" for rank, item in zip(group.ranks, items, strict=True)
         )
         policies = "" if len(set(headers[:, 4].tolist())) == 1 else "; the policies of the ranks differ too"
-        counts = _listed(headers[:, 1].tolist())
+        counts = _join_values(headers[:, 1].tolist())
         name = Name(step, "reduce", "", None, "list")
         return Mismatch(
             name,
             group.ranks,
-            _minority(group, items),
+            _minority_ranks(group, items),
             f"the ranks compare {counts} tensors, and tensor {place + 1} differs: {differing_items}{policies}",
         )
 
-    def _examined(self, group: Group, queued: Queued, digests: Tensor) -> Mismatch | None:
+    def _examine_tensor(self, group: Group, queued: Queued, digests: Tensor) -> Mismatch | None:
         """Gather the copies of a tensor from the ranks of a group, and return their difference.
         Return None if the copies differ only within the policy's tolerance.
         """
         nans = digests[:, 1].tolist()
-        culprits = _minority(group, [tuple(row) for row in digests.tolist()])
-        told = f"; NaNs: {_listed(nans)}" if any(nans) else ""
+        culprits = _minority_ranks(group, [tuple(row) for row in digests.tolist()])
+        told = f"; NaNs: {_join_values(nans)}" if any(nans) else ""
         tensor, kept = queued.tensor, torch.tensor([int(queued.tensor is not None)])
         # A rank without the values could not take part in the next call: then none does.
-        if not bool(self._gathered(CULPRIT, kept, group).all()) or tensor is None:
+        if not bool(self._gather_tensor(CULPRIT, kept, group).all()) or tensor is None:
             return Mismatch(queued.name, group.ranks, culprits, f"its values are gone{told}")
-        values = self._gathered(CULPRIT, tensor.contiguous(), group)
+        values = self._gather_tensor(CULPRIT, tensor.contiguous(), group)
         # Of a rank that holds what most hold; without a majority, of the first.
         place = next((at for at, rank in enumerate(group.ranks) if rank not in culprits), 0)
         reference = values[place]
         worst = max(
-            (_apart(other, reference) for other in values), key=lambda difference: difference.ulps
+            (_measure_difference(other, reference) for other in values), key=lambda difference: difference.ulps
         )
         if worst.elements and worst.ulps <= self.policy.ulps and len(set(nans)) == 1:
             return None
@@ -483,9 +483,9 @@ class Difference:
         )
 
 
-def _apart(one: Tensor, other: Tensor) -> Difference:
-    words = [_ordered(tensor) for tensor in (one, other)]
-    differ = (words[0] != words[1]) & ~(_nan(one) & _nan(other))
+def _measure_difference(one: Tensor, other: Tensor) -> Difference:
+    words = [_as_ordered_integers(tensor) for tensor in (one, other)]
+    differ = (words[0] != words[1]) & ~(_nan_mask(one) & _nan_mask(other))
     places = differ.nonzero()
     if not len(places):
         return Difference(0, one.numel(), (), 0.0, 0)
@@ -497,13 +497,13 @@ def _apart(one: Tensor, other: Tensor) -> Difference:
     )
 
 
-def _nan(tensor: Tensor) -> Tensor:
+def _nan_mask(tensor: Tensor) -> Tensor:
     return (
         tensor.isnan() if tensor.is_floating_point() else torch.zeros_like(tensor, dtype=torch.bool)
     )
 
 
-def _ordered(tensor: Tensor) -> Tensor:
+def _as_ordered_integers(tensor: Tensor) -> Tensor:
     """Return int64 numbers with the same order as the values, such that neighbouring values have
     neighbouring numbers. Negative zero has the number -1, positive zero 0.
     """
@@ -516,7 +516,7 @@ def _ordered(tensor: Tensor) -> Tensor:
     return torch.where(bits < 0, lowest - bits - 1, bits)
 
 
-def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
+def _minority_ranks(group: Group, values: Sequence[object]) -> tuple[int, ...]:
     """Return the ranks whose value differs from the value that more than half of the group has.
     Return no ranks if there is no such value.
     """
@@ -526,19 +526,19 @@ def _minority(group: Group, values: Sequence[object]) -> tuple[int, ...]:
     return tuple(rank for rank, other in zip(group.ranks, values, strict=True) if other != value)
 
 
-def _gathered_texts(check: Desync, group: Group, text: str) -> list[str]:
+def _gather_texts(check: Desync, group: Group, text: str) -> list[str]:
     # frombuffer refuses an empty buffer.
     raw = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
-    sizes = check._gathered(CULPRIT, torch.tensor([len(raw)]), group).view(-1).tolist()
+    sizes = check._gather_tensor(CULPRIT, torch.tensor([len(raw)]), group).view(-1).tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(raw)] = raw
-    rows = check._gathered(CULPRIT, padded, group)
+    rows = check._gather_tensor(CULPRIT, padded, group)
     return [
         bytes(row[:size].tolist()).decode().strip() for row, size in zip(rows, sizes, strict=True)
     ]
 
 
-def _hash(texts: Iterable[str]) -> int:
+def _hash_texts(texts: Iterable[str]) -> int:
     """Return a hash of texts as a signed 64-bit integer. The order of the texts counts."""
     found = blake2b(digest_size=8)
     for text in texts:
@@ -547,11 +547,11 @@ def _hash(texts: Iterable[str]) -> int:
     return int.from_bytes(found.digest(), "little", signed=True)
 
 
-def _facts(name: Name, tensor: Tensor) -> str:
+def _tensor_facts(name: Name, tensor: Tensor) -> str:
     return f"{name} {tuple(tensor.shape)} {tensor.dtype}"
 
 
-def _runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
+def _adjoining_runs(queue: Iterable[Queued]) -> Iterator[list[Queued]]:
     """Yield the queue as sequences of tensors that adjoin in memory, each as long as possible, so
     that one digest can cover a whole sequence.
     """
@@ -581,11 +581,11 @@ def _adjoin(one: Queued, other: Queued) -> bool:
 def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tensor:
     """Return one digest (2,) of a sequence of tensors that adjoin in memory. It depends on the
     payloads of NaNs, so it may differ between ranks although the tensors count as equal. Where it
-    differs, ranks then compare `_digest` of each tensor, which decides whether the tensor differs.
+    differs, ranks then compare `_digest_of_queued` of each tensor, which decides whether the tensor differs.
     """
     first = run[0]
     if first.digest is not None or first.tensor is None:
-        return _digest(first)
+        return _digest_of_queued(first)
     size = sum(queued.tensor.numel() for queued in run if queued.tensor is not None)
     # One view over all of them: they adjoin in one storage.
     whole = (
@@ -597,15 +597,15 @@ def _digest_of(run: Sequence[Queued], taken: Callable[[Tensor], Tensor]) -> Tens
     return torch.stack([hashed, torch.zeros_like(hashed)])
 
 
-def _digest(queued: Queued) -> Tensor:
+def _digest_of_queued(queued: Queued) -> Tensor:
     """Return the digest (2,) of one tensor. It does not depend on the payloads of NaNs."""
     if queued.digest is None:
         assert queued.tensor is not None, "expected the values of a tensor that has no digest"
-        queued.digest = digest(queued.tensor)
+        queued.digest = digest_tensor(queued.tensor)
     return queued.digest
 
 
-def _when(queued: Queued) -> tuple[int, int]:
+def _sorting_key(queued: Queued) -> tuple[int, int]:
     """Return the sorting key of a tensor by phase and microbatch, so that the order does not
     depend on the schedule.
     """
@@ -616,8 +616,8 @@ def _when_and_what(queued: Queued) -> tuple[tuple[int, int], str]:
     """Return the sorting key of a tensor by phase, microbatch and name, for ranks that run
     different layers and so queue tensors in different orders.
     """
-    return _when(queued), queued.facts
+    return _sorting_key(queued), queued.facts
 
 
-def _listed(values: Iterable[object]) -> str:
+def _join_values(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))

@@ -31,19 +31,19 @@ each kernel launch costs time.
 
 
 @torch.no_grad()
-def digest(tensor: Tensor) -> Tensor:
+def digest_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor (2,) int64: a hash of the bits of `tensor`, and the number of its NaNs.
 
     It is on the tensor's device, and the call does not wait for the device. All NaNs count as
     equal, because their payloads differ between kernels and have no meaning. Shape and dtype do not
-    change the hash; compare them separately. `bits` describes which changes the hash detects.
+    change the hash; compare them separately. `hash_bits` describes which changes the hash detects.
     """
-    values, nans = _canonical(tensor.detach())
-    return torch.stack([bits(values), nans])
+    values, nans = _canonical_nans(tensor.detach())
+    return torch.stack([hash_bits(values), nans])
 
 
 @torch.no_grad()
-def bits(tensor: Tensor) -> Tensor:
+def hash_bits(tensor: Tensor) -> Tensor:
     """Return a hash of the bits of `tensor`, payloads of NaNs included, as a tensor () int64.
 
     It is on the tensor's device, and the call does not wait for the device. The 32-bit words of
@@ -52,19 +52,19 @@ def bits(tensor: Tensor) -> Tensor:
     a row. Other changes go undetected with a probability below 2^-32, or of about 2^-15 if only the
     same bit changes in three or more words of one row of 512 bytes.
     """
-    words = _words(tensor.detach())
-    weights, most = _weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
+    words = _words_of_bytes(tensor.detach())
+    weights, most = _word_weights(words.device), COLUMNS * (ROWS if words.device.type == "cpu" else MOST)
     starts = range(0, max(words.numel(), 1), most)
     # The sums are whole numbers below 2^53: fp64 adds them exactly, in any order, and fast.
-    sums = [torch.mv(_wide(words[start : start + most]), weights) for start in starts]
+    sums = [torch.mv(_words_as_fp64(words[start : start + most]), weights) for start in starts]
     rows = torch.cat(sums).long()
-    factors = _multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()]
+    factors = _odd_multipliers(_at_least(rows.numel()), rows.device)[: rows.numel()]
     # torch has products of int64 vectors on CPUs alone.
     return rows.dot(factors) if rows.device.type == "cpu" else rows.mul_(factors).sum()
 
 
 @torch.no_grad()
-def hasty(tensor: Tensor) -> Tensor:
+def hash_hastily(tensor: Tensor) -> Tensor:
     """Return another hash of the bits, as a tensor () int64, with a third of the work on a CPU. It
     is the sum modulo 2^64 of 64-bit words times odd numbers. A change of one word always changes
     the hash. Changes of the highest bits (signs) of two words may cancel each other.
@@ -73,21 +73,21 @@ def hasty(tensor: Tensor) -> Tensor:
     words, size = flat.numel() * flat.element_size() // WORD, flat.element_size()
     # torch multiplies int64 matrices on CPUs alone, and views as words what is aligned to them.
     if flat.device.type != "cpu" or words < 2 * HASTY or flat.storage_offset() * size % WORD:
-        return bits(tensor)
+        return hash_bits(tensor)
     rows = words // HASTY
     head = flat[: rows * HASTY * WORD // size].view(torch.int64).view(rows, HASTY)
     # 1,024 of them at least, so that there are enough for the words of a row as well.
-    factors = _multipliers(_at_least(rows), flat.device)
+    factors = _odd_multipliers(_at_least(rows), flat.device)
     found = torch.mv(head, factors[:HASTY]).dot(factors[:rows])
     rest = flat[rows * HASTY * WORD // size :]
-    return found + bits(rest) if rest.numel() else found
+    return found + hash_bits(rest) if rest.numel() else found
 
 
 WORD, HASTY = 8, 256
 """Number of bytes in a word, and of words in a row."""
 
 
-def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _canonical_nans(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Return `tensor` with the same payload for all NaNs, and the number of NaNs."""
     # A sum that is not NaN had none in it. Elsewhere than on a CPU, asking would wait.
     if not tensor.is_floating_point() or (tensor.device.type == "cpu" and not tensor.sum().isnan()):
@@ -96,7 +96,7 @@ def _canonical(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return tensor.masked_fill(nan, float("nan")), nan.sum()
 
 
-def _words(tensor: Tensor) -> Tensor:
+def _words_of_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of `tensor` in order, as 32-bit words; the last word is padded with zeros.
     """
     flat = tensor.contiguous().view(-1)
@@ -111,7 +111,7 @@ def _words(tensor: Tensor) -> Tensor:
     )
 
 
-def _wide(words: Tensor) -> Tensor:
+def _words_as_fp64(words: Tensor) -> Tensor:
     """Return the 32-bit words as fp64, of shape (rows, COLUMNS). On a CPU, the next call
     overwrites the result.
     """
@@ -119,7 +119,7 @@ def _wide(words: Tensor) -> Tensor:
     rows = -(-size // COLUMNS)
     kept = words.device.type == "cpu"
     wide = (
-        _scratch(get_ident())[:rows]
+        _scratch_memory(get_ident())[:rows]
         if kept
         else words.new_empty(rows, COLUMNS, dtype=torch.float64)
     )
@@ -130,7 +130,7 @@ def _wide(words: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _scratch(thread: int) -> Tensor:
+def _scratch_memory(thread: int) -> Tensor:
     """Return memory for rows in fp64, which is allocated once for each thread."""
     return torch.empty(ROWS, COLUMNS, dtype=torch.float64)
 
@@ -143,33 +143,33 @@ def _at_least(count: int) -> int:
 
 
 @lru_cache(maxsize=64)
-def _multipliers(count: int, device: torch.device) -> Tensor:
+def _odd_multipliers(count: int, device: torch.device) -> Tensor:
     """Return the first `count` of the odd numbers by which rows or words are multiplied. They are
     the same on all devices.
     """
-    return (_mixed(count, 1) | 1).to(device)
+    return (_mix_numbers(count, 1) | 1).to(device)
 
 
 @lru_cache(maxsize=8)
-def _weights(device: torch.device) -> Tensor:
+def _word_weights(device: torch.device) -> Tensor:
     """Return the weights of a row's words, fp64 of shape (COLUMNS,): different odd numbers below
     `WEIGHTS`.
     """
-    return (_mixed(WEIGHTS // 2, 2).argsort()[:COLUMNS] * 2 + 1).double().to(device)
+    return (_mix_numbers(WEIGHTS // 2, 2).argsort()[:COLUMNS] * 2 + 1).double().to(device)
 
 
-def _mixed(count: int, salt: int) -> Tensor:
+def _mix_numbers(count: int, salt: int) -> Tensor:
     """Return the first `count` numbers of a pseudo-random sequence of int64 (splitmix64), in which
     no number occurs twice.
     """
     # The constants are those of splitmix64, as signed 64-bit numbers.
     word = (torch.arange(count, dtype=torch.int64) * 2 + salt) * -7046029254386353131
     for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-        word = (word ^ _shifted(word, shift)) * factor
-    return word ^ _shifted(word, 31)
+        word = (word ^ _shift_right(word, shift)) * factor
+    return word ^ _shift_right(word, 31)
 
 
-def _shifted(word: Tensor, bits: int) -> Tensor:
+def _shift_right(word: Tensor, bits: int) -> Tensor:
     """Return `word` shifted right by `bits`, with zeros as the new high bits."""
     # torch shifts signed numbers, with copies of the sign moving in.
     return (word >> bits) & ((1 << (64 - bits)) - 1)

@@ -18,7 +18,7 @@ from bridge.trace.pages.series import Series
 Step = tuple[int, dict[str, float]]
 
 
-def scalars(found: Series) -> Iterator[Step]:
+def scalars_by_step(found: Series) -> Iterator[Step]:
     """Yield for each step the loss, the norms of all gradients, outputs and weights, and each
     layer's largest norm.
     """
@@ -37,7 +37,7 @@ def scalars(found: Series) -> Iterator[Step]:
             yield step, values
 
 
-def tensorboard(found: Series, folder: Path) -> int:
+def write_tensorboard(found: Series, folder: Path) -> int:
     """Write event files into `folder`. Returns the number of scalars.
 
     Raises `BridgeError` without the package `tensorboard`.
@@ -48,7 +48,7 @@ def tensorboard(found: Series, folder: Path) -> int:
 
     writer: Any = SummaryWriter(str(folder))
     count = 0
-    for step, values in scalars(found):
+    for step, values in scalars_by_step(found):
         for name, value in values.items():
             writer.add_scalar(name, value, step)
         count += len(values)
@@ -61,7 +61,7 @@ def tensorboard(found: Series, folder: Path) -> int:
     return count
 
 
-def wandb(found: Series, folder: Path) -> int:
+def write_wandb(found: Series, folder: Path) -> int:
     """Write an offline run of Weights & Biases into `folder`, for `wandb sync`.
 
     Returns the number of scalars. Nothing is sent. Raises `BridgeError` without the package
@@ -83,7 +83,7 @@ def wandb(found: Series, folder: Path) -> int:
         config=settings,
     )
     count = 0
-    for step, values in scalars(found):
+    for step, values in scalars_by_step(found):
         run.log(values, step=step)
         count += len(values)
     for told in found.findings:
@@ -96,10 +96,10 @@ def wandb(found: Series, folder: Path) -> int:
     return count
 
 
-TARGETS: Mapping[str, Callable[[Series, Path], int]] = {"tensorboard": tensorboard, "wandb": wandb}
+TARGETS: Mapping[str, Callable[[Series, Path], int]] = {"tensorboard": write_tensorboard, "wandb": write_wandb}
 
 
-def export(found: Series, target: str, out: Path) -> int:
+def export_run(found: Series, target: str, out: Path) -> int:
     """Export a run to `target`, tensorboard or wandb, as the new folder `out`. Returns the number
     of scalars. Raises `BridgeError` if `out` exists, cannot be written, or a package is missing;
     then no folder is left.

@@ -164,7 +164,7 @@ MEANINGS: Mapping[str, Meaning] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TraceFinding:
     """A finding in a step. `where` is the layer or parameter, `ranks` are the ranks that the
     finding concerns (empty: all), and `evidence` says what was measured.
     """
@@ -191,7 +191,7 @@ class Finding:
 
 
 @dataclass(eq=False, repr=False)
-class Findings(Sequence[Finding]):
+class Findings(Sequence[TraceFinding]):
     """The findings of a run, in the order in which they were made. A finding that occurs again for
     the same layer or parameter is dropped. Unless `folder` is None, the others are written to a
     file in `folder`.
@@ -203,25 +203,25 @@ class Findings(Sequence[Finding]):
     folder: Path | None = None
     command: str | None = None
     said: bool = True
-    found: list[Finding] = field(default_factory=list)
+    found: list[TraceFinding] = field(default_factory=list)
     _known: set[tuple[str, str]] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.found)
 
     @overload
-    def __getitem__(self, index: int) -> Finding: ...
+    def __getitem__(self, index: int) -> TraceFinding: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Finding]: ...
+    def __getitem__(self, index: slice) -> list[TraceFinding]: ...
 
-    def __getitem__(self, index: int | slice) -> Finding | list[Finding]:
+    def __getitem__(self, index: int | slice) -> TraceFinding | list[TraceFinding]:
         return self.found[index]
 
     def __repr__(self) -> str:
         return f"Findings({self.found!r})"
 
-    def add(self, findings: Iterable[Finding], aloud: bool = True) -> None:
+    def add(self, findings: Iterable[TraceFinding], aloud: bool = True) -> None:
         """Record the findings that are new and, if `aloud` is true, log them."""
         for finding in findings:
             # What is wrong in one step mostly is wrong in all that follow.
@@ -230,7 +230,7 @@ class Findings(Sequence[Finding]):
                 self.found.append(finding)
                 self._tell(finding, aloud)
 
-    def _tell(self, finding: Finding, aloud: bool) -> None:
+    def _tell(self, finding: TraceFinding, aloud: bool) -> None:
         if not self.said:
             return
         if aloud:

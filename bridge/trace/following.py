@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from bridge.errors import SourceError
-from bridge.trace.columns import Columns, Reader
+from bridge.trace.columns import ColumnReader, Columns
 from bridge.trace.findings import FILE
-from bridge.trace.pages.series import CLIPPED, Reading, Told, one_finding
-from bridge.trace.run import Run
-from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_folder
+from bridge.trace.pages.series import CLIPPED, FindingOfFile, Reading, one_finding
+from bridge.trace.run import TracedRun
+from bridge.trace.schema import RUN, STEPS, UNSEALED, LogLine, rank_folder, read_head, read_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Follower:
     """
 
     folder: Path
-    _run: Run | None = None
-    _reader: Reader | None = None
+    _run: TracedRun | None = None
+    _reader: ColumnReader | None = None
     _at: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """For the folder of each rank, how much of its log was read so far: the number of bytes, and
     the number of lines.
@@ -46,7 +46,7 @@ class Follower:
     _told: int = 0
     _readings: dict[int, Reading] = field(default_factory=dict)
 
-    def new(self) -> Iterator[Step | Told]:
+    def new(self) -> Iterator[Step | FindingOfFile]:
         """Yield the steps and findings that were added since the last call. The findings of a step
         come before the step.
 
@@ -59,7 +59,7 @@ class Follower:
             yield step
         yield from found
 
-    def _findings(self) -> Iterator[Told]:
+    def _findings(self) -> Iterator[FindingOfFile]:
         path = self.folder / FILE
         try:
             content = path.read_bytes() if path.exists() else b""
@@ -82,17 +82,17 @@ class Follower:
         logs = {place / STEPS: read for place, (read, _) in self._at.items()}
         anew = any(read > (log.stat().st_size if log.exists() else 0) for log, read in logs.items())
         if self._run is None or anew:
-            about = head(self.folder)
+            about = read_head(self.folder)
             ranks = [rank_folder(self.folder, rank) for rank in range(about["ranks"])]
-            self._run = Run(self.folder, about, {rank: {} for rank in ranks})
+            self._run = TracedRun(self.folder, about, {rank: {} for rank in ranks})
             self._reader, self._at, self._readings = (
-                Reader(self._run),
+                ColumnReader(self._run),
                 dict.fromkeys(ranks, (0, 0)),
                 {},
             )
         logged = {place: dict(steps) for place, steps in self._run.lines.items()}
         for rank, place in enumerate(logged):
-            for line in lines(
+            for line in read_lines(
                 self.folder, rank, self._run.about["format"] != UNSEALED, *self._at[place]
             ):
                 self._at[place] = line.begin + line.size + 1, self._at[place][1] + 1
@@ -104,7 +104,7 @@ class Follower:
                 # A training may run for weeks: steps that were told are forgotten.
                 del steps[step]  # type: ignore[attr-defined]
 
-    def _of(self, place: Path) -> dict[int, Line]:
+    def _of(self, place: Path) -> dict[int, LogLine]:
         assert self._run is not None, "expected a folder in which a run was found"
         found = self._run.lines[place]
         assert isinstance(found, dict), "made by a follower"
@@ -125,7 +125,7 @@ class Follower:
         return Step(step, float(np.mean(known)) if known else None, norms, left)
 
 
-def words(step: Step) -> str:
+def step_text(step: Step) -> str:
     """Return a line of text about a step: its number, loss and norms."""
     parts = [] if step.loss is None else [f"loss {step.loss:.6g}"]
     parts += [

@@ -13,7 +13,7 @@ from torch import Tensor
 from bridge.comm import Comm, Group
 
 
-def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
+def gather_tensor(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
     """Return the tensors that the ranks of a group passed to this call, as one tensor (ranks, ...)
     on the device of this rank's tensor. `name` is the name under which the collective is counted.
     """
@@ -27,14 +27,14 @@ def gathered(comm: Comm, name: str, tensor: Tensor, group: Group) -> Tensor:
     return whole.to(tensor.device)
 
 
-def texts(comm: Comm, name: str, value: Any, group: Group) -> list[Any]:
+def gather_values(comm: Comm, name: str, value: Any, group: Group) -> list[Any]:
     """Return the values that the ranks of a group passed to this call, in the order of the ranks.
     They are sent as JSON.
     """
     raw = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     # Lengths first: a gather takes as much from each rank.
-    sizes = gathered(comm, name, torch.tensor([len(raw)]), group).view(-1).tolist()
+    sizes = gather_tensor(comm, name, torch.tensor([len(raw)]), group).view(-1).tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded[: len(raw)] = raw
-    rows = gathered(comm, name, padded, group)
+    rows = gather_tensor(comm, name, padded, group)
     return [json.loads(bytes(row[:size].tolist())) for row, size in zip(rows, sizes, strict=True)]

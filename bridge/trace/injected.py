@@ -33,19 +33,19 @@ rank into a subfolder whose name is this prefix with the rank.
 logger = logging.getLogger("bridge.trace")
 
 
-def install() -> None:
-    """Have `watch` called as soon as the script imports torch, if the variable `SETTINGS` is set.
+def install_watch() -> None:
+    """Have `watch_script` called as soon as the script imports torch, if the variable `SETTINGS` is set.
     Nothing else is imported before.
     """
     if SETTINGS not in os.environ:
         return
     if "torch" in sys.modules:
-        watch(json.loads(os.environ[SETTINGS]))
+        watch_script(json.loads(os.environ[SETTINGS]))
     else:
-        awaited("torch.optim", lambda: watch(json.loads(os.environ[SETTINGS])))
+        call_after_import("torch.optim", lambda: watch_script(json.loads(os.environ[SETTINGS])))
 
 
-def awaited(name: str, then: Callable[[], None]) -> None:
+def call_after_import(name: str, then: Callable[[], None]) -> None:
     """Call `then` when the module `name` has been imported; at once if it is imported already."""
     if name in sys.modules:
         then()
@@ -183,7 +183,7 @@ class _Watch:
         from bridge.trace import THOROUGH, attach
         from bridge.trace.desync import Policy
         from bridge.trace.keeping import Keep
-        from bridge.trace.meeting import together
+        from bridge.trace.meeting import join_meeting
 
         settings = dict(self.settings)
         run = settings.pop("run")
@@ -201,7 +201,7 @@ class _Watch:
             for one in optimizers
             if not any(value is one for other in optimizers for value in vars(other).values())
         ]
-        if optimizers and not together():
+        if optimizers and not join_meeting():
             target, run = self._apart(target, inner, run)
         try:
             tracer = attach(
@@ -226,7 +226,7 @@ class _Watch:
             begin(given, {})  # hooks that are put in now run from the next pass on
 
 
-def watch(settings: dict[str, Any]) -> None:
+def watch_script(settings: dict[str, Any]) -> None:
     """Look for a training to attach in this process: record every optimizer that is made, and look
     at every module that begins to run and every optimizer that steps.
     """
@@ -237,27 +237,27 @@ def watch(settings: dict[str, Any]) -> None:
     found = _Watch(settings)
     plain = Optimizer.__init__
 
-    def made(optimizer: Any, *given: Any, **named: Any) -> None:
+    def record_optimizer(optimizer: Any, *given: Any, **named: Any) -> None:
         plain(optimizer, *given, **named)
         found.optimizers.add(optimizer)
 
-    Optimizer.__init__ = made  # type: ignore[method-assign, assignment]
+    Optimizer.__init__ = record_optimizer  # type: ignore[method-assign, assignment]
     found.hooks.append(register_module_forward_pre_hook(found.forward))
     found.hooks.append(register_optimizer_step_pre_hook(found.stepping))
-    awaited(PIPELINING, lambda: _scheduled(found))
+    call_after_import(PIPELINING, lambda: _wrap_schedules(found))
 
 
 PIPELINING = "torch.distributed.pipelining.schedules"
 
 
-def _scheduled(found: _Watch) -> None:
+def _wrap_schedules(found: _Watch) -> None:
     """Wrap the step method of torch's pipeline schedules, so that `found` learns of each step."""
     for kind in vars(sys.modules[PIPELINING]).values():
         if isinstance(kind, type) and "step" in vars(kind) and kind.__module__ == PIPELINING:
-            _told(kind, found)
+            _wrap_step(kind, found)
 
 
-def _told(kind: Any, found: _Watch) -> None:
+def _wrap_step(kind: Any, found: _Watch) -> None:
     plain = kind.step
 
     @functools.wraps(plain)

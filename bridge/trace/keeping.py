@@ -13,7 +13,7 @@ import torch
 
 from bridge.comm import Comm
 from bridge.errors import BridgeError
-from bridge.trace.gathering import gathered
+from bridge.trace.gathering import gather_tensor
 
 if TYPE_CHECKING:
     from bridge.trace.log import Seen
@@ -65,7 +65,7 @@ class Keep:
         return {} if self == Keep() else {"keep": asdict(self) | {"ranks": list(self.ranks)}}
 
 
-def notes(keep: Mapping[str, Any]) -> list[str]:
+def limit_notes(keep: Mapping[str, Any]) -> list[str]:
     """Return sentences that say to which steps and ranks these settings limit a log. They are
     settings as run.json holds them.
     """
@@ -77,7 +77,7 @@ def notes(keep: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
+def indices_to_skip(seen: Sequence[Seen], comm: Comm) -> set[int]:
     """Return the indices of the tensors in `seen` that this rank need not log, because an earlier
     rank logs an equal copy. All ranks must call this at the same point of a step.
     """
@@ -94,7 +94,7 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
         if several <= set(placement.replicas) or whole:
             alike.append(at)
     # A gather takes as much from each rank; and all leave here together, or none.
-    sizes = gathered(comm, "log head", torch.tensor([len(alike)]), group).view(-1).tolist()
+    sizes = gather_tensor(comm, "log head", torch.tensor([len(alike)]), group).view(-1).tolist()
     if not max(sizes):
         return set()
     digests = torch.zeros(max(sizes), 2, dtype=torch.int64)
@@ -106,12 +106,12 @@ def again(seen: Sequence[Seen], comm: Comm) -> set[int]:
             value.contiguous().view(-1).view(torch.uint8) for value in values if value is not None
         )
         content = b"".join(bytes(value.cpu().numpy()) for value in raw)
-        digests[row] = torch.tensor([_number(subject.encode()), _number(content)])
-    rows = gathered(comm, "log digests", digests, group).tolist()
+        digests[row] = torch.tensor([_number_of_content(subject.encode()), _number_of_content(content)])
+    rows = gather_tensor(comm, "log digests", digests, group).tolist()
     # The first rank that has it keeps it.
     earlier = {tuple(row) for rank in range(group.index) for row in rows[rank][: sizes[rank]]}
     return {at for at, row in zip(alike, rows[group.index], strict=False) if tuple(row) in earlier}
 
 
-def _number(content: bytes) -> int:
+def _number_of_content(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little", signed=True)

@@ -13,14 +13,14 @@ from torch import Tensor
 from bridge.plan import Debug
 from bridge.trace.clipping import Clipping
 from bridge.trace.filter import Filter
-from bridge.trace.gathering import gathered
-from bridge.trace.keeping import Keep, again
+from bridge.trace.gathering import gather_tensor
+from bridge.trace.keeping import Keep, indices_to_skip
 from bridge.trace.log import Log
-from bridge.trace.memory import memory
+from bridge.trace.memory import memory_bytes
 from bridge.trace.placement import Placement
 from bridge.trace.record import MEMORY, SHARD, Name, Unit
 from bridge.trace.roots import Roots
-from bridge.trace.source import Kind, Moment, Source
+from bridge.trace.source import Kind, Moment, TraceSource
 from bridge.trace.summary import SAMPLES
 from bridge.trace.tracer import GRADIENT, INPUT, OUTPUT, Sight
 
@@ -34,7 +34,7 @@ class LayerLog:
     sets.
     """
 
-    source: Source
+    source: TraceSource
     debug: Debug
     log: Log
     filter: Filter = field(default_factory=Filter)
@@ -68,10 +68,10 @@ class LayerLog:
         another rank logs and ranks can read their tensors only together.
         """
         if self._at_hand or not self.keep.fits(step):
-            return self._kept(step)
+            return self._keeps_step(step)
         comm = self.source.comm
         return bool(
-            gathered(comm, "log keeps", torch.tensor([int(self._kept(step))]), comm.world).any()
+            gather_tensor(comm, "log keeps", torch.tensor([int(self._keeps_step(step))]), comm.world).any()
         )
 
     def wants(self, kind: str) -> bool:
@@ -88,37 +88,37 @@ class LayerLog:
             if self._measures(kind):
                 # What this rank holds after the layer ran; no other rank's is a copy of it.
                 name = sight.name._replace(microbatch=sight.microbatch, kind=MEMORY)
-                used = memory(sight.tensor.device)
+                used = memory_bytes(sight.tensor.device)
                 placement = Placement.full(tuple(used.shape))
                 self.log.add(self._own(name), used, placement, SAMPLES + 2)
 
     def _takes(self, name: Name) -> bool:
-        return self._kept(name.step) and self.filter.takes(name)
+        return self._keeps_step(name.step) and self.filter.takes(name)
 
-    def _kept(self, step: int) -> bool:
+    def _keeps_step(self, step: int) -> bool:
         return self.keep.takes(step, self.source.comm.rank) and self.log.keeps(step)
 
     def _measures(self, kind: str) -> bool:
         return bool(self.debug.activation_memory) and kind in (OUTPUT, GRADIENT)
 
-    def reached(self, moment: Moment | None) -> None:
+    def reach_moment(self, moment: Moment | None) -> None:
         step = self.source.now().step
         # Asked even if nothing is logged: it may gather, and then all ranks must call it.
         # What is there before the first step belongs to the step before it.
         logged = step - 1 if moment is None else step
         looks = moment != "ended" and self._looks(logged)
         if moment is None:
-            self._held("init", step - 1, "weight", self.debug.param_init, looks)
-            self._held("init", step - 1, "buffer", self.debug.param_init, looks)
+            self._log_tensors("init", step - 1, "weight", self.debug.param_init, looks)
+            self._log_tensors("init", step - 1, "buffer", self.debug.param_init, looks)
             self._forget()
             self.log.write(step - 1)
         elif moment == "reduced":
-            self._held("reduce", step, "gradient", self.debug.all_param_gradients, looks)
-            self._held("reduce", step, "shard", self.debug.param_gradients, looks)
+            self._log_tensors("reduce", step, "gradient", self.debug.all_param_gradients, looks)
+            self._log_tensors("reduce", step, "shard", self.debug.param_gradients, looks)
             self._rate(step)
         elif moment == "updated":
-            self._held("update", step, "weight", self.debug.param_update, looks)
-            self._held("update", step, "buffer", self.debug.param_update, looks)
+            self._log_tensors("update", step, "weight", self.debug.param_update, looks)
+            self._log_tensors("update", step, "buffer", self.debug.param_update, looks)
         else:
             alone = self.source.now().part is not None and not self._several
             factors = self.source.factors()
@@ -131,7 +131,7 @@ class LayerLog:
         ranks still step together.
         """
         if self.keep.once and getattr(self.source, "together", True):
-            self.log.forget(lambda seen: again(seen, self.source.comm))
+            self.log.forget(lambda seen: indices_to_skip(seen, self.source.comm))
 
     def _loss(self, factors: Mapping[Unit, float]) -> float | None:
         """Return the loss of the step in a unit that does not depend on the layout, or None if it
@@ -176,7 +176,7 @@ class LayerLog:
             GRADIENT: self.debug.layer_gradients,
         }.get(kind) or 0
 
-    def _held(self, phase: str, step: int, kind: Kind, level: int | None, looks: bool) -> None:
+    def _log_tensors(self, phase: str, step: int, kind: Kind, level: int | None, looks: bool) -> None:
         for held in self.source.tensors(kind) if level and looks else ():
             name = Name(step, phase, held.layer, None, held.kind, held.tensor)
             if self._takes(name):

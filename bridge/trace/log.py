@@ -28,8 +28,8 @@ from bridge.state.digests import digest_of
 from bridge.trace.invariants.sketch import on_host
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name, Record, Unit
-from bridge.trace.schema import FORMAT, RUN, SEAL, STEPS, lines, rank_folder
-from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure, take
+from bridge.trace.schema import FORMAT, RUN, SEAL, STEPS, rank_folder, read_lines
+from bridge.trace.summary import SAMPLES, STATISTICS, Summary, measure_statistics, take_samples
 
 HEADER = 80
 """Approximate number of bytes that each tensor takes in a file in addition to its values."""
@@ -76,7 +76,7 @@ class Log:
         )
         self._seen: list[Seen] = []
         self._open, self._first = True, True
-        with self._guarded("nothing is logged"):
+        with self._end_log_on_error("nothing is logged"):
             self.folder.mkdir(parents=True, exist_ok=True)
             steps = self.folder / STEPS
             content = steps.read_bytes() if steps.exists() else b""
@@ -84,10 +84,10 @@ class Log:
             if content and not content.endswith(b"\n"):
                 os.truncate(steps, content.rfind(b"\n") + 1)
             if rank == 0:
-                _publish(run / RUN, seal({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1))
+                _publish_text(run / RUN, seal({"format": FORMAT, "ranks": 1, **(about or {})}, indent=1))
 
     @contextmanager
-    def _guarded(self, consequence: str) -> Iterator[None]:
+    def _end_log_on_error(self, consequence: str) -> Iterator[None]:
         """Context in which an error of writing ends the log. The error becomes a warning or, in a
         strict log, a `BridgeError`; `consequence` is a part of its message.
         """
@@ -119,8 +119,8 @@ class Log:
         dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
         # The factor is 1 until the step ends, when it is known.
         record = Record(name, microbatch, dtype, device, level, placement, 1.0, None)
-        measured = measure(tensor) if level >= STATISTICS else None
-        self._seen.append(Seen(record, unit, measured, self._kept(tensor, placement, level)))
+        measured = measure_statistics(tensor) if level >= STATISTICS else None
+        self._seen.append(Seen(record, unit, measured, self._samples_to_store(tensor, placement, level)))
 
     def forget(self, choose: Callable[[Sequence[Seen]], Collection[int]]) -> None:
         """Drop some tensors of this step: `choose` gets all of them, and returns the indices of
@@ -129,12 +129,12 @@ class Log:
         gone = choose(self._seen)
         self._seen = [part for at, part in enumerate(self._seen) if at not in gone]
 
-    def _kept(self, tensor: Tensor, placement: Placement, level: int) -> dict[str, Tensor]:
+    def _samples_to_store(self, tensor: Tensor, placement: Placement, level: int) -> dict[str, Tensor]:
         if level < SAMPLES:
             return {}
         if self.full:
             return {"full": tensor.detach().reshape(-1).clone()}
-        numbers, values = take(tensor, placement, level)
+        numbers, values = take_samples(tensor, placement, level)
         return {"numbers": numbers, "samples": values} if len(numbers) else {}
 
     def write(
@@ -165,12 +165,12 @@ class Log:
         if not self._open:
             return
         tensors: dict[str, Tensor] = {}
-        known = _statistics(seen)
+        known = _measure_all(seen)
         records = [
-            _finished(index, part, known.get(index), tensors, factors or {})
+            _finish_record(index, part, known.get(index), tensors, factors or {})
             for index, part in enumerate(seen)
         ]
-        with self._guarded(f"the log of this rank ends before step {step}"):
+        with self._end_log_on_error(f"the log of this rank ends before step {step}"):
             if self._first:
                 # Not before the first step: only it tells where this run goes on.
                 _drop_from(self.run, self.rank, step)
@@ -183,13 +183,13 @@ class Log:
                 "records": [record.fields() for record in records],
             }
             line |= {"tensors": None, "loss": loss, "clip": clip}
-            left = self._left(step, line, tensors) if self.budget else {}
+            left = self._entries_over_budget(step, line, tensors) if self.budget else {}
             if left:
                 line |= {"records": [], **left}
             elif tensors:
                 # Before the line: a line that is there has its tensors.
                 line["tensors"] = _publish_tensors(self.folder / f"{step:08d}.safetensors", tensors)
-            self._spent += _append(self.folder / STEPS, seal(line))
+            self._spent += _append_line(self.folder / STEPS, seal(line))
             self._open = not left.get("stopped", False)
 
     def keeps(self, step: int) -> bool:
@@ -198,7 +198,7 @@ class Log:
         """
         return self._open and step % self._thin == 0
 
-    def _left(
+    def _entries_over_budget(
         self, step: int, line: Mapping[str, Any], tensors: Mapping[str, Tensor]
     ) -> dict[str, Any]:
         """If the budget does not allow the tensors of a step, return the entries that replace the
@@ -233,13 +233,13 @@ class Log:
             logger.warning("%s: %s", self.run, what)
 
 
-def _statistics(seen: Sequence[Seen]) -> dict[int, Tensor]:
+def _measure_all(seen: Sequence[Seen]) -> dict[int, Tensor]:
     """Return the statistics of tensors on the CPU, by position."""
     found = {at: part.measured for at, part in enumerate(seen) if part.measured is not None}
     return dict(zip(found, on_host(list(found.values())), strict=True)) if found else {}
 
 
-def _finished(
+def _finish_record(
     index: int,
     part: Seen,
     measured: Tensor | None,
@@ -264,23 +264,23 @@ def _publish_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
     beside = path.with_suffix(".tmp")
     save_file(tensors, beside)
     digest = digest_of(beside)
-    _replace(beside, path)
+    _replace_file(beside, path)
     return digest
 
 
-def _publish(path: Path, text: str) -> None:
+def _publish_text(path: Path, text: str) -> None:
     beside = path.with_suffix(".tmp")
     beside.write_text(text)
-    _replace(beside, path)
+    _replace_file(beside, path)
 
 
-def _replace(beside: Path, path: Path) -> None:
+def _replace_file(beside: Path, path: Path) -> None:
     with beside.open("rb") as file:
         os.fsync(file.fileno())
     beside.replace(path)
 
 
-def _append(path: Path, line: str) -> int:
+def _append_line(path: Path, line: str) -> int:
     """Append a line to a file, and wait until it is on the disk. Returns the number of bytes
     added.
     """
@@ -298,5 +298,5 @@ def _drop_from(run: Path, rank: int, step: int) -> None:
     path = rank_folder(run, rank) / STEPS
     if path.exists():
         text = path.read_text()
-        found = zip(text.splitlines(), lines(run, rank, sealed=True), strict=True)
-        _publish(path, "".join(f"{content}\n" for content, line in found if line.step < step))
+        found = zip(text.splitlines(), read_lines(run, rank, sealed=True), strict=True)
+        _publish_text(path, "".join(f"{content}\n" for content, line in found if line.step < step))

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from bridge.comm import Comm
-from bridge.trace.gathering import gathered
+from bridge.trace.gathering import gather_tensor
 
 PATIENCE = 10.0
 """Number of seconds that a rank waits before it checks what the other ranks do. The environment
@@ -47,7 +47,7 @@ class Meeting:
         global _made
         _made += 1
         # Ranks may have made other numbers of meetings: with the highest, their keys agree.
-        numbers = gathered(comm, "meeting", torch.tensor([_made]), comm.world)
+        numbers = gather_tensor(comm, "meeting", torch.tensor([_made]), comm.world)
         _made = int(numbers.max())
         self.comm, self.lost = comm, lost
         self.store: Any = PrefixStore(f"stagebridge meeting {_made}", _get_default_store())
@@ -57,7 +57,7 @@ class Meeting:
         # A process that ends says so, or the others would go on waiting for it.
         atexit.register(self.leave)
 
-    def passed(self) -> None:
+    def begin_forward(self) -> None:
         """Record that a forward pass begins."""
         self.passes += 1
         if not self.over:
@@ -69,7 +69,7 @@ class Meeting:
         """
         number, world = self.steps, self.comm.world.size
         self.steps += 1
-        if self.over or self._ended():
+        if self.over or self._is_over():
             return False
         # The last one to come tells the others.
         if self.store.add(f"step {number}", 1) == world:
@@ -80,10 +80,10 @@ class Meeting:
             return True
         waits = 0
         while not self._all(number):
-            if self._ended():
+            if self._is_over():
                 return False
             waits += 1
-            gone = self._gone(number) or (self._absent(number) if waits == WAITS else None)
+            gone = self._missing_ranks(number) or (self._absent(number) if waits == WAITS else None)
             if gone:
                 self.store.set(OVER, json.dumps(gone))
                 self.over = True
@@ -106,13 +106,13 @@ class Meeting:
         told = f"rank {self.comm.rank} waited {waited:.3g} s in step {number + 1} for ranks that did not come"
         return "rank-absent", (self.comm.rank,), told
 
-    def _gone(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
+    def _missing_ranks(self, number: int) -> tuple[str, tuple[int, ...], str] | None:
         """Return a finding (id, ranks and evidence) if other ranks skipped this step or ended before
         it; otherwise None.
         """
         others = [rank for rank in self.comm.world.ranks if rank != self.comm.rank]
         beyond = {
-            rank: count for rank in others if (count := self._told(f"pass {rank}")) > self.passes
+            rank: count for rank in others if (count := self._read_counter(f"pass {rank}")) > self.passes
         }
         if beyond:
             counts = ", ".join(f"rank {rank} began pass {count}" for rank, count in beyond.items())
@@ -124,7 +124,7 @@ class Meeting:
             )
         # A rank that ended after fewer steps than this one will not come.
         left = {
-            rank: count for rank in others if 0 < (count := self._told(f"left {rank}")) <= number
+            rank: count for rank in others if 0 < (count := self._read_counter(f"left {rank}")) <= number
         }
         if left:
             ended = ", ".join(
@@ -134,10 +134,10 @@ class Meeting:
             return "skipped-alone", tuple(left), f"{ended}, while {here}"
         return None
 
-    def _told(self, key: str) -> int:
+    def _read_counter(self, key: str) -> int:
         return int(self.store.get(key)) if self.store.check([key]) else 0
 
-    def _ended(self) -> bool:
+    def _is_over(self) -> bool:
         """Return whether another rank has given up the meeting. Then this rank reports the same
         finding.
         """
@@ -160,7 +160,7 @@ class Meeting:
             return
 
 
-def together(wait: float | None = None) -> bool:
+def join_meeting(wait: float | None = None) -> bool:
     """Return whether all ranks of the process group make this call within `wait` seconds. In a
     hand-written pipeline they may not: its ranks run one after the other, and some may have
     nothing to train.
@@ -169,18 +169,18 @@ def together(wait: float | None = None) -> bool:
         return True
     store: Any = PrefixStore("stagebridge attaching", _get_default_store())
     if store.add("here", 1) == dist.get_world_size():
-        _decide(store, "together")
+        _decide_end(store, "together")
     elif not store.check(["decided"]):
         patience = float(os.environ.get(VARIABLE, PATIENCE)) * ATTACHING if wait is None else wait
         try:
             store.wait(["decided"], timedelta(seconds=patience))
         except RuntimeError:  # what a store says once the time is over
-            _decide(store, "apart")
+            _decide_end(store, "apart")
     store.wait(["decided"])
     return bool(store.get("decided") == b"together")
 
 
-def _decide(store: Any, what: str) -> None:
+def _decide_end(store: Any, what: str) -> None:
     # The first one decides for all: another may run out of patience as the last one comes.
     if store.add("deciding", 1) == 1:
         store.set("decided", what)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def memory(device: torch.device) -> Tensor:
+def memory_bytes(device: torch.device) -> Tensor:
     """Return four numbers of bytes as fp64: allocated now, the peak of these since the last call,
     reserved now, and the peak of these since the last call.
 

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from bridge.comm import Comm, Group, joined
+from bridge.comm import Comm, Group, rank_and_world
 from bridge.errors import BridgeError
 from bridge.trace import naming
 from bridge.trace.meeting import Meeting
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
-from bridge.trace.sharding import flat_pieces, fully_sharded, in_boxes, is_split, mesh_of, whole
+from bridge.trace.sharding import flat_pieces, fully_sharded, in_boxes, is_split, mesh_of, part_and_placement
 from bridge.trace.source import Held, Kind, Moment, Now
-from bridge.trace.tracer import recomputing
+from bridge.trace.tracer import is_recomputing
 
 logger = logging.getLogger("bridge.trace")
 INSIDE = ("tensor", "pipeline")
@@ -139,18 +139,18 @@ class ModuleSource:
             self.module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
             return
 
-        def entered(*given: Any, **named: Any) -> Any:
+        def enter_compiled(*given: Any, **named: Any) -> Any:
             self.begin(given, named)
             return compiled(*given, **named)
 
-        self.module._compiled_call_impl = entered
+        self.module._compiled_call_impl = enter_compiled
 
     def watch(self) -> None:
         """Have `before` called before each step of an optimizer, and `after` when all optimizers
         have stepped.
         """
 
-        def stepped(number: int) -> None:
+        def note_step(number: int) -> None:
             depth, began = self._open.get(number, (1, 0))
             self._open[number] = max(0, depth - 1), began
             if depth != 1:
@@ -161,18 +161,18 @@ class ModuleSource:
             if len(self._stepped) == len(self.optimizers):
                 self.after()
 
-        def watched(number: int) -> None:
+        def watch_optimizer(number: int) -> None:
             optimizer = self.optimizers[number]
             before = optimizer.register_step_pre_hook(
-                lambda _, given, named: self._begun(number, given, named)
+                lambda _, given, named: self._begin_optimizer_step(number, given, named)
             )
-            after = optimizer.register_step_post_hook(lambda *_: stepped(number))
+            after = optimizer.register_step_post_hook(lambda *_: note_step(number))
             self._hooks[number] = before, after
 
-        self._watched = watched
+        self._watched = watch_optimizer
         for number in range(len(self.optimizers)):
-            watched(number)
-        _meeting(self)
+            watch_optimizer(number)
+        _watch_steps(self)
 
     def _meet(self, optimizer: Any) -> None:
         """Observe an optimizer that steps but was not passed to `attach`, if it holds parameters
@@ -186,7 +186,7 @@ class ModuleSource:
             return
         own = {id(weight) for weight in self.module.parameters()}
         new = {id(weight) for group in optimizer.param_groups for weight in group["params"]} & own
-        held = [set(self.owned([number])) & own for number in range(len(self.optimizers))]
+        held = [set(self.groups_by_parameter([number])) & own for number in range(len(self.optimizers))]
         number = next((at for at, old in enumerate(held) if old and old <= new), len(self.optimizers))
         # One that updates some of what another holds too is beside the training: it changes weights.
         if not new or (number == len(self.optimizers) and any(old & new for old in held)):
@@ -201,7 +201,7 @@ class ModuleSource:
         self.optimizers = tuple(optimizers)
         self._watched(number)
 
-    def _begun(self, number: int, given: Any, named: Any) -> Any:
+    def _begin_optimizer_step(self, number: int, given: Any, named: Any) -> Any:
         """Handle the beginning of an optimizer's step. If step() gets a closure, gradients are
         complete only after the closure has run, so the closure is wrapped. Returns the changed
         arguments of step(), or None.
@@ -220,14 +220,14 @@ class ModuleSource:
             self.before(number)
             return None
 
-        def computed() -> Any:
+        def compute_loss() -> Any:
             result = closure()
             self.before(number)
             return result
 
         if place:
-            return (given[0], computed, *given[2:]), named
-        return given, {**named, "closure": computed}
+            return (given[0], compute_loss, *given[2:]), named
+        return given, {**named, "closure": compute_loss}
 
     def before(self, number: int = 0) -> None:
         """Record that the gradients of the optimizer with index `number` are complete. In the
@@ -262,23 +262,23 @@ class ModuleSource:
     @property
     def model(self) -> nn.Module:
         """The module without wrappers."""
-        return naming.unwrapped(self.module)
+        return naming.unwrap_module(self.module)
 
     @cached_property
     def layers(self) -> Mapping[str, nn.Module]:
         """The layers by name: the elements of lists of modules, and the largest modules outside
         such lists.
         """
-        return naming.layers(self.module)
+        return naming.layers_by_name(self.module)
 
     @cached_property
     def hidden(self) -> frozenset[str]:
         """Names of the layers whose activations cannot be seen, because torch.compile does not call
         them one by one.
         """
-        if _compiled(self.module):
+        if _is_compiled(self.module):
             return frozenset(self.layers)
-        compiled = [module for module in self.model.modules() if _compiled(module)]
+        compiled = [module for module in self.model.modules() if _is_compiled(module)]
         # Hooks on what torch.compile returned run outside of the graph, those on its parts do not.
         inner = {id(part) for module in compiled for part in module.modules() if part is not module}
         in_place = {
@@ -306,7 +306,7 @@ class ModuleSource:
         )
 
     @property
-    def entered(self) -> nn.Module:
+    def current_module(self) -> nn.Module:
         """The module whose forward pass begins."""
         return self.model
 
@@ -331,7 +331,7 @@ class ModuleSource:
         DTensors, the rank's part must be a box of the whole tensor, and `fully_shard` must have
         sharded the module, because otherwise gradients may still have to be summed.
         """
-        weights = naming.parameters(self.module).values()
+        weights = naming.parameters_by_name(self.module).values()
         return all(map(in_boxes, weights)) and (
             fully_sharded(self.module) or not any(map(is_split, weights))
         )
@@ -377,7 +377,7 @@ class ModuleSource:
         """Return the placement of an activation. With sequence parallelism, each tensor rank holds
         a part of the tokens.
         """
-        local, placement = whole(tensor, self.comm, ())
+        local, placement = part_and_placement(tensor, self.comm, ())
         group, shape = self.comm.mesh.sizes.get("tensor", 1), tuple(local.shape)
         # Sequence parallelism leaves each tensor rank a part of the tokens, in dimension 1.
         tokens = next((given.shape[1] for given in self._given if given.dim() > 1), 0)
@@ -390,7 +390,7 @@ class ModuleSource:
             return placement
         return placement.split(1, self.comm.group("tensor").index, group)
 
-    def batched(self, tensor: Tensor) -> bool:
+    def has_batch_dimension(self, tensor: Tensor) -> bool:
         """Return whether the first dimension of an activation runs over the samples of the input,
         or over its tokens.
         """
@@ -406,37 +406,37 @@ class ModuleSource:
             yield from self._settings_held()
         elif kind == "buffer":
             yield from (
-                self.held(name, kind, "", buffer.detach())
-                for name, buffer in naming.buffers(self.module).items()
+                self.local_tensor(name, kind, "", buffer.detach())
+                for name, buffer in naming.buffers_by_name(self.module).items()
             )
         elif kind in ("weight", "gradient", "moment"):
             flat = flat_pieces(self.module)
-            for name, parameter in naming.parameters(self.module).items():
+            for name, parameter in naming.parameters_by_name(self.module).items():
                 pieces = flat.get(id(parameter))
                 for part, tensor in self.of(kind, parameter).items():
                     if pieces is None:
-                        yield self.held(name, kind, part, tensor)
+                        yield self.local_tensor(name, kind, part, tensor)
                     for piece in pieces or ():
                         end = piece.offset + piece.stop - piece.start
                         local = tensor.detach().reshape(-1)[piece.offset : end]
                         placement = Placement.full(piece.shape).run(piece.start, piece.stop)
-                        yield Held(*self._named(piece.name, part, kind), local, placement)
+                        yield Held(*self._split_name(piece.name, part, kind), local, placement)
 
-    def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
+    def local_tensor(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
         """Return a tensor that belongs to the parameter `name`, with its placement: the whole
         tensor if ranks hold copies of it, or this rank's part.
         """
-        local, placement = whole(
+        local, placement = part_and_placement(
             tensor, self.comm, tuple(axis for axis in self.comm.mesh.sizes if axis != "pipeline")
         )
-        return Held(*self._named(name, part, kind), local, placement)
+        return Held(*self._split_name(name, part, kind), local, placement)
 
-    def named(self, name: str) -> str:
+    def global_name(self, name: str) -> str:
         """The global name of a parameter or buffer whose name in the module is `name`."""
         return name
 
-    def _named(self, name: str, part: str, kind: str) -> tuple[str, str, str]:
-        layer, rest = naming.layer_of(self.named(name), self.layers)
+    def _split_name(self, name: str, part: str, kind: str) -> tuple[str, str, str]:
+        layer, rest = naming.layer_of(self.global_name(name), self.layers)
         return layer, kind, ".".join(word for word in (rest, part) if word)
 
     def of(self, kind: Kind, parameter: nn.Parameter) -> Mapping[str, Tensor]:
@@ -480,7 +480,7 @@ class ModuleSource:
         """The indices of the optimizers that have begun to step in this step."""
         return sorted(self._ready)
 
-    def owned(self, numbers: Iterable[int]) -> dict[int, Mapping[str, Any]]:
+    def groups_by_parameter(self, numbers: Iterable[int]) -> dict[int, Mapping[str, Any]]:
         """Return the parameter group of each parameter that the optimizers with these indices
         hold, by the parameter's id.
         """
@@ -551,7 +551,7 @@ class ModuleSource:
         are recorded.
         """
         # A checkpoint runs the model again inside backward: that is no pass of its own.
-        if recomputing():
+        if is_recomputing():
             return
         self._entered += 1
         self.quiet = not (self.trains and torch.is_grad_enabled())
@@ -564,8 +564,8 @@ class ModuleSource:
             self.after()
         self._passes += 1
         if self.meeting is not None:
-            self.meeting.passed()
-        leaves = tree_leaves(in_order(self.entered, given, named))
+            self.meeting.begin_forward()
+        leaves = tree_leaves(in_order(self.current_module, given, named))
         self._given = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
         for call in self.passing:
             call(given, named)
@@ -577,7 +577,7 @@ def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]
     """
     kind: Any = type(module)
     try:
-        declared = _signature(kind)
+        declared = _forward_signature(kind)
         found = declared.bind_partial(module, *given, **named).arguments
     except (TypeError, ValueError):  # it takes something else, as its own error will say
         return [*given, *(named[name] for name in sorted(named))]
@@ -592,7 +592,7 @@ def in_order(module: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]
 
 
 @lru_cache
-def _signature(kind: Any) -> Signature:
+def _forward_signature(kind: Any) -> Signature:
     return signature(kind.forward)
 
 
@@ -600,7 +600,7 @@ def ranks_of(module: nn.Module) -> Comm:
     """Return the communicator of this rank. Its mesh has all ranks of the process group, along the
     axes over which torch distributes `module`; without a process group it has one rank.
     """
-    rank, world = joined() or (0, 1)
+    rank, world = rank_and_world() or (0, 1)
     return Comm(mesh_of(module, world), rank)
 
 
@@ -619,7 +619,7 @@ def bare_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def _compiled(module: nn.Module) -> bool:
+def _is_compiled(module: nn.Module) -> bool:
     return (
         "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
     )
@@ -629,12 +629,12 @@ _sources: weakref.WeakSet[ModuleSource] = weakref.WeakSet()
 """The sources that want to know of every step of any optimizer."""
 
 
-def _meeting(source: ModuleSource) -> None:
+def _watch_steps(source: ModuleSource) -> None:
     """Tell a source of every step of any optimizer, for as long as the source lives."""
     # One hook for all sources, which stays: a hook that goes with its source may go while torch
     # walks through the hooks of a step, and that step would end in an error.
     if not _hooked:
-        _hooked.append(register_optimizer_step_pre_hook(_met))
+        _hooked.append(register_optimizer_step_pre_hook(_report_step))
     _sources.add(source)
 
 
@@ -642,6 +642,6 @@ _hooked: list[Any] = []
 """The handle of the hook on the steps of all optimizers. Empty until the first source is made."""
 
 
-def _met(optimizer: Any, given: Any, named: Any) -> None:
+def _report_step(optimizer: Any, given: Any, named: Any) -> None:
     for source in tuple(_sources):
         source._meet(optimizer)

@@ -17,17 +17,17 @@ FullyShardedDataParallel and activation checkpointing.
 """
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap_module(module: nn.Module) -> nn.Module:
     """Return the innermost module that `module` wraps, or `module` itself if it wraps nothing.
 
     A wrapper holds its module under a name in `INNER`, or as its only child, called `module`, and
     has no parameters of its own (DistributedDataParallel, and wrappers built like it).
     """
-    inner = _inner(module)
-    return module if inner is None else unwrapped(inner)
+    inner = _inner_module(module)
+    return module if inner is None else unwrap_module(inner)
 
 
-def _inner(module: nn.Module) -> nn.Module | None:
+def _inner_module(module: nn.Module) -> nn.Module | None:
     # Every check of a step asks this of every module, so nothing is copied.
     children = module._modules
     for name in INNER:
@@ -43,29 +43,29 @@ def _inner(module: nn.Module) -> nn.Module | None:
     return alone
 
 
-def modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+def modules_by_path(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield every module that is no wrapper, parents first, with its path without wrappers."""
     left = [(path, root)]
     while left:
         where, module = left.pop()
-        inner = unwrapped(module)
+        inner = unwrap_module(module)
         yield where, inner
-        children = [(_joined(where, name), child) for name, child in inner.named_children()]
+        children = [(_join_path(where, name), child) for name, child in inner.named_children()]
         left += reversed(children)
 
 
-def parameters(root: nn.Module) -> dict[str, nn.Parameter]:
+def parameters_by_name(root: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters of a module by name, where names do not show wrappers. A parameter
     with several names appears under the first one.
     """
-    return _known(root, "_parameters")
+    return _tensors_by_name(root, "_parameters")
 
 
-def buffers(root: nn.Module) -> dict[str, Tensor]:
+def buffers_by_name(root: nn.Module) -> dict[str, Tensor]:
     """Return the buffers of a module by name, where names do not show wrappers. A buffer with
     several names appears under the first one. Buffers that checkpoints leave out are included.
     """
-    return _known(root, "_buffers")
+    return _tensors_by_name(root, "_buffers")
 
 
 _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[list[object], dict[str, Any]]]] = (
@@ -74,15 +74,15 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[list[object], dict[str, Any
 """For each root, its parameters and buffers by name, and the marks that they had."""
 
 
-def _known(root: nn.Module, held: str) -> dict[str, Any]:
+def _tensors_by_name(root: nn.Module, held: str) -> dict[str, Any]:
     """Return the tensors of a module by name. Names are found anew only if the module has changed,
     because checks ask for them several times in each step.
     """
     kept = _KNOWN.setdefault(root, {})
     if _STEADY is None or (root, held) not in _STEADY or held not in kept:
-        marks = _marks(root, held)
+        marks = _change_marks(root, held)
         if held not in kept or kept[held][0] != marks:
-            kept[held] = marks, dict(_once(root, held))
+            kept[held] = marks, dict(_tensors_once(root, held))
         if _STEADY is not None:
             _STEADY.add((root, held))
     return dict(kept[held][1])
@@ -93,7 +93,7 @@ _STEADY: set[tuple[nn.Module, str]] | None = None
 
 
 @contextmanager
-def steady() -> Iterator[None]:
+def freeze_names() -> Iterator[None]:
     """Context in which no module changes, so that names are looked up once."""
     global _STEADY
     before, _STEADY = _STEADY, set() if _STEADY is None else _STEADY
@@ -103,7 +103,7 @@ def steady() -> Iterator[None]:
         _STEADY = before
 
 
-def _marks(root: nn.Module, held: str) -> list[object]:
+def _change_marks(root: nn.Module, held: str) -> list[object]:
     """Return a list that changes with every name, module and tensor in a module."""
     found: list[object] = []
     left = [root]
@@ -115,37 +115,37 @@ def _marks(root: nn.Module, held: str) -> list[object]:
     return found
 
 
-def _once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors_once(root: nn.Module, held: str) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
-    for path, module in modules(root):
+    for path, module in modules_by_path(root):
         for name, tensor in getattr(module, held).items():
             # What is tied has the name at which it comes first.
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
-                yield _joined(path, name), tensor
+                yield _join_path(path, name), tensor
 
 
-def layers(root: nn.Module) -> dict[str, nn.Module]:
+def layers_by_name(root: nn.Module) -> dict[str, nn.Module]:
     """Return the layers of a module by name, in order. They are the elements of lists of blocks at
     any depth, and outside such lists the largest modules that contain no list. A module with two
     names is one layer.
     """
-    model, found, seen = unwrapped(root), {}, set[int]()
+    model, found, seen = unwrap_module(root), {}, set[int]()
     # A module without children is one layer, and its wrapper is what is called.
-    for name, module in _layers(model, "") if any(True for _ in model.children()) else [("", root)]:
-        if id(unwrapped(module)) not in seen:
-            seen.add(id(unwrapped(module)))
+    for name, module in _find_layers(model, "") if any(True for _ in model.children()) else [("", root)]:
+        if id(unwrap_module(module)) not in seen:
+            seen.add(id(unwrap_module(module)))
             found[name] = module
     return found
 
 
-def _layers(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+def _find_layers(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in model.named_children():
-        inner, where = unwrapped(child), _joined(path, name)
+        inner, where = unwrap_module(child), _join_path(path, name)
         if is_list(inner):
             yield from ((f"{where}.{part}", layer) for part, layer in inner.named_children())
-        elif any(is_list(part) for _, part in modules(inner)):
-            yield from _layers(inner, where)
+        elif any(is_list(part) for _, part in modules_by_path(inner)):
+            yield from _find_layers(inner, where)
         else:
             yield where, child
 
@@ -158,7 +158,7 @@ def is_list(module: nn.Module) -> bool:
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         return len(module) > 0
     parts = (
-        [unwrapped(part) for part in module.children()] if isinstance(module, nn.Sequential) else []
+        [unwrap_module(part) for part in module.children()] if isinstance(module, nn.Sequential) else []
     )
     if not isinstance(
         module, nn.Sequential
@@ -184,5 +184,5 @@ def layer_of(name: str, found: Mapping[str, object]) -> tuple[str, str]:
     return "", name
 
 
-def _joined(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from bridge.trace.columns import Columns, Gathering, Pattern
-from bridge.trace.patterns import causes
+from bridge.trace.patterns import pattern_causes
 from bridge.trace.record import MEMORY, SHARD, Name
-from bridge.trace.run import Entry, Run, place
-from bridge.trace.segments import Floats, Places, Segments, ranges
+from bridge.trace.run import LoggedTensor, TracedRun, without_replicas
+from bridge.trace.segments import Floats, Places, Segments, join_ranges
 from bridge.trace.verdicts import Verdict
 
 OWNED = ("weight", "gradient", "moment", "replica", "buffer")
@@ -31,7 +31,7 @@ Section = tuple[str, str]
 """Phase and kind."""
 
 
-def key(name: Name) -> Name:
+def matching_name(name: Name) -> Name:
     """Return the name by which a tensor of one run is found in the other. For a parameter, the
     name of the layer is moved into the name of the tensor, because the runs may divide the full
     name differently.
@@ -43,12 +43,12 @@ def key(name: Name) -> Name:
     )
 
 
-def section(name: Name) -> Section:
+def phase_and_kind(name: Name) -> Section:
     """Return the phase and kind of a tensor, by which tensors of similar size are grouped."""
     return name.phase, name.kind
 
 
-def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+def _match_entries(ours: Sequence[LoggedTensor], theirs: Sequence[LoggedTensor]) -> tuple[list[LoggedTensor], list[LoggedTensor]]:
     """Return the tensors of a step of both runs. If the runs logged a tensor for different
     microbatches, the microbatches are joined; then only statistics of the tensor can be compared,
     and no samples.
@@ -64,16 +64,16 @@ def _alike(ours: Sequence[Entry], theirs: Sequence[Entry]) -> tuple[list[Entry],
         for name in numbers[0].keys() & numbers[1].keys()
         if numbers[0][name] != numbers[1][name]
     }
-    return _joined(ours, apart), _joined(theirs, apart)
+    return _join_entries(ours, apart), _join_entries(theirs, apart)
 
 
-def _joined(entries: Sequence[Entry], names: Collection[Name]) -> list[Entry]:
-    found: dict[Name, list[Entry]] = {}
+def _join_entries(entries: Sequence[LoggedTensor], names: Collection[Name]) -> list[LoggedTensor]:
+    found: dict[Name, list[LoggedTensor]] = {}
     for entry in entries:
         whole = entry.name._replace(microbatch=None)
         found.setdefault(whole if whole in names else entry.name, []).append(entry)
     return [
-        Entry(name, tuple(part for entry in parts for part in entry.parts), joined=True)
+        LoggedTensor(name, tuple(part for entry in parts for part in entry.parts), joined=True)
         if name in names
         else parts[0]
         for name, parts in found.items()
@@ -139,14 +139,14 @@ class Pairs:
     gatherings: tuple[Gathering, Gathering]
     ours: Places
     theirs: Places
-    tensors: tuple[tuple[Entry, Entry], ...]
+    tensors: tuple[tuple[LoggedTensor, LoggedTensor], ...]
     partial: bool = False
     """Whether one of the runs was set to log only some ranks. Then only samples that both runs
     have are compared.
     """
 
     @cached_property
-    def fixed(self) -> Mapping[int, tuple[Verdict, float, str]]:
+    def verdicts_without_values(self) -> Mapping[int, tuple[Verdict, float, str]]:
         """By the index of a pair whose values cannot be compared: its verdict, distance and
         reason.
         """
@@ -154,7 +154,7 @@ class Pairs:
         for at, (one, other) in enumerate(self.tensors):
             if one.joined != other.joined or (one.shape != other.shape and not one.joined):
                 found[at] = "other shape", 0.0, f"{list(one.shape)} against {list(other.shape)}"
-            elif (one.missing or other.missing) and self.partial and self.sampled[at]:
+            elif (one.missing or other.missing) and self.partial and self.sample_mask[at]:
                 continue
             elif (one.missing or other.missing) and self.partial:
                 found[at] = "unseen", 0.0, ""
@@ -171,7 +171,7 @@ class Pairs:
         return found
 
     @cached_property
-    def sampled(self) -> NDArray[np.bool_]:
+    def sample_mask(self) -> NDArray[np.bool_]:
         """For each pair, whether both runs have samples of the tensor, and equally many."""
         lengths = self.gatherings[0].lengths[self.ours]
         found: NDArray[np.bool_] = (lengths == self.gatherings[1].lengths[self.theirs]) & (
@@ -185,7 +185,7 @@ class Pairs:
         statistics if the pair has no samples.
         """
         return Segments.of(
-            np.where(self.sampled, self.gatherings[0].lengths[self.ours], STATISTICS).tolist()
+            np.where(self.sample_mask, self.gatherings[0].lengths[self.ours], STATISTICS).tolist()
         )
 
     @cached_property
@@ -193,10 +193,10 @@ class Pairs:
         """The indices with which `values` fills its arrays: where samples go, where they are in
         the tables of A and of B, and where statistics go.
         """
-        rows, others = self.sampled.nonzero()[0], (~self.sampled).nonzero()[0]
+        rows, others = self.sample_mask.nonzero()[0], (~self.sample_mask).nonzero()[0]
         lengths = self.segments.lengths[rows]
         first, second = (
-            ranges(gathering.begins[which[rows]], lengths)
+            join_ranges(gathering.begins[which[rows]], lengths)
             for gathering, which in zip(self.gatherings, (self.ours, self.theirs), strict=True)
         )
         return self.segments.elements(rows), first, second, self.segments.elements(others)
@@ -212,7 +212,7 @@ class Pairs:
         ):
             values[to] = table.samples[places]
             if len(rest):
-                values[rest] = table.statistics()[which[~self.sampled]].reshape(-1)
+                values[rest] = table.statistics()[which[~self.sample_mask]].reshape(-1)
         if self.partial:
             unseen = np.isnan(found[0]) | np.isnan(found[1])
             # The same in both: it adds nothing to their distance.
@@ -245,7 +245,7 @@ class Pairs:
         beyond = ~(distances <= bounds)
         figures = tables[0].figures[self.ours, 1:3], tables[1].figures[self.theirs, 1:3]
         counts = figures[0].any(axis=1) | figures[1].any(axis=1)
-        odd = [at for at in np.flatnonzero(counts).tolist() if at not in self.fixed]
+        odd = [at for at in np.flatnonzero(counts).tolist() if at not in self.verdicts_without_values]
         verdicts: list[Verdict] = ["rounding" if far else "equal" for far in distances.tolist()]
         for at in np.flatnonzero(beyond).tolist():
             verdicts[at] = "fault"
@@ -255,7 +255,7 @@ class Pairs:
             first, second = (tuple(int(count) for count in own[at]) for own in figures)
             verdicts[at], distances[at] = "nan", math.inf
             words[at] = f"the numbers of NaNs and infinities are {first} in A, {second} in B"
-        for at, (verdict, distance, why) in self.fixed.items():
+        for at, (verdict, distance, why) in self.verdicts_without_values.items():
             verdicts[at], distances[at], words[at] = verdict, distance, why
             bounds[at] = bounds[at] if verdict == "fault" else 0.0
         parted = np.array(
@@ -280,7 +280,7 @@ class Pairs:
         return dict(
             zip(
                 which.tolist(),
-                causes(values[0][elements], values[1][elements], own, ratios, phases),
+                pattern_causes(values[0][elements], values[1][elements], own, ratios, phases),
                 strict=True,
             )
         )
@@ -297,21 +297,21 @@ class Copy:
     rank: int
     row: int
     first: int
-    tensor: Entry
+    tensor: LoggedTensor
     """The tensor, made with this copy instead of the first rank's part."""
 
 
-def copies(pairs: Sequence[tuple[Entry, Entry]], pattern: Pattern) -> Iterator[Copy]:
+def copies_of_pairs(pairs: Sequence[tuple[LoggedTensor, LoggedTensor]], pattern: Pattern) -> Iterator[Copy]:
     """Yield the copies that further ranks of A logged, for the tensors of all pairs."""
     for at, (one, _) in enumerate(pairs):
-        first = {place(part.record.placement): part for part in one.parts}
+        first = {without_replicas(part.record.placement): part for part in one.parts}
         for copy in one.replicas:
-            part = first[place(copy.record.placement)]
-            tensor = Entry(one.name, tuple(copy if other is part else other for other in one.parts))
+            part = first[without_replicas(copy.record.placement)]
+            tensor = LoggedTensor(one.name, tuple(copy if other is part else other for other in one.parts))
             yield Copy(at, copy.rank, pattern.rows[id(copy)], pattern.rows[id(part)], tensor)
 
 
-def unit(one: Entry, other: Entry, formats: Iterable[str]) -> float:
+def coarsest_epsilon(one: LoggedTensor, other: LoggedTensor, formats: Iterable[str]) -> float:
     """Return the machine epsilon of the coarsest among the number formats of both tensors and
     `formats`; 0 if none of these is a floating-point format.
     """
@@ -325,21 +325,21 @@ class Pairing:
     from before the update, `late` from after it, and `alone` are tensors that only one run has.
     """
 
-    def __init__(self, first: Run, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
+    def __init__(self, first: TracedRun, patterns: tuple[Pattern, Pattern], partial: bool) -> None:
         self.patterns, self._partial = patterns, partial
         # Memory and shards belong to one layout: the other run has nothing to hold against them.
         shared = (
             [entry for entry in pattern.entries if entry.name.kind not in (MEMORY, SHARD)]
             for pattern in patterns
         )
-        self.ours, self.theirs = _alike(*shared)
+        self.ours, self.theirs = _match_entries(*shared)
         self.gatherings = Gathering(self.ours, patterns[0]), Gathering(self.theirs, patterns[1])
         self.sections = tuple(
-            {section(entry.name) for entry in entries} for entries in (self.ours, self.theirs)
+            {phase_and_kind(entry.name) for entry in entries} for entries in (self.ours, self.theirs)
         )
-        known = {key(entry.name): at for at, entry in enumerate(self.theirs)}
+        known = {matching_name(entry.name): at for at, entry in enumerate(self.theirs)}
         # What is left of `known` is in B alone.
-        found = [(at, known.pop(key(entry.name), None)) for at, entry in enumerate(self.ours)]
+        found = [(at, known.pop(matching_name(entry.name), None)) for at, entry in enumerate(self.ours)]
         self.alone = [at for at, other in found if other is None], list(known.values())
         both = [(at, other) for at, other in found if other is not None]
         late = [self.ours[at].name.phase == "update" for at, _ in both]
@@ -357,7 +357,7 @@ class Pairing:
         self._by_section: dict[Section, list[int]] = defaultdict(list)
         for at, entry in enumerate(self.theirs):
             if self.gatherings[1].told[at]:
-                self._by_section[section(entry.name)].append(at)
+                self._by_section[phase_and_kind(entry.name)].append(at)
 
     def _pairs(self, rows: Sequence[tuple[int, int]]) -> Pairs:
         ours, theirs = (np.array([row[side] for row in rows], np.int64) for side in (0, 1))

@@ -19,7 +19,7 @@ SAME = 1e-6
 """Largest relative distance at which two values still count as equal."""
 
 
-def causes(
+def pattern_causes(
     values: Floats,
     others: Floats,
     segments: Segments,
@@ -40,10 +40,10 @@ def causes(
             segments.sums((values - segments.spread(factors) * others) ** 2)
         ) / np.maximum(norms, TINY)
         alike = product / (sizes * norms)
-    same = _same(values, others, segments)
+    same = _are_same(values, others, segments)
     # The same values whatever their order: each tensor's are sorted within its own segment.
     ours, theirs = (found[np.lexsort((found, segments.numbers))] for found in (values, others))
-    again = _same(ours, theirs, segments)
+    again = _are_same(ours, theirs, segments)
     found = []
     rows = zip(
         norms.tolist(),
@@ -60,7 +60,7 @@ def causes(
         # A factor that is nearer to 1 than what it leaves says nothing.
         elif left <= CLOSE and abs(factor - 1) > left:
             # No update is reduced over ranks: that its factor is a number of ranks is chance.
-            found.append(_factor(factor, {} if phases and phases[at] == "update" else ratios))
+            found.append(_factor_text(factor, {} if phases and phases[at] == "update" else ratios))
         elif phases and phases[at] == "update" and same[at]:
             found.append("this update is equal in both runs, so the weights differed before the update")
         elif other_order:
@@ -70,7 +70,7 @@ def causes(
     return found
 
 
-def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
+def _are_same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool_]:
     """Return for each tensor whether its values in both runs are equal up to rounding."""
     with np.errstate(all="ignore"):
         apart = ~((np.abs(values - others) <= SAME * np.abs(others)) | (values == others))
@@ -78,7 +78,7 @@ def _same(values: Floats, others: Floats, segments: Segments) -> NDArray[np.bool
     return found
 
 
-def scaled(values: Tensor, others: Tensor) -> tuple[float, float]:
+def fit_factor(values: Tensor, others: Tensor) -> tuple[float, float]:
     """Return the factor with which `others` come nearest to `values`, and the distance that is
     left, divided by the norm of `values`.
     """
@@ -90,7 +90,7 @@ TINY = 1e-300
 """Divisor that replaces 0."""
 
 
-def _factor(factor: float, ratios: Mapping[str, float]) -> str:
+def _factor_text(factor: float, ratios: Mapping[str, float]) -> str:
     for what, size in ratios.items():
         for wanted, inverse in ((size, ""), (1 / size, "one over ")):
             if abs(factor - wanted) <= CLOSE * wanted:

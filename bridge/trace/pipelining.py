@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from bridge.comm import Comm, everyones, joined
+from bridge.comm import Comm, everyones, rank_and_world
 from bridge.errors import BridgeError
 from bridge.layout.mesh import Mesh
 from bridge.trace import naming
@@ -54,7 +54,7 @@ class PipelineSource(ModuleSource):
 
     def __init__(self, schedule: Any, stages: Sequence[Any], optimizer: Any) -> None:
         self.stages = tuple(stages)
-        own = [(stage.stage_index, list(naming.layers(stage.submod))) for stage in self.stages]
+        own = [(stage.stage_index, list(naming.layers_by_name(stage.submod))) for stage in self.stages]
         self._everywhere = sorted(pair for pairs in everyones(own) for pair in pairs)
         names = {number: set(found) for number, found in self._everywhere}
         # With a name in common, the union is smaller than the sum.
@@ -70,11 +70,11 @@ class PipelineSource(ModuleSource):
     def _enter(self) -> None:
         for index, stage in enumerate(self.stages):
 
-            def entered(module: nn.Module, given: Any, named: Any, index: int = index) -> None:
+            def enter_stage(module: nn.Module, given: Any, named: Any, index: int = index) -> None:
                 self._running = index
                 self.begin(given, named)
 
-            stage.submod.register_forward_pre_hook(entered, prepend=True, with_kwargs=True)
+            stage.submod.register_forward_pre_hook(enter_stage, prepend=True, with_kwargs=True)
             self._ignore(stage)
 
     def _ignore(self, stage: Any) -> None:
@@ -95,8 +95,8 @@ class PipelineSource(ModuleSource):
         stage._forward_metadata_inference = trial
 
     @property
-    def entered(self) -> nn.Module:
-        return naming.unwrapped(self.stages[self._running].submod)
+    def current_module(self) -> nn.Module:
+        return naming.unwrap_module(self.stages[self._running].submod)
 
     @property
     def trains(self) -> bool:
@@ -142,7 +142,7 @@ class PipelineSource(ModuleSource):
         here = {
             self._name(stage.stage_index, name): module
             for stage in self.stages
-            for name, module in naming.layers(stage.submod).items()
+            for name, module in naming.layers_by_name(stage.submod).items()
         }
         order = [self._name(number, name) for number, found in self._everywhere for name in found]
         return {name: here.get(name) or nn.Identity() for name in order}
@@ -160,9 +160,9 @@ class PipelineSource(ModuleSource):
     @property
     def entrance(self) -> str:
         stage = self.stages[0]
-        return self._name(stage.stage_index, next(iter(naming.layers(stage.submod))))
+        return self._name(stage.stage_index, next(iter(naming.layers_by_name(stage.submod))))
 
-    def named(self, name: str) -> str:
+    def global_name(self, name: str) -> str:
         path, _, rest = name.partition(".")
         return self._name(int(path.removeprefix("stage")), rest)
 
@@ -171,7 +171,7 @@ def mesh_of(stage: Any) -> Comm:
     """Return the communicator of this rank. Its mesh has the pipeline ranks of the stage's group
     and the data ranks. Raises `BridgeError` if the ranks form no grid.
     """
-    rank, world = joined() or (0, 1)
+    rank, world = rank_and_world() or (0, 1)
     size = stage.group_size
     ranks = tuple(dist.get_process_group_ranks(stage.group or dist.group.WORLD))
     # The first axis is the fastest: pipeline ranks are far apart, or next to each other.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bridge.trace.tracer import recomputing
+from bridge.trace.tracer import is_recomputing
 
 
 class Roots:
@@ -23,14 +23,14 @@ class Roots:
         self.passes = 0
         """Number of backward passes that have begun."""
         _listeners.add(self)
-        _install()
+        _install_hook()
 
     def began(self, tensors: Any) -> None:
         """Record the tensors from which a backward pass starts, except those that are no scalars.
         """
         several = [tensors] if isinstance(tensors, Tensor) else tensors
         # A reentrant checkpoint calls backward inside of backward, on what is no loss.
-        if recomputing():
+        if is_recomputing():
             return
         self.passes += 1
         if isinstance(several, list | tuple):
@@ -49,7 +49,7 @@ class Roots:
 _listeners: weakref.WeakSet[Roots] = weakref.WeakSet()
 
 
-def _install() -> None:
+def _install_hook() -> None:
     """Replace `torch.autograd.backward`, once in a process, by a function that also tells all
     `Roots` from which tensors backward starts.
     """

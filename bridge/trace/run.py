@@ -18,16 +18,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import regular
 from bridge.state.digests import digest_of
 from bridge.trace.filter import Filter
-from bridge.trace.keeping import notes
+from bridge.trace.keeping import limit_notes
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Name, Record
-from bridge.trace.schema import RUN, STEPS, UNSEALED, Line, head, lines, rank_folder, record
-from bridge.trace.summary import Summary, sampled
+from bridge.trace.schema import RUN, STEPS, UNSEALED, LogLine, rank_folder, read_head, read_lines, read_record
+from bridge.trace.summary import Summary, sample_indices
 
 MOST_MISSING = 4096
 """A tensor may have so many times more elements than the logs hold, because logs of some ranks may
@@ -36,7 +36,7 @@ be missing. If it has still more, the log is damaged.
 
 
 @dataclass(frozen=True)
-class Part:
+class LoggedPart:
     """A record of a part of a tensor, with the folder of the rank that logged it, and the digest
     of the file with its values.
     """
@@ -58,20 +58,20 @@ class Part:
             return None
         path = self.folder / f"{self.record.name.step:08d}.safetensors"
         try:
-            found = _opened(path, path.stat().st_mtime_ns, self.digest).get(key)
+            found = _open_tensors(path, path.stat().st_mtime_ns, self.digest).get(key)
         except (SafetensorError, OSError, UnicodeEncodeError) as error:
             raise SourceError(f"{path}: {error}; the file is damaged") from None
         if found is None:
-            raise SourceError(f"{path}: found no tensor {shown(key)} in the file; the file is damaged")
+            raise SourceError(f"{path}: found no tensor {show_value(key)} in the file; the file is damaged")
         if found.dim() != 1 or (count is not None and len(found) != count):
             raise SourceError(
-                f"{path}: {shown(key)} has shape {tuple(found.shape)}, expected ({count},); the file is damaged"
+                f"{path}: {show_value(key)} has shape {tuple(found.shape)}, expected ({count},); the file is damaged"
             )
         return found.double()
 
 
 @lru_cache(maxsize=128)
-def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
+def _open_tensors(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor]:
     """Read the tensors of a file, which are cached by the arguments. `written` is the time at
     which the file was modified, so that a later file with the same name is read anew.
     """
@@ -82,7 +82,7 @@ def _opened(path: Path, written: int, digest: str | None) -> Mapping[str, Tensor
     return load_file(regular(path, path.parent.parent))
 
 
-def _room(elements: int, present: int, name: object) -> None:
+def _check_room(elements: int, present: int, name: object) -> None:
     """Raise `SourceError` if a tensor would be far larger than the part of it that was logged,
     because the log is damaged then.
     """
@@ -93,34 +93,34 @@ def _room(elements: int, present: int, name: object) -> None:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LoggedTensor:
     """One tensor of a step, made of the parts that ranks logged. Values are converted by each
     record's factor, so that they do not depend on the layout.
     """
 
     name: Name
-    parts: tuple[Part, ...]
-    replicas: tuple[Part, ...] = ()
+    parts: tuple[LoggedPart, ...]
+    replicas: tuple[LoggedPart, ...] = ()
     """Copies of these parts that further ranks logged."""
     joined: bool = False
     """Whether the parts belong to several microbatches. Statistics of such parts can be merged;
     samples cannot be put together.
     """
 
-    def copies(self) -> Iterator[tuple[Part, Entry]]:
+    def copies(self) -> Iterator[tuple[LoggedPart, LoggedTensor]]:
         """Yield each copy whose statistics differ from those of the first rank's part, with the
         tensor that results if the copy replaces this part.
         """
-        first = {place(part.record.placement): part for part in self.parts}
+        first = {without_replicas(part.record.placement): part for part in self.parts}
         for copy in self.replicas:
-            part = first[place(copy.record.placement)]
+            part = first[without_replicas(copy.record.placement)]
             if (copy.record.summary, copy.record.factor) != (
                 part.record.summary,
                 part.record.factor,
             ):
                 yield (
                     copy,
-                    Entry(
+                    LoggedTensor(
                         self.name, tuple(copy if other is part else other for other in self.parts)
                     ),
                 )
@@ -148,11 +148,11 @@ class Entry:
     def summary(self) -> Summary | None:
         """The statistics of all parts, merged; None if the tensor was logged below level 2."""
         found = [
-            _scaled(part.record.summary, part.record.factor)
+            _scale_summary(part.record.summary, part.record.factor)
             for part in self.parts
             if part.record.summary
         ]
-        return Summary.merged(found) if found else None
+        return Summary.merge_parts(found) if found else None
 
     @cached_property
     def samples(self) -> Tensor | None:
@@ -162,7 +162,7 @@ class Entry:
         if self.joined:
             return None
         if self.whole is not None:
-            return self.whole.reshape(-1)[sampled(self.shape, self.first.level)]
+            return self.whole.reshape(-1)[sample_indices(self.shape, self.first.level)]
         found = [part for part in self.parts if part.record.samples]
         if not found:
             return None
@@ -170,18 +170,18 @@ class Entry:
             len(found) == 1 and found[0].record.placement.complete
         ):  # as most are: all samples, in order
             only = found[0].tensor(
-                found[0].record.samples, len(sampled(self.shape, self.first.level))
+                found[0].record.samples, len(sample_indices(self.shape, self.first.level))
             )
             return None if only is None else only * found[0].record.factor
         values = [part.tensor(part.record.samples) for part in found]
         # Before memory is taken: a shape that is damaged must not ask for all of it.
-        _room(
+        _check_room(
             min(prod(self.shape), 2**self.first.level),
             sum(len(part) for part in values if part is not None),
             self.name,
         )
         samples = torch.full(
-            (len(sampled(self.shape, self.first.level)),), math.nan, dtype=torch.float64
+            (len(sample_indices(self.shape, self.first.level)),), math.nan, dtype=torch.float64
         )
         for part, held in zip(found, values, strict=True):
             assert held is not None, "expected sampled elements for this part of the tensor"
@@ -202,7 +202,7 @@ class Entry:
         """
         if not any(part.record.full for part in self.parts):
             return None
-        _room(prod(self.shape), sum(part.record.placement.count for part in self.parts), self.name)
+        _check_room(prod(self.shape), sum(part.record.placement.count for part in self.parts), self.name)
         flat = torch.full((prod(self.shape),), math.nan, dtype=torch.float64)
         for part in self.parts:
             if part.record.placement.whole != self.shape:
@@ -219,39 +219,39 @@ class Entry:
         for part in self.parts:
             if part.record.microbatch is not None and part.record.summary:
                 found[part.record.microbatch].append(
-                    _scaled(part.record.summary, part.record.factor)
+                    _scale_summary(part.record.summary, part.record.factor)
                 )
-        return {index: Summary.merged(summaries) for index, summaries in sorted(found.items())}
+        return {index: Summary.merge_parts(summaries) for index, summaries in sorted(found.items())}
 
 
 LOOKED = 3
-"""Number of steps in which `Run` looks for outputs of layers, to find the order in which layers
+"""Number of steps in which `TracedRun` looks for outputs of layers, to find the order in which layers
 run.
 """
 
 
 @dataclass(frozen=True)
-class Run:
+class TracedRun:
     """A traced run, read from its folder. While the run continues, the steps that every rank has
     written completely can be read.
     """
 
     folder: Path
     about: Mapping[str, Any]
-    lines: Mapping[Path, Mapping[int, Line]]
+    lines: Mapping[Path, Mapping[int, LogLine]]
 
     @classmethod
-    def read(cls, folder: str | Path) -> Run:
+    def read(cls, folder: str | Path) -> TracedRun:
         """Read which steps the run in `folder` has. Raises `SourceError` if the folder holds no
         run.
         """
         path = Path(folder)
         if not (path / RUN).exists():
             raise SourceError(f"{path}: expected the folder of a traced run, with {RUN} in it")
-        about = head(path)
+        about = read_head(path)
         sealed, ranks = about["format"] != UNSEALED, range(about["ranks"])
         logged = {
-            rank_folder(path, rank): {line.step: line for line in lines(path, rank, sealed)}
+            rank_folder(path, rank): {line.step: line for line in read_lines(path, rank, sealed)}
             for rank in ranks
         }
         return cls(path, about, logged)
@@ -273,8 +273,8 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Sentences that say which parts of the run its log lacks."""
         found, left = (
-            [*notes(self.keep), *self.filter.notes()],
-            [step for step in self.steps if step not in self._kept],
+            [*limit_notes(self.keep), *self.filter.notes()],
+            [step for step in self.steps if step not in self._complete_steps],
         )
         if left:
             found.append(
@@ -297,7 +297,7 @@ class Run:
         return Filter.of(self.about)
 
     @cached_property
-    def _kept(self) -> frozenset[int]:
+    def _complete_steps(self) -> frozenset[int]:
         return frozenset(
             step
             for step in self.steps
@@ -305,12 +305,12 @@ class Run:
         )
 
     @cached_property
-    def logged(self) -> tuple[int, ...]:
+    def steps_with_all_tensors(self) -> tuple[int, ...]:
         """The steps whose tensors all ranks were set to log, and logged."""
         every = self.keep.get("every", 1)
         # The head's schema does not hold `keep`: one that was edited must not divide by 0.
         every = every if isinstance(every, int) and every > 0 else 1
-        return tuple(step for step in self.steps if step in self._kept and step % every == 0)
+        return tuple(step for step in self.steps if step in self._complete_steps and step % every == 0)
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
@@ -318,19 +318,19 @@ class Run:
         written = [set(steps) for steps in self.lines.values()]
         return tuple(sorted(set.intersection(*written))) if written else ()
 
-    def entries(self, step: int) -> tuple[Entry, ...]:
+    def entries(self, step: int) -> tuple[LoggedTensor, ...]:
         """Return the tensors of a step, in the order in which one rank alone would run them."""
         return self.put_together(self.parts(step))
 
-    def put_together(self, parts: Iterable[Part]) -> tuple[Entry, ...]:
+    def put_together(self, parts: Iterable[LoggedPart]) -> tuple[LoggedTensor, ...]:
         """Return the tensors to which these parts belong, in order of execution."""
-        found: dict[Name, dict[Any, list[Part]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[Name, dict[Any, list[LoggedPart]]] = defaultdict(lambda: defaultdict(list))
         for part in parts:
-            found[part.record.name][place(part.record.placement)].append(part)
+            found[part.record.name][without_replicas(part.record.placement)].append(part)
         entries = (
             entry
             for name, places in found.items()
-            for entry in _wholes(name, list(places.values()))
+            for entry in _whole_entries(name, list(places.values()))
         )
         return tuple(sorted(entries, key=lambda entry: self.order(entry.name)))
 
@@ -358,7 +358,7 @@ class Run:
         logged step that has outputs.
         """
         known, first = set(self.about.get("layers", ())), next(iter(self.lines.values()), {})
-        for step in self.logged[:LOOKED]:
+        for step in self.steps_with_all_tensors[:LOOKED]:
             names = [
                 part.record.name for part in self._of(rank_folder(self.folder, 0), first[step])
             ]
@@ -373,25 +373,25 @@ class Run:
     def _layers(self) -> dict[str, int]:
         return {layer: place for place, layer in enumerate(self.layers)}
 
-    def parts(self, step: int) -> Iterator[Part]:
+    def parts(self, step: int) -> Iterator[LoggedPart]:
         """Yield the parts of tensors that the ranks logged in a step, rank by rank."""
         for folder, steps in self.lines.items():
             yield from self._of(folder, steps[step])
 
-    def _of(self, folder: Path, line: Line) -> Iterator[Part]:
+    def _of(self, folder: Path, line: LogLine) -> Iterator[LoggedPart]:
         content, where = line.read(), f"{folder / STEPS}: step {line.step}"
         yield from (
-            Part(record(fields, line.step, where), folder, content.tensors)
+            LoggedPart(read_record(fields, line.step, where), folder, content.tensors)
             for fields in content.records
         )
 
 
-def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
+def _whole_entries(name: Name, copies: Sequence[Sequence[LoggedPart]]) -> Iterator[LoggedTensor]:
     """Yield the tensor that `name` means, made of these parts and their copies. If ranks logged
     parts of tensors with different shapes under this name, such as microbatches of unequal length,
     yield one tensor for each shape.
     """
-    wholes: dict[Any, list[Sequence[Part]]] = defaultdict(list)
+    wholes: dict[Any, list[Sequence[LoggedPart]]] = defaultdict(list)
     for parts in copies:
         wholes[parts[0].record.placement.whole].append(parts)
     for number, found in enumerate(wholes.values()):
@@ -400,7 +400,7 @@ def _wholes(name: Name, copies: Sequence[Sequence[Part]]) -> Iterator[Entry]:
             if len(wholes) == 1
             else name._replace(tensor=f"{name.tensor} {APART} {number}".strip())
         )
-        yield Entry(
+        yield LoggedTensor(
             own,
             tuple(parts[0] for parts in found),
             tuple(part for parts in found for part in parts[1:]),
@@ -413,12 +413,12 @@ shapes under this name.
 """
 
 
-def place(placement: Placement) -> Any:
+def without_replicas(placement: Placement) -> Any:
     """Return a placement without its `replicas`, so that copies of one part have equal results."""
     return replace(placement, replicas=())
 
 
-def _scaled(summary: Summary, factor: float) -> Summary:
+def _scale_summary(summary: Summary, factor: float) -> Summary:
     low, high = (
         sorted((summary.low * factor, summary.high * factor))
         if summary.finite
@@ -429,6 +429,6 @@ def _scaled(summary: Summary, factor: float) -> Summary:
     return replace(summary, total=total, squares=squares, low=low, high=high)
 
 
-def named(entries: Iterable[Entry]) -> dict[Name, Entry]:
+def entries_by_name(entries: Iterable[LoggedTensor]) -> dict[Name, LoggedTensor]:
     """Return tensors by name."""
     return {entry.name: entry for entry in entries}

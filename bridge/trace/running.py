@@ -14,32 +14,32 @@ from pathlib import Path
 
 from bridge.errors import SourceError
 from bridge.files.contained import read_text
-from bridge.files.sealed import parsed
+from bridge.files.sealed import parse_object
 
 FILE = "running.json"
 MOST = 2**16
 
 
-def mark(folder: Path) -> Callable[[], None]:
+def mark_process(folder: Path) -> Callable[[], None]:
     """Write a file that says that this process writes to `folder`. Returns a function that deletes
     the file; the file is also deleted when the process ends.
     """
     path = folder / FILE
 
-    def ended() -> None:
+    def remove_mark() -> None:
         with suppress(OSError):  # a folder that is gone needs no note
             path.unlink(missing_ok=True)
-        atexit.unregister(ended)
+        atexit.unregister(remove_mark)
 
     with suppress(OSError):  # a folder that cannot be written to is reported by the log
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
-        atexit.register(ended)
-    return ended
+        atexit.register(remove_mark)
+    return remove_mark
 
 
-def alive(folder: Path) -> bool:
-    """Return whether a process still writes to `folder`. This is so if `mark` has left its file
+def is_alive(folder: Path) -> bool:
+    """Return whether a process still writes to `folder`. This is so if `mark_process` has left its file
     and the process in it still exists. On another host this cannot be found out, and the file
     alone decides.
     """
@@ -47,7 +47,7 @@ def alive(folder: Path) -> bool:
     if not path.exists():
         return False
     try:
-        found = parsed(read_text(path, folder, MOST), path)
+        found = parse_object(read_text(path, folder, MOST), path)
         process = int(found["pid"])
         if found["host"] == socket.gethostname():
             os.kill(process, 0)

@@ -17,10 +17,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import inside, read_text, regular
-from bridge.files.sealed import parsed, unseal
+from bridge.files.sealed import parse_object, unseal
 from bridge.trace.placement import Placement
 from bridge.trace.record import PHASES, Record
 
@@ -78,7 +78,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """A line of steps.jsonl, which has one step of one rank. It is read only on demand: the `size`
     bytes from byte `begin` of the file.
     """
@@ -104,8 +104,8 @@ class Line:
             raise SourceError(
                 f"{self.path}: {error.strerror}; expected a file that can be read"
             ) from None
-        found = _parsed(raw, self.where, self.sealed)
-        return _content(found, self.step, self.where)
+        found = _parse_line(raw, self.where, self.sealed)
+        return _line_content(found, self.step, self.where)
 
     @property
     def records(self) -> list[Any]:
@@ -113,11 +113,11 @@ class Line:
         return self.read().records
 
 
-def head(run: Path) -> dict[str, Any]:
+def read_head(run: Path) -> dict[str, Any]:
     """Return the content of run.json. Raises `SourceError` if the file is missing or damaged."""
     path = run / RUN
     text = read_text(path, run, MOST_HEAD)
-    found = parsed(text, path)
+    found = parse_object(text, path)
     # A digest that is there has to hold, whatever format the file says it has.
     sealed = found.get("format") != UNSEALED or "digest" in found
     found = unseal(text, path) if sealed else found
@@ -125,11 +125,11 @@ def head(run: Path) -> dict[str, Any]:
         Head.model_validate(found)
     except ValidationError as error:
         raise SourceError(
-            *(_problem(path, one) for one in error.errors(include_url=False)[:5])
+            *(_problem_text(path, one) for one in error.errors(include_url=False)[:5])
         ) from None
     unknown = (name for name in found.get("formats", ()) if not _is_format(name))
     SourceError.raise_if(
-        f"{path}: formats: found {shown(name)}, which torch does not have; the file is damaged"
+        f"{path}: formats: found {show_value(name)}, which torch does not have; the file is damaged"
         for name in unknown
     )
     return found
@@ -140,7 +140,7 @@ def rank_folder(run: Path, rank: int) -> Path:
     return run / f"rank-{rank:05d}"
 
 
-def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -> Iterator[Line]:
+def read_lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -> Iterator[LogLine]:
     """Yield the complete lines of a rank's log from byte `begin` on, each checked by its digest.
     `number` is the number of lines before this byte. A last line that is incomplete is left out.
     If the rank has no log, nothing is yielded.
@@ -158,13 +158,13 @@ def lines(run: Path, rank: int, sealed: bool, begin: int = 0, number: int = 0) -
                 where = f"{path}:{number}"
                 # A digest stands at the end of its line.
                 known = sealed or b'"digest": "' in raw[-81:]
-                step, owner = _begun(raw[:-1], where, known)
+                step, owner = _read_step_and_rank(raw[:-1], where, known)
                 if sealed and owner != rank:
                     raise SourceError(
-                        f"{where}: found a line of rank {shown(owner)}, expected one of rank {rank}; the files of ranks"
+                        f"{where}: found a line of rank {show_value(owner)}, expected one of rank {rank}; the files of ranks"
                         " were mixed up"
                     )
-                yield Line(step, path, begin, len(raw) - 1, where, known, LEFT in raw[-300:])
+                yield LogLine(step, path, begin, len(raw) - 1, where, known, LEFT in raw[-300:])
                 begin += len(raw)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}; expected a file that can be read") from None
@@ -181,21 +181,21 @@ SEAL = len(', "digest": ""}') + 64
 """Number of bytes at the end of a line that its digest takes, with the text around it."""
 
 
-def _begun(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
+def _read_step_and_rank(raw: bytes, where: str, sealed: bool) -> tuple[int, Any]:
     """Return the step and the rank that wrote a line. Raises `SourceError` if the line is damaged.
     """
     match = BEGINNING.match(raw)
     # A line whose digest holds was written by a log: nothing else of it is needed now.
-    if match and sealed and _holds(raw):
+    if match and sealed and _has_digest(raw):
         return int(match[1]), int(match[2])
-    found = _parsed(raw, where, sealed)
+    found = _parse_line(raw, where, sealed)
     if type(found.get("step")) is not int:
         raise SourceError(f"{where}: {NO_LINE}")
-    _content(found, found["step"], where)
+    _line_content(found, found["step"], where)
     return found["step"], found.get("rank")
 
 
-def _holds(raw: bytes) -> bool:
+def _has_digest(raw: bytes) -> bool:
     """Return whether a line ends with the digest of its content."""
     seal = SEALED.fullmatch(raw, len(raw) - SEAL) if len(raw) > SEAL else None
     return (
@@ -204,11 +204,11 @@ def _holds(raw: bytes) -> bool:
     )
 
 
-def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
+def _parse_line(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
     """Return the content of a line. Raises `SourceError` if the line is damaged; `where` is the
     place in the message.
     """
-    if not sealed or _holds(raw):
+    if not sealed or _has_digest(raw):
         try:
             found = from_json(raw)
         except ValueError:
@@ -221,13 +221,13 @@ def _parsed(raw: bytes, where: str, sealed: bool) -> dict[str, Any]:
         raise SourceError(
             f"{where}: expected UTF-8, found another byte at position {error.start} of the line; the file is damaged"
         ) from None
-    return unseal(text, where) if sealed else parsed(text, where)
+    return unseal(text, where) if sealed else parse_object(text, where)
 
 
 NO_LINE = "expected a line of a log, with `step` and `records`; the file is damaged"
 
 
-def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
+def _line_content(found: Mapping[str, Any], step: int, where: str) -> Content:
     records, tensors, loss, clip = map(found.get, ("records", "tensors", "loss", "clip"))
     right = (
         found.get("step") == step
@@ -242,38 +242,38 @@ def _content(found: Mapping[str, Any], step: int, where: str) -> Content:
 
 
 @cache
-def _records() -> TypeAdapter[Record]:
+def _record_adapter() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
 
 
-def record(fields: Mapping[str, Any], step: int, where: object) -> Record:
+def read_record(fields: Mapping[str, Any], step: int, where: object) -> Record:
     """Return one record of a line about `step`, from its JSON values. Raises `SourceError` if no
     log can contain such a record; `where` is the place in the message.
     """
     try:
-        found = _records().validate_python(fields)
+        found = _record_adapter().validate_python(fields)
     except ValidationError as error:
-        raise SourceError(_problem(where, error.errors(include_url=False)[0])) from None
-    reason = _reason(found, step)
+        raise SourceError(_problem_text(where, error.errors(include_url=False)[0])) from None
+    reason = _impossible_reason(found, step)
     if reason:
-        raise SourceError(f"{where}: {shown(str(found.name))}: {reason}; the file is damaged")
+        raise SourceError(f"{where}: {show_value(str(found.name))}: {reason}; the file is damaged")
     return found
 
 
-def _reason(found: Record, step: int) -> str:
+def _impossible_reason(found: Record, step: int) -> str:
     """Return the reason why no log can contain such a record, or an empty text if a log can."""
     if found.name.step != step:
         return f"found a record of step {found.name.step} in a line of step {step}"
     if found.name.phase not in PHASES:
-        return f"found phase {shown(found.name.phase)}, expected one of {', '.join(PHASES)}"
+        return f"found phase {show_value(found.name.phase)}, expected one of {', '.join(PHASES)}"
     if not 0 <= found.level <= MOST_LEVEL:
         return f"found level {found.level}, expected 0 to {MOST_LEVEL}"
     if not _is_format(found.dtype):
-        return f"found number format {shown(found.dtype)}, which torch does not have"
+        return f"found number format {show_value(found.dtype)}, which torch does not have"
     return (
         ""
-        if _possible(found.placement)
-        else f"found a part {shown(found.placement)} that is not within the whole tensor"
+        if _is_possible(found.placement)
+        else f"found a part {show_value(found.placement)} that is not within the whole tensor"
     )
 
 
@@ -281,7 +281,7 @@ def _is_format(name: str) -> bool:
     return isinstance(getattr(torch, name, None), torch.dtype)
 
 
-def _possible(place: Placement) -> bool:
+def _is_possible(place: Placement) -> bool:
     if not len(place.whole) == len(place.offsets) == len(place.sizes):
         return False
     each = zip(place.offsets, place.sizes, place.whole, strict=True)
@@ -295,6 +295,6 @@ def _possible(place: Placement) -> bool:
     )
 
 
-def _problem(where: object, problem: Any) -> str:
+def _problem_text(where: object, problem: Any) -> str:
     place = ".".join(map(str, problem["loc"])) or "the whole"
-    return f"{where}: {place}: found {shown(problem['input'], 40)}; {problem['msg'].lower()}; the file is damaged"
+    return f"{where}: {place}: found {show_value(problem['input'], 40)}; {problem['msg'].lower()}; the file is damaged"

@@ -40,7 +40,7 @@ class Segments:
         """Return the indices of all elements in the segments `which`, segment by segment in this
         order.
         """
-        return ranges(self.begins[which], self.lengths[which])
+        return join_ranges(self.begins[which], self.lengths[which])
 
     def sums(self, values: Floats) -> Floats:
         """Return the sum of each segment of `values`: an array (elements,) becomes an array
@@ -66,7 +66,7 @@ class Segments:
         return values[self.numbers]
 
 
-def ranges(begins: Places, lengths: Places) -> Places:
+def join_ranges(begins: Places, lengths: Places) -> Places:
     """Return the integers of several ranges, one after the other. Each range has a first number
     and a length.
     """

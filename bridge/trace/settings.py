@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingDifference:
     """A setting with different values in two runs; None stands for a run that does not have it.
     `layout` is true if the setting only decides which rank computes what, or what is logged.
     """
@@ -61,7 +61,7 @@ engines.
 """
 
 
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Setting, ...]:
+def setting_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[SettingDifference, ...]:
     """Return the settings that differ between two runs. `first` and `second` are the contents of
     the runs' files run.json. If the runs are of two engines, only settings that both engines have
     are compared.
@@ -70,22 +70,22 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Se
     alike = set(ours) & set(theirs)
     # With less than half of the names in common, these are two engines.
     if len(alike) * 2 < max(len(ours), len(theirs), 1):
-        ours, theirs = _shared(ours), _shared(theirs)
+        ours, theirs = _settings_in_common(ours), _settings_in_common(theirs)
         pairs = [(name, ours[name], theirs[name]) for name in ours if name in theirs]
     else:
         pairs = [
             (name, ours.get(name), theirs.get(name)) for name in dict.fromkeys((*ours, *theirs))
         ]
     found = [
-        Setting(name, one, other, name.startswith(LAYOUT))
+        SettingDifference(name, one, other, name.startswith(LAYOUT))
         for name, one, other in pairs
-        if not _same(one, other)
+        if not _are_same(one, other)
     ]
     if first.get("mesh", {}) != second.get("mesh", {}):
-        found.append(Setting("ranks", _told(first), _told(second), True))
+        found.append(SettingDifference("ranks", _mesh_text(first), _mesh_text(second), True))
     if sorted(first.get("formats", ())) != sorted(second.get("formats", ())):
         found.append(
-            Setting(
+            SettingDifference(
                 "number formats",
                 ", ".join(first.get("formats", ())),
                 ", ".join(second.get("formats", ())),
@@ -94,7 +94,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[Se
     return tuple(sorted(found, key=lambda setting: setting.layout))
 
 
-def _told(about: Mapping[str, Any]) -> str:
+def _mesh_text(about: Mapping[str, Any]) -> str:
     return (
         ", ".join(f"{axis} {size}" for axis, size in about.get("mesh", {}).items() if size > 1)
         or "one"
@@ -106,13 +106,13 @@ def values_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     replaced by the number or list.
     """
     return {
-        name: _value(value)
+        name: _parse_value(value)
         for name, value in settings.items()
         if name.rpartition(".")[2] not in SPEED
     }
 
 
-def _value(value: Any) -> Any:
+def _parse_value(value: Any) -> Any:
     """Return the number or list that a text spells; any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
@@ -122,7 +122,7 @@ def _value(value: Any) -> Any:
         return value
 
 
-def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_in_common(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         name: [settings[key] for key in keys if settings.get(key) is not None]
         for name, keys in SHARED.items()
@@ -134,7 +134,7 @@ def _shared(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _same(one: Any, other: Any) -> bool:
+def _are_same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(_are_same, one, other))
     return bool(one == other)

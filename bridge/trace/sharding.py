@@ -16,7 +16,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from bridge.comm import Comm
 from bridge.layout.mesh import Mesh
-from bridge.trace.naming import parameters
+from bridge.trace.naming import parameters_by_name
 from bridge.trace.placement import Placement
 
 TENSOR_AXES = ("tp", "tensor", "tensor_parallel", "model")
@@ -31,7 +31,7 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     replicates weights along the others.
     """
     found = [
-        weight.device_mesh for weight in parameters(model).values() if isinstance(weight, DTensor)
+        weight.device_mesh for weight in parameters_by_name(model).values() if isinstance(weight, DTensor)
     ]
     if not found or world == 1:
         return Mesh({"tensor": 1, "data": world})
@@ -39,7 +39,7 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     device_mesh = max(found, key=lambda mesh: (mesh.size(), mesh.ndim))
     # Our first axis is the fastest, torch's the slowest.
     axes = dict(
-        zip(_axes(device_mesh, fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True)
+        zip(_mesh_axes(device_mesh, fully_sharded(model)), reversed(device_mesh.mesh.shape), strict=True)
     )
     # Ranks beyond the mesh hold copies of what lies on it.
     rest = world // device_mesh.size()
@@ -51,7 +51,7 @@ def mesh_of(model: nn.Module, world: int) -> Mesh:
     return Mesh({"tensor": 1, "data": 1, **axes} if in_order else {"tensor": 1, "data": world})
 
 
-def _axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
+def _mesh_axes(device_mesh: Any, fully_sharded: bool) -> list[str]:
     """Return our names for the dimensions of a device mesh, in our order: the axis along which
     rank numbers grow fastest comes first.
     """
@@ -83,7 +83,7 @@ def fully_sharded(model: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
-def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
+def part_and_placement(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Placement]:
     """Return this rank's part of `tensor`, and the placement of this part in the whole tensor. If
     torch does not distribute the tensor, the rank has all of it, and so have the ranks along the
     axes `others`.
@@ -111,7 +111,7 @@ def whole(tensor: Tensor, comm: Comm, others: Sequence[str]) -> tuple[Tensor, Pl
     )
 
 
-def local(tensor: Any) -> Tensor:
+def local_part(tensor: Any) -> Tensor:
     """Return this rank's part of a tensor: all of it unless it is a DTensor."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
@@ -137,7 +137,7 @@ def in_boxes(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FlatPiece:
     """The part of a parameter that a rank's shard of a flat parameter holds: the elements `start`
     to `stop` in row-major order. They begin at `offset` in the shard.
     """
@@ -149,7 +149,7 @@ class Piece:
     offset: int
 
 
-def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
+def flat_pieces(model: nn.Module) -> Mapping[int, list[FlatPiece]]:
     """Return the parts of parameters that this rank holds, for a model in
     FullyShardedDataParallel. The keys are Python's `id` of a flat parameter, and of each original
     parameter that is a view of a flat one.
@@ -158,11 +158,11 @@ def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
 
     if not any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         return {}
-    found: dict[int, list[Piece]] = {}
+    found: dict[int, list[FlatPiece]] = {}
     for root in FullyShardedDataParallel.fsdp_modules(model):
         flat = root._handle.flat_param if root._handle else None
         if flat is not None:
-            pieces = list(_pieces(flat, _prefix(model, root)))
+            pieces = list(_flat_pieces(flat, _wrapper_prefix(model, root)))
             found[id(flat)] = [piece for piece, _ in pieces]
             # An original parameter is a view that begins with its own elements.
             found |= {
@@ -171,14 +171,14 @@ def flat_pieces(model: nn.Module) -> Mapping[int, list[Piece]]:
     return found
 
 
-def _prefix(model: nn.Module, wrapper: nn.Module) -> str:
-    from bridge.trace.naming import modules, unwrapped
+def _wrapper_prefix(model: nn.Module, wrapper: nn.Module) -> str:
+    from bridge.trace.naming import modules_by_path, unwrap_module
 
-    inner = unwrapped(wrapper)
-    return next(path for path, module in modules(model) if module is inner)
+    inner = unwrap_module(wrapper)
+    return next(path for path, module in modules_by_path(model) if module is inner)
 
 
-def _pieces(flat: Any, prefix: str) -> Iterator[tuple[Piece, nn.Parameter | None]]:
+def _flat_pieces(flat: Any, prefix: str) -> Iterator[tuple[FlatPiece, nn.Parameter | None]]:
     # With use_orig_params, these are the parameters that are views of the flat one.
     own = flat._params if flat._params is not None else [None] * len(flat._fqns)
     for fqn, shape, part, parameter in zip(
@@ -190,12 +190,12 @@ def _pieces(flat: Any, prefix: str) -> Iterator[tuple[Piece, nn.Parameter | None
         if part.in_shard:
             start = part.intra_param_start_idx
             yield (
-                Piece(name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard),
+                FlatPiece(name, tuple(shape), start, start + part.numel_in_shard, part.offset_in_shard),
                 parameter,
             )
         else:
             # Named even if nothing of it lies here: all ranks list the same tensors.
-            yield Piece(name, tuple(shape), 0, 0, 0), parameter
+            yield FlatPiece(name, tuple(shape), 0, 0, 0), parameter
 
 
 _HIDDEN = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")

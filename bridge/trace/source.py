@@ -57,7 +57,7 @@ class Now:
     part: tuple[int, int] | None = None
 
 
-class Source(Protocol):
+class TraceSource(Protocol):
     """The interface that an engine has to implement so that `attach` can trace it."""
 
     @property

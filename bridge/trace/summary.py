@@ -38,12 +38,12 @@ class Summary:
 
     @classmethod
     def of(cls, measured: Tensor) -> Summary:
-        """Return the summary for a result of `measure`. The call waits for the device."""
+        """Return the summary for a result of `measure_statistics`. The call waits for the device."""
         count, nans, infs, total, squares, low, high = measured.tolist()
         return cls(int(count), int(nans), int(infs), total, squares, low, high)
 
     @classmethod
-    def merged(cls, parts: Iterable[Summary]) -> Summary:
+    def merge_parts(cls, parts: Iterable[Summary]) -> Summary:
         """Return the summary of a tensor whose parts have the summaries `parts`."""
         found = list(parts)
         return cls(
@@ -84,25 +84,25 @@ class Summary:
 
 
 @torch.no_grad()
-def measure(tensor: Tensor) -> Tensor:
+def measure_statistics(tensor: Tensor) -> Tensor:
     """Return the seven statistics of a tensor as fp64 numbers on the tensor's device. On a GPU,
     the call does not wait for the device.
     """
-    values = _real(tensor.detach())
+    values = _real_elements(tensor.detach())
     if not values.numel():
         return torch.tensor(EMPTY, dtype=torch.float64, device=values.device)
     total = values.sum(dtype=torch.float64)
     # A finite sum has no NaN and no infinity in it. Elsewhere than on a CPU, asking would wait.
     if values.device.type == "cpu" and total.isfinite():
-        return _measured(values, total, *torch.aminmax(values), torch.zeros(2, dtype=torch.float64))
+        return _measure_tensor(values, total, *torch.aminmax(values), torch.zeros(2, dtype=torch.float64))
     finite = values.isfinite()
     odd = torch.stack([values.isnan().sum(), values.isinf().sum()]).double()
     low, high = values.where(finite, math.inf).amin(), values.where(finite, -math.inf).amax()
     clean = values.where(finite, 0)
-    return _measured(clean, clean.sum(dtype=torch.float64), low, high, odd)
+    return _measure_tensor(clean, clean.sum(dtype=torch.float64), low, high, odd)
 
 
-def _real(tensor: Tensor) -> Tensor:
+def _real_elements(tensor: Tensor) -> Tensor:
     """Return the elements of a tensor as real numbers: both parts of each complex number, and also
     the zeros of a sparse tensor.
     """
@@ -113,10 +113,10 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 EMPTY = (0.0, 0.0, 0.0, 0.0, 0.0, math.inf, -math.inf)
-"""Result of `measure` for a tensor without elements."""
+"""Result of `measure_statistics` for a tensor without elements."""
 
 
-def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor) -> Tensor:
+def _measure_tensor(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Tensor) -> Tensor:
     # In fp32 at least: squares of 16-bit values run over. A copy in fp64 would take memory.
     squares = (
         torch.linalg.vector_norm(finite, dtype=torch.promote_types(finite.dtype, torch.float32))
@@ -128,7 +128,7 @@ def _measured(finite: Tensor, total: Tensor, low: Tensor, high: Tensor, odd: Ten
 
 
 @lru_cache(maxsize=4096)
-def sampled(shape: tuple[int, ...], level: int) -> Tensor:
+def sample_indices(shape: tuple[int, ...], level: int) -> Tensor:
     """Return the indices of the samples that are taken from a tensor of this shape, in row-major
     order.
 
@@ -144,18 +144,18 @@ def sampled(shape: tuple[int, ...], level: int) -> Tensor:
 
 
 @torch.no_grad()
-def take(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tensor]:
+def take_samples(tensor: Tensor, placement: Placement, level: int) -> tuple[Tensor, Tensor]:
     """Return the samples of a whole tensor that lie in this rank's part: their indices among all
     samples, and their values.
     """
-    numbers, places = _sampled_here(placement, level, tensor.device)
+    numbers, places = _local_sample_indices(placement, level, tensor.device)
     return numbers.clone(), tensor.detach().reshape(-1)[places]
 
 
 @lru_cache(maxsize=4096)
-def _sampled_here(placement: Placement, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _local_sample_indices(placement: Placement, level: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return two indices for each sample that lies in a rank's part: the index among all samples,
     and the index in the part. The result is cached: do not change it.
     """
-    held, places = placement.within(sampled(placement.whole, level))
+    held, places = placement.within(sample_indices(placement.whole, level))
     return held.nonzero().view(-1), places.to(device)

@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.errors import BridgeError
 from bridge.trace.findings import Findings
-from bridge.trace.naming import steady
+from bridge.trace.naming import freeze_names
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
-from bridge.trace.source import Moment, Now, Source
+from bridge.trace.source import Moment, Now, TraceSource
 
 logger = logging.getLogger("bridge.trace")
 
@@ -55,7 +55,7 @@ class Observer(Protocol):
         """
         ...
 
-    def reached(self, moment: Moment | None) -> None:
+    def reach_moment(self, moment: Moment | None) -> None:
         """Called at a point of a step that all ranks reach, or with None before the first step."""
         ...
 
@@ -69,7 +69,7 @@ class Tracer:
     called.
     """
 
-    source: Source
+    source: TraceSource
     observers: Sequence[Observer]
     findings: Findings = field(default_factory=Findings)
     ended: Callable[[], None] | None = None
@@ -88,19 +88,19 @@ class Tracer:
         """
         hidden: Collection[str] = getattr(self.source, "hidden", ())
         layers = {name: module for name, module in self.source.layers.items() if name not in hidden}
-        if layers and self._wanted(INPUT):
+        if layers and self._is_kind_observed(INPUT):
             self._handles.append(
                 layers[self.source.entrance].register_forward_pre_hook(self._batch_hook)
             )
         for layer, module in layers.items():
-            if self._wanted(OUTPUT):
+            if self._is_kind_observed(OUTPUT):
                 self._handles.append(module.register_forward_hook(self._output_hook(layer)))
-            if self._wanted(GRADIENT):
+            if self._is_kind_observed(GRADIENT):
                 self._handles.append(module.register_forward_pre_hook(self._input_hook(layer)))
-        self._reached(None)
+        self._reach_moment_of_all(None)
         moments: tuple[Moment, ...] = ("reduced", "updated", "ended")
         for moment in moments if self.observers else ():
-            self.source.on(moment, lambda moment=moment: self._reached(moment))  # type: ignore[misc]
+            self.source.on(moment, lambda moment=moment: self._reach_moment_of_all(moment))  # type: ignore[misc]
         return self
 
     def remove(self) -> None:
@@ -118,18 +118,18 @@ class Tracer:
     def _quiet(self) -> bool:
         return bool(getattr(self.source, "quiet", False))
 
-    def _wanted(self, kind: str) -> bool:
+    def _is_kind_observed(self, kind: str) -> bool:
         return any(observer.wants(kind) for observer in self.observers)
 
-    def _reached(self, moment: Moment | None) -> None:
+    def _reach_moment_of_all(self, moment: Moment | None) -> None:
         together = getattr(self.source, "together", True)
         for observer in () if self._over else self.observers:
             # Ranks that do not step together would wait for each other in collectives.
             if together or getattr(observer, "alone", False):
-                with steady():
-                    self._asked(observer, observer.reached, moment)
+                with freeze_names():
+                    self._call_observer(observer, observer.reach_moment, moment)
 
-    def _asked(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
+    def _call_observer(self, observer: Observer, call: Callable[[Any], None], given: Any) -> None:
         """Call a method of an observer. If it raises anything but a `BridgeError`, the observer is
         removed with a warning.
         """
@@ -153,7 +153,7 @@ class Tracer:
 
     def _batch_hook(self, module: nn.Module, inputs: Any) -> None:
         now = self.source.now()
-        if module.training and not (now.again or recomputing()):
+        if module.training and not (now.again or is_recomputing()):
             for held in self.source.batch():
                 self._saw(
                     now, "forward", held.layer, held.kind, held.tensor, held.local, held.placement
@@ -163,9 +163,9 @@ class Tracer:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
             if module.training and not self._quiet:
                 now = self.source.now()
-                again = now.again or recomputing()
+                again = now.again or is_recomputing()
                 call = self._call(now, layer, OUTPUT, again)
-                for index, tensor in _tensors(output):
+                for index, tensor in _tensors_by_number(output):
                     placement = self.source.activation(layer, tensor, True)
                     self._saw(
                         now,
@@ -173,7 +173,7 @@ class Tracer:
                         layer,
                         OUTPUT,
                         (call + index).strip(),
-                        _plain(tensor),
+                        _local_part(tensor),
                         placement,
                         again,
                     )
@@ -188,7 +188,7 @@ class Tracer:
             # known any more when they run again.
             if not torch.is_grad_enabled():
                 self._without.setdefault(layer, []).append(self.source.now())
-            elif not recomputing():
+            elif not is_recomputing():
                 self._without.pop(layer, None)
                 self._await(inputs, layer, self.source.now())
             elif self._without.get(layer):
@@ -210,7 +210,7 @@ class Tracer:
         """Observe the gradients of a layer's inputs, when backward has computed them. Each is
         observed once, even if a schedule splits backward in two.
         """
-        wanted = [(index, tensor) for index, tensor in _tensors(inputs) if tensor.requires_grad]
+        wanted = [(index, tensor) for index, tensor in _tensors_by_number(inputs) if tensor.requires_grad]
         call = self._call(now, layer, GRADIENT) if wanted else ""
         for index, tensor in wanted:
             self._await_one(tensor, layer, (call + index).strip(), now)
@@ -219,7 +219,7 @@ class Tracer:
         def hook(gradient: Tensor) -> None:
             handle.remove()
             placement = self.source.activation(layer, gradient, False)
-            self._saw(now, "backward", layer, GRADIENT, index, _plain(gradient), placement)
+            self._saw(now, "backward", layer, GRADIENT, index, _local_part(gradient), placement)
 
         handle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -237,7 +237,7 @@ class Tracer:
         name = Name(
             now.step, phase, layer, None if now.microbatches else now.microbatch, kind, tensor
         )
-        batched: Callable[[Tensor], bool] = getattr(self.source, "batched", lambda tensor: True)
+        batched: Callable[[Tensor], bool] = getattr(self.source, "has_batch_dimension", lambda tensor: True)
         if not batched(local):
             if kind == GRADIENT:
                 return  # of what all samples share: a part of a sum, on each rank
@@ -250,10 +250,10 @@ class Tracer:
         sight = Sight(name, local, placement, now.microbatch, again)
         for observer in self.observers:
             if observer.wants(kind):
-                self._asked(observer, observer.saw, sight)
+                self._call_observer(observer, observer.saw, sight)
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Return whether code runs inside a backward pass, so that a forward pass here is a
     recomputation.
     """
@@ -261,13 +261,13 @@ def recomputing() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor: all of it unless it is a DTensor."""
     local = getattr(tensor, "_local_tensor", None)
     return local if isinstance(local, Tensor) else tensor
 
 
-def _tensors(values: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors_by_number(values: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in nested `values`, each with its number as text; the text is empty for
     the first tensor.
     """

@@ -25,7 +25,7 @@ FAULTS: tuple[Verdict, ...] = ("fault", "nan", "only in A", "only in B", "other 
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TensorVerdict:
     """The result of comparing one tensor in two runs.
 
     `distance` is the root mean square of the difference, divided by that of the values, and `bound`
@@ -48,7 +48,7 @@ class Line:
         return self.verdict in FAULTS
 
 
-def share(line: Line) -> float:
+def share_of_bound(line: TensorVerdict) -> float:
     """Return the distance of a result divided by its bound. Without a bound, return infinity for a
     difference that rounding does not explain, and else 0.
     """

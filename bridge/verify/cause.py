@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.backend import Backend, Workload
 from bridge.dialect import Config
-from bridge.edits import edited, without
+from bridge.edits import edit_config, without
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
 from bridge.plan import LearningRate, Plan
@@ -22,14 +22,14 @@ from bridge.verify.measure import (
     LOSS,
     UPDATE,
     Distance,
+    EngineRun,
     Measured,
     OtherModelError,
-    Run,
+    differ_beyond_rounding,
     distance,
     measure,
-    parted,
 )
-from bridge.verify.size import TWO, made, small_model
+from bridge.verify.size import TWO, change_plan, small_model
 
 SGD = {"optimizer.name": "sgd", "optimizer.betas": None, "optimizer.eps": None}
 
@@ -65,22 +65,22 @@ class Bench:
     kept: dict[str, Measured] = field(default_factory=dict)
     course: Course = field(default_factory=Course)
 
-    def measure(self, run: Run, plan: Plan) -> Measured:
+    def measure(self, run: EngineRun, plan: Plan) -> Measured:
         """Train `self.steps` steps of `run` on the small model of `plan`, and return the numbers.
         """
         with self.course.part():
-            return self._measured(run, plan)
+            return self._measure_plan(run, plan)
 
-    def _measured(self, run: Run, plan: Plan) -> Measured:
+    def _measure_plan(self, run: EngineRun, plan: Plan) -> Measured:
         model = small_model(plan)
         workload = Workload(Architecture.of(model), micro=self.micro, model=model)
         return measure(run, workload, self.steps, self.padded)
 
-    def expected(self, plan: Plan) -> Measured:
+    def reference_numbers(self, plan: Plan) -> Measured:
         """Return the numbers of `plan` on the reference engine."""
         key = plan.model_dump_json(exclude_none=True)
         if key not in self.kept:
-            self.kept[key] = self.measure(Run(self.reference, plan), plan)
+            self.kept[key] = self.measure(EngineRun(self.reference, plan), plan)
         return self.kept[key]
 
 
@@ -109,7 +109,7 @@ class Suspect:
         model = {
             path: value for path, value in self.plan.values().items() if path.startswith("model.")
         }
-        return made(self.backend.meaning(config), model)
+        return change_plan(self.backend.meaning(config), model)
 
 
 def stack_cures(suspect: Suspect, bench: Bench, rounding: Distance) -> Iterator[Cure]:
@@ -138,19 +138,19 @@ def _together(suspect: Suspect, bench: Bench, rounding: Distance) -> Config | No
     """
     # All are changed at once. Then each is taken back, and stays as it was if the rest still heals.
     firsts = [forms[0] for forms in TRIALS] + list(suspect.backend.optional)
-    kept = [trial for trial in firsts if _tried(suspect, [trial], bench.world) is not None]
-    healed = _tried(suspect, kept, bench.world)
+    kept = [trial for trial in firsts if _try_changes(suspect, [trial], bench.world) is not None]
+    healed = _try_changes(suspect, kept, bench.world)
     if healed is None or not _heals(suspect, healed, bench, rounding):
         return None
     for trial in kept:
         fewer = [other for other in kept if other is not trial]
-        config = _tried(suspect, fewer, bench.world)
+        config = _try_changes(suspect, fewer, bench.world)
         if config is not None and _heals(suspect, config, bench, rounding):
             kept, healed = fewer, config
     return healed
 
 
-def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
+def _try_changes(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) -> Config | None:
     """Return the suspect's config with all changes of `trials`. Return None if the stack refuses
     the changed config, or if the changes have no effect on it.
     """
@@ -159,7 +159,7 @@ def _tried(suspect: Suspect, trials: Iterable[Mapping[str, Any]], world: int) ->
         for trial in trials:
             optional = trial in suspect.backend.optional
             config = (
-                without(config, trial) if optional else edited(config, _whole(trial, world), world)
+                without(config, trial) if optional else edit_config(config, _whole(trial, world), world)
             )
     except BridgeError:
         return None
@@ -179,8 +179,8 @@ def plan_loss(
         again = lower(backend.meaning(config), config.dialect, config.version, config.world_size)
         mine, theirs = config.effective, again.effective
         settings = [path for path in config.given if mine.get(path) != theirs.get(path)]
-        run = bench.measure(Run(backend, again), suspect.plan) if settings else None
-        if run is None or parted(run, wanted, rounding):
+        run = bench.measure(EngineRun(backend, again), suspect.plan) if settings else None
+        if run is None or differ_beyond_rounding(run, wanted, rounding):
             return []
     except BridgeError:
         return []
@@ -189,7 +189,7 @@ def plan_loss(
         return settings
     causes = []
     for paths in groups:
-        partly = _set(config, {path: again.given.get(path) for path in _claimed(config, paths, again)})
+        partly = _set(config, {path: again.given.get(path) for path in _settings_of_rule(config, paths, again)})
         share = _share_without(suspect, partly, bench, gap, wanted) if partly else None
         # A group that does not run alone is not cleared.
         if share is None or share >= LEAST:
@@ -202,7 +202,7 @@ LEAST = 0.1
 """Share of a difference that has to disappear without a cause, so that the cause is claimed."""
 
 
-def known_misdeeds(
+def explain_by_findings(
     suspect: Suspect, cures: Sequence[Cure], bench: Bench, gap: Distance
 ) -> Iterator[str]:
     """Yield the findings on numbers that cause the difference `gap`, the one that explains most of
@@ -214,7 +214,7 @@ def known_misdeeds(
     for finding in suspect.config.findings:
         if not finding.effect.reaches(Effect.NUMBERS):
             continue
-        spared = _spared(suspect, cures, finding.id)
+        spared = _spare_finding(suspect, cures, finding.id)
         share = _share_without(suspect, spared, bench, gap) if spared else None
         if share is not None and share >= LEAST:
             found.append((share, f"{finding.path}: {finding.message}"))
@@ -227,7 +227,7 @@ def _ids(config: Config) -> set[str]:
     return {finding.id for finding in config.findings}
 
 
-def _spared(suspect: Suspect, cures: Sequence[Cure], id: str) -> Config | None:
+def _spare_finding(suspect: Suspect, cures: Sequence[Cure], id: str) -> Config | None:
     """Return the suspect's config with so few changes that the stack no longer has the finding
     `id`. Return None if none of the `cures` removes the finding.
     """
@@ -257,7 +257,7 @@ def _by_rule(config: Config, paths: Iterable[str]) -> Iterable[list[str]]:
     return groups.values()
 
 
-def _claimed(config: Config, paths: Sequence[str], again: Config) -> Iterator[str]:
+def _settings_of_rule(config: Config, paths: Sequence[str], again: Config) -> Iterator[str]:
     """Yield all settings of the rule of `paths` that one of the two configs sets."""
     rule = claims(config.dialect).get(paths[0])
     for path in rule.theirs if rule else paths:
@@ -282,8 +282,8 @@ def _share_without(
     """
     try:
         plan = suspect.meaning(changed)
-        run = bench.measure(Run(suspect.backend, changed), plan if wanted is None else suspect.plan)
-        left = distance(run, bench.expected(plan) if wanted is None else wanted, gap.noise)
+        run = bench.measure(EngineRun(suspect.backend, changed), plan if wanted is None else suspect.plan)
+        left = distance(run, bench.reference_numbers(plan) if wanted is None else wanted, gap.noise)
     except BridgeError:
         return None
     return 1 - _length(left) / _length(gap) if _length(gap) else None
@@ -308,10 +308,10 @@ def _heals(suspect: Suspect, changed: Config, bench: Bench, rounding: Distance) 
     """
     try:
         plan = suspect.meaning(changed)
-        run, expected = bench.measure(Run(suspect.backend, changed), plan), bench.expected(plan)
+        run, expected = bench.measure(EngineRun(suspect.backend, changed), plan), bench.reference_numbers(plan)
     except BridgeError:
         return False
-    return not parted(run, expected, rounding)
+    return not differ_beyond_rounding(run, expected, rounding)
 
 
 def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Config]]:
@@ -320,7 +320,7 @@ def _trials(config: Config, backend: Backend, world: int) -> Iterator[list[Confi
     """
     for forms in TRIALS:
         yield list(
-            _forms(config, [partial(edited, config, _whole(form, world), world) for form in forms])
+            _forms(config, [partial(edit_config, config, _whole(form, world), world) for form in forms])
         )
     for settings in backend.optional:
         yield list(_forms(config, [partial(without, config, settings)]))
@@ -351,10 +351,10 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         path for path in dict.fromkeys((*before, *after)) if before.get(path) != after.get(path)
     ]
     told = [path for path in changed if path in before or after[path]] or changed
-    return " and ".join(f"{path} {_said(after.get(path))}" for path in told)
+    return " and ".join(f"{path} {_value_text(after.get(path))}" for path in told)
 
 
-def _said(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
@@ -375,10 +375,10 @@ def plan_causes(
             groups.setdefault(together, {})[path] = theirs.get(path)
     felt = partial(_felt, source, bench, wanted, rounding)
     causes = list(_alone(list(groups.values()), felt))
-    for changed in _ranked(causes, source, target, bench, partial(_apart, wanted, rounding)):
+    for changed in _rank_causes(causes, source, target, bench, partial(_apart, wanted, rounding)):
         told = [path for path, new in changed.items() if new or mine.get(path)] or list(changed)
         words = (
-            f"{path} changed from {_said(mine.get(path))} to {_said(changed[path])}" for path in told
+            f"{path} changed from {_value_text(mine.get(path))} to {_value_text(changed[path])}" for path in told
         )
         yield tuple(changed), " and ".join(words)
 
@@ -386,7 +386,7 @@ def plan_causes(
 Changes = Mapping[str, Any]
 
 
-def _ranked(
+def _rank_causes(
     causes: list[Changes],
     source: Plan,
     target: Plan,
@@ -399,13 +399,13 @@ def _ranked(
     if len(causes) < TWO:
         return causes
     mine = source.values()
-    whole = length(bench.expected(target))
+    whole = length(bench.reference_numbers(target))
     found = []
     for at, changed in enumerate(causes):
         back = {path: mine.get(path) for path in changed}
         share = 1.0
         with suppress(BridgeError):
-            left = length(bench.expected(made(target, back)))
+            left = length(bench.reference_numbers(change_plan(target, back)))
             share = abs(1 - left / whole) if 0 < whole < inf else 1.0
         if share >= LEAST:
             found.append((-share, at, changed))
@@ -435,7 +435,7 @@ def _felt(
     if the changed plan does not run.
     """
     with suppress(BridgeError):
-        return parted(bench.expected(made(source, changed)), wanted, rounding)
+        return differ_beyond_rounding(bench.reference_numbers(change_plan(source, changed)), wanted, rounding)
     return None
 
 

@@ -19,7 +19,7 @@ from bridge.verify.cause import (
     TRIALS,
     Bench,
     Suspect,
-    known_misdeeds,
+    explain_by_findings,
     plan_causes,
     plan_loss,
     stack_cures,
@@ -28,14 +28,14 @@ from bridge.verify.measure import (
     LOSS,
     MARGIN,
     Distance,
+    EngineRun,
     Measured,
     OtherModelError,
-    Run,
+    differ_beyond_rounding,
     distance,
-    parted,
 )
-from bridge.verify.pair import Pair, Side, in_small
-from bridge.verify.size import TWO, is_taken, made, steps_for
+from bridge.verify.pair import Side, TranslationPair, in_small
+from bridge.verify.size import TWO, change_plan, is_taken, steps_for
 
 Verdict = Literal["reference", "same", "differs", "not run"]
 DIGITS = {"bf16": 2.0**-7, "fp16": 2.0**-10, "fp32": 2.0**-23}
@@ -47,7 +47,7 @@ changes the numbers.
 
 
 @dataclass(frozen=True)
-class Row:
+class VerdictRow:
     """The result of the source or the target on one engine. `written` is true if the stack ran the
     written file, and false if the engine ran the plan of the file. `lacks` says which other written
     files did not run.
@@ -72,7 +72,7 @@ class Report:
     `unread` are the settings that nobody knows and that no run shows.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[VerdictRow, ...]
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     world: int = 1
     rounding: Distance | None = None
@@ -142,7 +142,7 @@ class Report:
         }
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: VerdictRow) -> dict[str, Any]:
     steps = row.measured.steps if row.measured else ()
     return {
         "side": row.side,
@@ -172,7 +172,7 @@ def finite(value: Any) -> Any:
 
 
 def verify(
-    pair: Pair,
+    pair: TranslationPair,
     backends: Mapping[str, Backend],
     steps: int | None,
     padded: bool = False,
@@ -195,12 +195,12 @@ def verify(
     steps = bench.steps
     bench.course.further(_parts(pair, (engines or backends).values()))
     note(f"native engine: runs the plan of the source, {steps} steps on {bench.world} ranks")
-    reference = bench.expected(plan)
+    reference = bench.reference_numbers(plan)
     # The same plan in the next wider format: its distance is what this format rounds away.
-    rounding = distance(bench.expected(_wider(plan)), reference).at_least(
+    rounding = distance(bench.reference_numbers(_wider(plan)), reference).at_least(
         DIGITS.get(plan.precision.compute or "fp32", 0.0)
     )
-    rows = [Row("source", NATIVE.title, False, "reference", "", reference)]
+    rows = [VerdictRow("source", NATIVE.title, False, "reference", "", reference)]
     court = Court(
         pair, backends, bench, reference, replace(rounding, scale=""), note, engines=engines or {}
     )
@@ -227,7 +227,7 @@ def verify(
 Note = Callable[[str], object]
 
 
-def _parts(pair: Pair, backends: Iterable[Backend]) -> int:
+def _parts(pair: TranslationPair, backends: Iterable[Backend]) -> int:
     """Return the approximate number of runs, for the display of progress.
 
     The source's plan runs on the reference engine twice, the second time in a wider format. It also
@@ -245,7 +245,7 @@ def _wider(plan: Plan) -> Plan:
     wide = WIDER.get(plan.precision.compute or "fp32", "fp64")
     wide_master = "fp64" if wide == "fp64" else plan.precision.master
     formats = {"precision.compute": wide, "precision.reduce": wide, "precision.communicate": None}
-    return made(plan, {**formats, "precision.master": wide_master})
+    return change_plan(plan, {**formats, "precision.master": wide_master})
 
 
 def _exact(plan: Plan) -> Plan:
@@ -256,7 +256,7 @@ def _exact(plan: Plan) -> Plan:
         "precision.communicate": None,
         "precision.master": "fp64",
     }
-    return made(plan, formats)
+    return change_plan(plan, formats)
 
 
 FP32 = {
@@ -276,7 +276,7 @@ class Court:
     reference. With `scaled`, loss scales are compared too.
     """
 
-    pair: Pair
+    pair: TranslationPair
     backends: Mapping[str, Backend]
     bench: Bench
     reference: Measured
@@ -285,22 +285,22 @@ class Court:
     scaled: bool = True
     engines: Mapping[Side, Backend] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[VerdictRow]:
         """Yield the results of all runs except the reference run."""
-        yield self._written("source")
+        yield self._result_of_side("source")
         yield from self._elsewhere()
         target = self._target()
         yield target
-        yield self._written("target", target)
+        yield self._result_of_side("target", target)
 
-    def _written(self, side: Side, meant: Row | None = None) -> Row:
+    def _result_of_side(self, side: Side, meant: VerdictRow | None = None) -> VerdictRow:
         """Return the result of the file of `side` on its own stack. If no difference shows in a
         narrow format, the run is repeated in fp32.
         """
         config = self.pair.config(side)
         backend = self.engines.get(side) or self.backends.get(config.dialect.name)
         if backend is None:
-            return Row(
+            return VerdictRow(
                 side,
                 config.dialect.title,
                 True,
@@ -311,7 +311,7 @@ class Court:
         # In bf16, a small difference drowns in rounding. It is looked for once more in fp32.
         if row.verdict != "same" or self.finer is None:
             return row
-        finer = self.finer._written(side, meant)
+        finer = self.finer._result_of_side(side, meant)
         if finer.verdict != "differs":
             return row
         return replace(
@@ -322,7 +322,7 @@ class Court:
             distance=finer.distance,
         )
 
-    def _ran(self, side: Side, backend: Backend, meant: Row | None, script: Written | None) -> Row:
+    def _ran(self, side: Side, backend: Backend, meant: VerdictRow | None, script: Written | None) -> VerdictRow:
         """Return the result of the config of `side` on its own stack. The written `script` runs the
         config, if there is one. Otherwise, or if that script fails, a script of stagebridge runs
         it.
@@ -331,11 +331,11 @@ class Court:
         title = f"{stack}, with the written script and model" if script else stack
         run = partial(
             self.bench.measure,
-            Run(backend, self.pair.config(side), script=script),
+            EngineRun(backend, self.pair.config(side), script=script),
             self.pair.plans[side],
         )
-        row = self._judged(
-            Row(side, title, True, "same"), run, partial(self._blame, side, backend, meant)
+        row = self._judge_row(
+            VerdictRow(side, title, True, "same"), run, partial(self._blame, side, backend, meant)
         )
         if script is None or row.verdict != "not run":
             return row
@@ -355,7 +355,7 @@ class Court:
         """
         if (self.pair.plans["source"].precision.compute or "fp32") in ("fp32", "fp64"):
             return None
-        plans: dict[Side, Plan] = {side: made(plan, FP32) for side, plan in self.pair.plans.items()}
+        plans: dict[Side, Plan] = {side: change_plan(plan, FP32) for side, plan in self.pair.plans.items()}
         try:
             configs = {
                 side: in_small(self.pair.config(side), FP32, self.pair.size, self.backends)
@@ -363,8 +363,8 @@ class Court:
             }
         except BridgeError:
             return None
-        reference = self.bench.expected(plans["source"])
-        rounding = distance(self.bench.expected(_wider(plans["source"])), reference).at_least(
+        reference = self.bench.reference_numbers(plans["source"])
+        rounding = distance(self.bench.reference_numbers(_wider(plans["source"])), reference).at_least(
             DIGITS["fp32"]
         )
         pair = replace(self.pair, source=configs["source"], target=configs["target"], plans=plans)
@@ -376,7 +376,7 @@ class Court:
     def _note_in_fp32(self, line: str) -> None:
         self.note(f"{line}, in fp32")
 
-    def _blame(self, side: Side, backend: Backend, meant: Row | None, measured: Measured) -> str:
+    def _blame(self, side: Side, backend: Backend, meant: VerdictRow | None, measured: Measured) -> str:
         """Return a text on the reason why a stack gives other numbers than the reference. There are
         three: the config has another meaning, another written file changes the training, or the
         stack does not do what the config says.
@@ -397,11 +397,11 @@ class Court:
                 f"the difference disappears with {', or with '.join(cure.words for cure in cures)}"
             )
         gap = self._gap(measured)
-        known = "; ".join(known_misdeeds(suspect, cures, self.bench, gap))
+        known = "; ".join(explain_by_findings(suspect, cures, self.bench, gap))
         if known:
             return f"{backend.title} does not do what the file says; {healed}; known fault: {known}"
         lost = plan_loss(suspect, self.bench, self.rounding, self.reference, gap)
-        held = f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.said(lost)}"
+        held = f"stagebridge's plan of the file lacks {', '.join(lost)}{self.pair.findings_text(lost)}"
         fault = held if lost else f"stagebridge reads the file differently from {backend.title}"
         return f"{self.pair.fault}: {fault}; {healed}"
 
@@ -418,10 +418,10 @@ class Court:
         too.
         """
         try:
-            alone = self.bench.measure(Run(backend, self.pair.target), self.pair.plans["target"])
+            alone = self.bench.measure(EngineRun(backend, self.pair.target), self.pair.plans["target"])
         except BridgeError:
             return ""
-        if parted(alone, self.reference, self.rounding):
+        if differ_beyond_rounding(alone, self.reference, self.rounding):
             return ""
         config_alone = "the config alone, in another script, gives the expected numbers"
         if self.pair.nearest:
@@ -441,7 +441,7 @@ class Court:
         evidence = "loss and gradient norm of the first step are right, but later steps differ"
         return f"the script, or the model's config.json, changes the training: {evidence}; {config_alone}"
 
-    def _elsewhere(self) -> Iterator[Row]:
+    def _elsewhere(self) -> Iterator[VerdictRow]:
         """Yield the results of the source's plan on engines of other stacks than those of source
         and target.
         """
@@ -452,60 +452,60 @@ class Court:
         for name, backend in self.backends.items():
             if name in own or backend.release is None:
                 continue
-            row = Row("source", f"{backend.title} {backend.release}", False, "same")
+            row = VerdictRow("source", f"{backend.title} {backend.release}", False, "same")
             refused = backend.refusals(plan, self.bench.world)
             if refused:
-                yield Row(row.side, row.engine, False, "not run", "; ".join(refused))
+                yield VerdictRow(row.side, row.engine, False, "not run", "; ".join(refused))
             else:
-                run = partial(self.bench.measure, Run(backend, plan), plan)
-                yield self._judged(row, run, partial(_otherwise, backend))
+                run = partial(self.bench.measure, EngineRun(backend, plan), plan)
+                yield self._judge_row(row, run, partial(_otherwise, backend))
 
-    def _target(self) -> Row:
+    def _target(self) -> VerdictRow:
         """Return the result of the target's plan on the native engine.
 
         The plan runs in its own number formats. If no difference shows, it runs again in fp64.
         """
         mine, theirs = self.pair.plans["source"], self.pair.plans["target"]
-        row = self._judged(
-            Row("target", NATIVE.title, False, "same"),
-            partial(self.bench.expected, theirs),
-            self._changed,
+        row = self._judge_row(
+            VerdictRow("target", NATIVE.title, False, "same"),
+            partial(self.bench.reference_numbers, theirs),
+            self._changes_text,
         )
         if row.verdict != "same":
             return row
         mine, theirs = _exact(mine), _exact(theirs)
-        wanted, found = self.bench.expected(mine), self.bench.expected(theirs)
+        wanted, found = self.bench.reference_numbers(mine), self.bench.reference_numbers(theirs)
         gap = distance(found, wanted)
         further = gap.beyond(EXACT)
         if not further:
             return row
         words = (
-            f"in fp64, {in_numbers(further, gap)}: {self._translated(mine, theirs, wanted, EXACT)}"
+            f"in fp64, {in_numbers(further, gap)}: {self._differences_text(mine, theirs, wanted, EXACT)}"
         )
         return replace(row, verdict="differs", cause=words, measured=found, distance=gap)
 
-    def _changed(self, measured: Measured) -> str:
+    def _changes_text(self, measured: Measured) -> str:
         """Return a text on the fields that the translation changed and that change the numbers.
         `measured` is not used, because the plans run again, in their own number formats.
         """
-        return self._translated(
+        return self._differences_text(
             self.pair.plans["source"], self.pair.plans["target"], self.reference, self.rounding
         )
 
-    def _translated(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
+    def _differences_text(self, source: Plan, target: Plan, wanted: Measured, rounding: Distance) -> str:
         """Return a text on the fields in which `target` differs from `source` and that change the
         numbers.
         """
         self.note("native engine: looking for the cause")
         self.bench.course.further(TWO)
         changed = plan_causes(source, target, self.bench, wanted, rounding)
-        found = [f"{words}{self.pair.said(paths)}" for paths, words in changed]
+        found = [f"{words}{self.pair.findings_text(paths)}" for paths, words in changed]
         causes = "; ".join(found) or "several settings together"
         return f"{self.pair.fault}, settings have another meaning: {causes}"
 
-    def _judged(
-        self, row: Row, run: Callable[[], Measured], cause: Callable[[Measured], str]
-    ) -> Row:
+    def _judge_row(
+        self, row: VerdictRow, run: Callable[[], Measured], cause: Callable[[Measured], str]
+    ) -> VerdictRow:
         self.note(
             f"{row.engine}: "
             + (f"runs the file of the {row.side}" if row.written else f"runs the plan of the {row.side}")
@@ -513,7 +513,7 @@ class Court:
         try:
             measured = run()
         except BridgeError as error:
-            return Row(
+            return VerdictRow(
                 row.side,
                 row.engine,
                 row.written,
@@ -524,7 +524,7 @@ class Court:
             gap = distance(measured, self.reference, self.rounding.noise)
             gap = gap if self.scaled else replace(gap, scale="")
         except OtherModelError as error:
-            return Row(
+            return VerdictRow(
                 row.side,
                 row.engine,
                 row.written,
@@ -534,7 +534,7 @@ class Court:
             )
         further = gap.beyond(self.rounding)
         words = f"{in_numbers(further, gap)}: {cause(measured)}" if further else ""
-        return Row(
+        return VerdictRow(
             row.side,
             row.engine,
             row.written,

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from bridge.backend import Backend, Step, Trainer, Workload
-from bridge.comm import everyones, joined, together
+from bridge.comm import everyones, rank_and_world, together
 from bridge.dialect import Config, Written
 from bridge.engine.data import Drawn, Text
 from bridge.engine.models.gpt import IGNORED
 from bridge.engine.rows import Rows
 from bridge.errors import BridgeError
 from bridge.plan import Plan
-from bridge.underway import counted
+from bridge.underway import count_items
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
@@ -32,7 +32,7 @@ Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Run:
+class EngineRun:
     """A config or a plan to run on an engine, with initial weights or from the checkpoint `start`.
     If `script` is set, the config runs in this script.
     """
@@ -42,7 +42,7 @@ class Run:
     start: Path | None = None
     script: Written | None = None
 
-    def opened(self, workload: Workload) -> Trainer:
+    def open_trainer(self, workload: Workload) -> Trainer:
         """Return a trainer that is set up for this run, before the first step."""
         if self.script is not None and isinstance(self.what, Config):
             return self.backend.start(self.script, self.what, workload)
@@ -73,7 +73,7 @@ class StrandedError(RuntimeError):
     """
 
 
-def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
+def measure(run: EngineRun, workload: Workload, steps: int = STEPS, padded: bool = False) -> Measured:
     """Train `steps` steps, and return the same numbers on all ranks.
 
     With `padded`, the second half of every third sample has no targets. If a rank fails while other
@@ -91,11 +91,11 @@ def measure(run: Run, workload: Workload, steps: int = STEPS, padded: bool = Fal
     return Measured(everyones(found.steps)[0], found.weights, found.first)
 
 
-def _attempt(run: Run, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
+def _attempt(run: EngineRun, workload: Workload, steps: int, padded: bool) -> tuple[Measured | None, str]:
     """Return the numbers of the run and "", or None and the reason why the run failed."""
     # Any exception: these are the stack's own, of whatever kind.
     try:
-        trainer = run.opened(workload)
+        trainer = run.open_trainer(workload)
     except BridgeError as error:
         return None, "; ".join(error.problems)
     except Exception as error:
@@ -117,7 +117,7 @@ def _train(
     own = workload.rows or (Drawn(shape.vocab, shape.sequence, workload.seed) if drawn else None)
     text = own or Text.of(None, shape.sequence, workload.seed)
     weights, done = [dict(trainer.weights())], []
-    for step in counted(range(first, first + steps)):
+    for step in count_items(range(first, first + steps)):
         done.append(trainer.train_batch(batches(text, trainer, step, padded)))
         if step in (first, first + steps - 1):
             weights.append(dict(trainer.weights()))
@@ -244,7 +244,7 @@ def _unlike(run: Measured, other: Measured) -> str:
 SHOWN = 3
 
 
-def parted(run: Measured, other: Measured, rounding: Distance) -> bool:
+def differ_beyond_rounding(run: Measured, other: Measured, rounding: Distance) -> bool:
     """Return whether `run` differs from `other` by more than rounding, or trains another model."""
     try:
         return bool(distance(run, other, rounding.noise).beyond(rounding))
@@ -258,7 +258,7 @@ def distance(run: Measured, other: Measured, noise: tuple[str, ...] = ()) -> Dis
 
     Raises `OtherModelError` if the tensors of the two runs differ in names or shapes.
     """
-    first = (joined() or (0, 1))[0] == 0
+    first = (rank_and_world() or (0, 1))[0] == 0
     unlike = _unlike(run, other) if first else ""
     problem = next(filter(None, everyones(unlike)), "")
     if problem:

@@ -14,7 +14,7 @@ from bridge.backend import Backend, Workload
 from bridge.dialect import Config
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.engine.models.gpt import IGNORED
-from bridge.engine.models.pretrained import dropping, opened, settings
+from bridge.engine.models.pretrained import dropping, open_model, settings
 from bridge.engine.rows import Rows
 from bridge.errors import BridgeError
 from bridge.layout.architecture import Architecture
@@ -23,12 +23,12 @@ from bridge.plan import Plan
 from bridge.state import names
 from bridge.state.hub import Model
 from bridge.verify.cause import Bench
-from bridge.verify.judge import Report, Row, verify
-from bridge.verify.measure import Measured, Run, measure
+from bridge.verify.judge import Report, VerdictRow, verify
+from bridge.verify.measure import EngineRun, Measured, measure
 from bridge.verify.own import alone
-from bridge.verify.pair import Pair, Side
+from bridge.verify.pair import Side, TranslationPair
 from bridge.verify.proof import neutral
-from bridge.verify.size import Size, made, steps_for
+from bridge.verify.size import Size, change_plan, steps_for
 
 OWN_MODEL = ("megatron",)
 """Names of engines that build the model from the config, and then copy the user's weights into it.
@@ -55,7 +55,7 @@ class Given:
         If `own` is true, the engine builds the model from the config. Such an engine also gets the
         weights, by the names of the native engine.
         """
-        said = made(
+        said = change_plan(
             lift(self.model),
             {
                 "model.sequence": self.rows.sequence,
@@ -67,7 +67,7 @@ class Given:
         shape = Architecture(vocab=words, sequence=self.rows.sequence)
         first = None
         if own and facts is not None:
-            plain = opened(self.folder, self.seed, drops=False)
+            plain = open_model(self.folder, self.seed, drops=False)
             first = neutral(
                 {name: weight.detach() for name, weight in plain.named_parameters()}, facts
             )
@@ -85,7 +85,7 @@ class Given:
 
         Such tokens are padding before the first real token of a row.
         """
-        mask = self.rows.named(self.rows.planes).get("attention_mask")
+        mask = self.rows.model_arguments(self.rows.planes).get("attention_mask")
         if mask is None:
             return []
         # Attention is causal, so that a token sees the ones before it that the mask leaves.
@@ -95,7 +95,7 @@ class Given:
         )
         return found
 
-    def refused(self, engines: Mapping[Side, Backend]) -> Iterator[str]:
+    def refusals(self, engines: Mapping[Side, Backend]) -> Iterator[str]:
         """Yield a reason for each engine that cannot train on this batch."""
         known = ("input_ids", "attention_mask", "position_ids")
         for engine in engines.values():
@@ -113,7 +113,7 @@ class Given:
                     "cannot attend to any token; torch's attention gives zeros for these tokens, "
                     "Megatron's does not; set the labels of these tokens to -100"
                 )
-            positions = self.rows.named(self.rows.planes).get("position_ids")
+            positions = self.rows.model_arguments(self.rows.planes).get("position_ids")
             rotary = lift(self.model).model.embedding.positions == "rotary"
             if (
                 rotary
@@ -136,22 +136,22 @@ class OnBatch(Bench):
     trained: Mapping[bool, Workload] = field(default_factory=dict)
     facts: Model | None = None
 
-    def _measured(self, run: Run, plan: Plan) -> Measured:
+    def _measure_plan(self, run: EngineRun, plan: Plan) -> Measured:
         workload = replace(self.trained[run.backend.name in OWN_MODEL], micro=self.micro)
         found = measure(run, workload, self.steps)
         if self.facts is None:
             return found
         return replace(found, weights=tuple(neutral(part, self.facts) for part in found.weights))
 
-    def expected(self, plan: Plan) -> Measured:
+    def reference_numbers(self, plan: Plan) -> Measured:
         """Return the numbers of `plan` on the reference engine, where all ranks are data ranks."""
         micro = plan.batch.micro or self.micro
         accumulation = max(1, (plan.batch.global_ or micro * self.world) // (micro * self.world))
-        return super().expected(alone(plan, Size(self.world, 1, 1, micro, accumulation)))
+        return super().reference_numbers(alone(plan, Size(self.world, 1, 1, micro, accumulation)))
 
 
-def judged(
-    pair: Pair,
+def judge_on_batch(
+    pair: TranslationPair,
     engines: Mapping[Side, Backend],
     given: Given,
     steps: int | None,
@@ -160,9 +160,9 @@ def judged(
     """Run two configs on the user's model and batch, and return a report. The reference is the plan
     of the first config on the native engine.
     """
-    BridgeError.raise_if(given.refused(engines))
+    BridgeError.raise_if(given.refusals(engines))
     own = {engine.name in OWN_MODEL for engine in engines.values()}
-    facts = names.described(given.model) if any(own) else None
+    facts = names.describe_config(given.model) if any(own) else None
     trained = {wanted: given.workload(wanted, facts) for wanted in {*own, False}}
     steps = steps or max(map(steps_for, pair.plans.values()))
     bench = OnBatch(
@@ -171,7 +171,7 @@ def judged(
     dropped = {name: (value, 0.0) for name, value in dropping(settings(given.folder)).items()}
     whole = replace(pair, changes={**pair.changes, **dropped})
     report = verify(whole, {}, None, note=note, engines=engines, bench=bench)
-    return replace(report, rows=tuple(_remodelled(row, pair, given.model) for row in report.rows))
+    return replace(report, rows=tuple(_explain_other_model(row, pair, given.model) for row in report.rows))
 
 
 UNLIKE = (
@@ -186,7 +186,7 @@ same model.
 """
 
 
-def _remodelled(row: Row, pair: Pair, folder: Config) -> Row:
+def _explain_other_model(row: VerdictRow, pair: TranslationPair, folder: Config) -> VerdictRow:
     """Return the result `row`. If the numbers differ or the config did not run, and the config
     describes another model than the user's folder, the result's cause says so.
     """

@@ -15,8 +15,8 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError, nearest
 from bridge.lifting import lift
 from bridge.plan import Plan
-from bridge.verify.pair import Pair, Side, in_small, meant, unread
-from bridge.verify.size import Size, changes, changes_like, made
+from bridge.verify.pair import Side, TranslationPair, in_small, meaning_of, unread
+from bridge.verify.size import Size, change_plan, changes, changes_like
 
 SIDES: tuple[Side, Side] = ("source", "target")
 ASKED = ("model.", "parallel.", "stages.", "schedule.", "recompute.", "debug.", "batch.")
@@ -48,13 +48,13 @@ class AsMeant(Backend):
         return self.inner.refusals(plan, world)
 
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
-        from bridge.comm import joined
+        from bridge.comm import rank_and_world
 
         plan = lift(run) if isinstance(run, Config) else run
         plan = Plan.of(
             {path: value for path, value in plan.values().items() if not path.startswith("model.")}
         )
-        BridgeError.raise_if(self.inner.refusals(plan, (joined() or (0, 1))[1]))
+        BridgeError.raise_if(self.inner.refusals(plan, (rank_and_world() or (0, 1))[1]))
         return self.inner.open(plan, workload)
 
 
@@ -91,21 +91,21 @@ def engines_of(
     return found
 
 
-def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int) -> Pair:
+def pair_configs(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limit: int) -> TranslationPair:
     """Return both configs, made small for the same few ranks of this machine.
 
     The ratio between the two batch sizes and the model stay as they are.
     """
     plans = [
-        meant(config, {config.dialect.name: engines[side]})
+        meaning_of(config, {config.dialect.name: engines[side]})
         for side, config in zip(SIDES, configs, strict=True)
     ]
     # With an open number of data ranks there are two of them, whatever the configs ask for.
-    open_ = [made(plan, {"parallel.data": None}) for plan in plans]
+    open_ = [change_plan(plan, {"parallel.data": None}) for plan in plans]
     size = _whole(Size.of(open_[0], max(limit, *(engine.least for engine in engines.values()))))
     other = _like(size, open_[0], open_[1])
-    wanted = _unmodelled(changes(plans[0], size))
-    theirs = _unmodelled(changes_like(plans[1], other, plans[0], wanted))
+    wanted = _without_model(changes(plans[0], size))
+    theirs = _without_model(changes_like(plans[1], other, plans[0], wanted))
     small = [
         in_small(config, wish, place, {config.dialect.name: engines[side]})
         for side, config, wish, place in zip(
@@ -118,11 +118,11 @@ def paired(configs: tuple[Config, Config], engines: Mapping[Side, Backend], limi
         if not path.startswith("debug.")
     }
     after = [
-        meant(config, {config.dialect.name: engines[side]})
+        meaning_of(config, {config.dialect.name: engines[side]})
         for side, config in zip(SIDES, small, strict=True)
     ]
     meanings: dict[Side, Plan] = {"source": alone(after[0], size), "target": alone(after[1], other)}
-    return Pair(
+    return TranslationPair(
         small[0], small[1], meanings, told, size, unread=unread(*configs), translated=False
     )
 
@@ -152,7 +152,7 @@ def _like(size: Size, first: Plan, second: Plan) -> Size:
     return _whole(found)
 
 
-def _unmodelled(wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _without_model(wanted: Mapping[str, Any]) -> dict[str, Any]:
     return {path: value for path, value in wanted.items() if not path.startswith("model.")}
 
 

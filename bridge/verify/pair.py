@@ -12,19 +12,19 @@ from typing import Any, Literal
 
 from bridge.backend import Backend
 from bridge.dialect import Config, Written
-from bridge.edits import edited
+from bridge.edits import edit_config
 from bridge.errors import BridgeError
 from bridge.plan import Plan
-from bridge.programs import about_models, described
+from bridge.programs import about_models, describe_model
 from bridge.rules import Effect
 from bridge.translation import Result, lift, lower
-from bridge.verify.size import Size, changes, changes_like, made, small_model
+from bridge.verify.size import Size, change_plan, changes, changes_like, small_model
 
 Side = Literal["source", "target"]
 
 
 @dataclass(frozen=True)
-class Pair:
+class TranslationPair:
     """A config (the source) and its translation (the target), both made small, with their plans.
     `told` are the findings of `convert` about numbers, each with a field. With `modelled`, the
     written script builds the source's model. If the script's model is only similar to the
@@ -68,7 +68,7 @@ class Pair:
         except BridgeError:
             return None
 
-    def said(self, paths: Iterable[str]) -> str:
+    def findings_text(self, paths: Iterable[str]) -> str:
         """Return a text in parentheses with the findings of `convert` about the plan fields
         `paths`.
 
@@ -103,19 +103,19 @@ class Pair:
         return self.source if side == "source" else self.target
 
 
-def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limit: int) -> Pair:
+def fit_pair(source: Config, result: Result, backends: Mapping[str, Backend], limit: int) -> TranslationPair:
     """Return source and target, changed so that they run on at most `limit` ranks.
 
     Raises `BridgeError` if a stack refuses its changed config.
     """
     target = result.config
-    first, second = meant(source, backends), meant(target, backends)
+    first, second = meaning_of(source, backends), meaning_of(target, backends)
     size = Size.of(first, limit)
     wanted = changes(first, size)
     smaller = in_small(source, wanted, size, backends)
     # A stack may be unable to make one number smaller alone. The target follows what the source
     # became.
-    became = meant(smaller, backends).values()
+    became = meaning_of(smaller, backends).values()
     theirs = changes_like(
         second,
         size.like(first, second),
@@ -132,8 +132,8 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
         if not path.startswith(idle)
     }
     plans: dict[Side, Plan] = {
-        "source": meant(small[0], backends),
-        "target": meant(small[1], backends),
+        "source": meaning_of(small[0], backends),
+        "target": meaning_of(small[1], backends),
     }
     if None in (first.model.hidden, second.model.hidden):
         # One of the configs does not describe its model, which the training script brings. Both
@@ -146,16 +146,16 @@ def fitted(source: Config, result: Result, backends: Mapping[str, Backend], limi
             for path, value in plans["source"].values().items()
             if path.startswith("model.")
         }
-        plans["target"] = made(plans["target"], {**unsaid, **own})
+        plans["target"] = change_plan(plans["target"], {**unsaid, **own})
     model, findings = (
-        described(result)
+        describe_model(result)
         if first.model.hidden and not second.model.hidden
         else (None, result.findings)
     )
     numbers = [finding for finding in findings if finding.effect.reaches(Effect.NUMBERS)]
     nearest = tuple(f"{it.path}: {it.message}" for it in numbers if it not in result.findings)
     differ = tuple((it.path, it.message) for it in numbers if it in result.findings)
-    return Pair(*small, plans, told, size, differ, model is not None, nearest, unread(source))
+    return TranslationPair(*small, plans, told, size, differ, model is not None, nearest, unread(source))
 
 
 def unread(*configs: Config) -> tuple[str, ...]:
@@ -172,13 +172,13 @@ def in_small(
     """
     backend = backends.get(config.dialect.name)
     return (
-        backend.edited(config, changed, size.world)
+        backend.edit_config(config, changed, size.world)
         if backend
-        else edited(config, changed, size.world)
+        else edit_config(config, changed, size.world)
     )
 
 
-def meant(config: Config, backends: Mapping[str, Backend]) -> Plan:
+def meaning_of(config: Config, backends: Mapping[str, Backend]) -> Plan:
     """Return the plan of a config, including settings that the config's script makes."""
     backend = backends.get(config.dialect.name)
     return backend.meaning(config) if backend else lift(config)

@@ -23,9 +23,9 @@ from bridge.underway import Course
 from bridge.verify.judge import DIGITS, finite, in_numbers
 from bridge.verify.measure import (
     Distance,
+    EngineRun,
     Measured,
     OtherModelError,
-    Run,
     Weights,
     distance,
     measure,
@@ -102,7 +102,7 @@ def small(
         for path, value in wanted.items()
         if not path.startswith("debug.")
     }
-    found = backend.edited(config, wanted, world)
+    found = backend.edit_config(config, wanted, world)
     # Lengths in samples follow the smaller batch. They are set again to the steps that they were.
     schedule, after = (dict(it.values()) for it in (plan, backend.meaning(found)))
     moved = {
@@ -110,7 +110,7 @@ def small(
         for path in LENGTHS
         if path in schedule and schedule[path] != after.get(path)
     }
-    return (backend.edited(found, moved, world) if moved else found), told
+    return (backend.edit_config(found, moved, world) if moved else found), told
 
 
 LENGTHS = tuple(
@@ -146,7 +146,7 @@ def prove(
         try:
             with course.part():
                 ready = replace(workload, groups=party.groups)
-                runs[key] = measure(Run(party.backend, party.config, party.start), ready, steps)
+                runs[key] = measure(EngineRun(party.backend, party.config, party.start), ready, steps)
         except BridgeError as error:
             problems[key] = "; ".join(dict.fromkeys(error.problems))
     # Engines may name weights each in its own way. The names of the native engine are common to
@@ -182,7 +182,7 @@ def neutral(weights: Weights, facts: Model) -> Weights:
     hub = Hub(Origin("a run"), {name: Parameter(Held(weight)) for name, weight in weights.items()})
     return {
         name: held.weight.whole()
-        for name, held in names.renamed(hub, names.Neutral(), facts).parameters.items()
+        for name, held in names.rename_parameters(hub, names.Neutral(), facts).parameters.items()
     }
 
 

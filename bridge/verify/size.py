@@ -128,7 +128,7 @@ def small_model(plan: Plan) -> Model:
     Fields that the plan leaves open get the values of `USUAL` and `SIZES`.
     """
     values = {path: value for path, value in plan.values().items() if path.startswith("model.")}
-    return made(Plan(), {**USUAL, **SIZES, **values, **dict(_absent(plan))}).model
+    return change_plan(Plan(), {**USUAL, **SIZES, **values, **dict(_absent(plan))}).model
 
 
 SIZES: Mapping[str, int] = {
@@ -146,7 +146,7 @@ def changes(plan: Plan, size: Size) -> dict[str, Any]:
     """Return the plan fields to change for the given size, with their new values. The value None
     unsets a field.
     """
-    values, wanted = plan.values(), dict(_wanted(plan, size))
+    values, wanted = plan.values(), dict(_required_fields(plan, size))
     known = {
         path: value for path, value in wanted.items() if path in values and values[path] != value
     }
@@ -224,7 +224,7 @@ def _length(plan: Plan) -> dict[str, Any]:
     return {"optimizer.schedule.total_steps": LENGTH} if open_ else {}
 
 
-def _wanted(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
+def _required_fields(plan: Plan, size: Size) -> Iterator[tuple[str, Any]]:
     yield from ((f"parallel.{axis}", getattr(size, axis)) for axis in AXES)
     yield from ((f"parallel.{axis}", 1) for axis in ("context", "expert", "expert_tensor"))
     if size.tensor == 1:
@@ -331,8 +331,8 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
     schedule, scale = plan.optimizer.schedule, plan.precision.loss_scale
     if (schedule.warmup_steps or 0) > WARMUP:
         yield "optimizer.schedule.warmup_steps", WARMUP
-    if (schedule.total_steps or 0) > LENGTH or _outlived(plan):
-        yield "optimizer.schedule.total_steps", SHORT if _outlived(plan) else LENGTH
+    if (schedule.total_steps or 0) > LENGTH or _outlasts_schedule(plan):
+        yield "optimizer.schedule.total_steps", SHORT if _outlasts_schedule(plan) else LENGTH
     if (schedule.decay_steps or 0) > LENGTH // TWO:
         yield "optimizer.schedule.decay_steps", LENGTH // TWO
     if (plan.optimizer.decay_ramp.steps or 0) > LENGTH:
@@ -344,7 +344,7 @@ def _schedule(plan: Plan) -> Iterator[tuple[str, Any]]:
         yield "precision.loss_scale.window", WINDOW if passes else LENGTH
 
 
-def _outlived(plan: Plan) -> bool:
+def _outlasts_schedule(plan: Plan) -> bool:
     """Return whether training goes on after the end of the schedule. Then the schedule of a small
     run has to end early too.
     """
@@ -386,6 +386,6 @@ def here() -> Iterator[tuple[str, Any]]:
     yield from ((path, None) for path in paths() if path.startswith("debug."))
 
 
-def made(plan: Plan, changed: Mapping[str, Any]) -> Plan:
+def change_plan(plan: Plan, changed: Mapping[str, Any]) -> Plan:
     """Return the plan with the fields `changed` set to their new values."""
     return Plan.of({**plan.values(), **changed})

@@ -10,10 +10,10 @@ from bridge.rules import (
     Effect,
     Group,
     convert,
-    counted,
+    count_rule,
     each_only_ours,
     rename,
-    scaled,
+    scale_rule,
 )
 from compat.automodel.pipeline_rules import D
 
@@ -128,11 +128,11 @@ RULES = (
         STEP + "max_steps", "run.steps", source="components/training/step_scheduler.py: max_steps"
     ),
     SAVES,
-    counted(STEP + "val_every_steps", "run.eval_interval", never=None),
+    count_rule(STEP + "val_every_steps", "run.eval_interval", never=None),
     rename(STEP + "gc_every_steps", "run.collect_interval"),
-    counted(STEP + "log_remote_every_steps", "run.log_interval", never=None),
-    counted("dataloader.num_workers", "run.loaders"),
-    scaled("dist_env.timeout_minutes", "run.timeout", 60.0),
+    count_rule(STEP + "log_remote_every_steps", "run.log_interval", never=None),
+    count_rule("dataloader.num_workers", "run.loaders"),
+    scale_rule("dist_env.timeout_minutes", "run.timeout", 60.0),
     *each_only_ours(
         "run.save_optimizer",
         "run.save_random",

@@ -16,7 +16,7 @@ from compat.automodel.optimizers import argument_defaults
 from compat.automodel.releases import Release
 from compat.automodel.schedules import SCHEDULES, Schedule, schedule
 from compat.automodel.sharding import DDP_SELECTS, selects
-from compat.automodel.virtual_stages import boundaries, filled, number, repeated
+from compat.automodel.virtual_stages import boundaries, count_stages, find_repeats, number
 
 D = "distributed."
 PP = PIPELINE + "."
@@ -46,7 +46,7 @@ def strategy(given: Given, release: Release) -> str:
     """Return the canonical name of the sharding strategy. Before 0.3.0 the manager class determines
     it.
     """
-    if not release.nested:
+    if not release.nests_pipeline:
         target = str(given.get(D + TARGET) or "").rpartition(".")[2]
         return "ddp" if target.startswith("DDP") else MANAGERS.get(target, "fsdp2")
     name = given.get(D + "strategy") or "fsdp2"
@@ -91,7 +91,7 @@ def effective(
     ]
     problems += [*_steps(given, world_size), *_learning_rate(given)]
     ConfigError.raise_if(problems)
-    return _filled(given, release, world_size, kind)
+    return _fill_defaults(given, release, world_size, kind)
 
 
 # Reasons to refuse
@@ -204,7 +204,7 @@ def _data(given: Given, release: Release, world_size: int | None) -> Iterator[st
         yield f"{D}ep_size: found {experts}, expected a divisor of {ranks}"
 
 
-def piped(given: Given) -> bool:
+def has_pipeline(given: Given) -> bool:
     """Whether the recipe has a pipeline."""
     return size(given, "pp_size") > 1
 
@@ -213,7 +213,7 @@ def _pipeline(given: Given, release: Release) -> Iterator[str]:
     """Yield every error in the pipeline's settings. AutoModel does not check these settings if
     `pp_size` is 1.
     """
-    if not piped(given):
+    if not has_pipeline(given):
         return
     if not any(path.startswith((PP, OLD)) for path in given):
         found = f"{D}pp_size: found {size(given, 'pp_size')} without a pipeline section"
@@ -245,7 +245,7 @@ def chosen(given: Given) -> Schedule:
     return SCHEDULES[given.get(PP + "pp_schedule", "1f1b").lower()]
 
 
-def passed(given: Given) -> tuple[int | None, int]:
+def samples_per_pass(given: Given) -> tuple[int | None, int]:
     """Return the number of samples in one pass through the pipeline, and the number of samples in
     one micro batch. Recipes set the samples of a pass to `step_scheduler.local_batch_size`.
     """
@@ -259,7 +259,7 @@ def _passes(given: Given) -> Iterator[str]:
     Source: pipelining/autopipeline.py: AutoPipeline.__init__; functional.py:
     build_pipeline_schedule.
     """
-    batch, micro = passed(given)
+    batch, micro = samples_per_pass(given)
     if batch is not None and batch % micro:
         where = (
             "step_scheduler.local_batch_size"
@@ -275,7 +275,7 @@ def _microbatches(given: Given, release: Release, kind: Schedule) -> Iterator[st
     recipes/llm/train_ft.py needs one micro batch for each rank. Some of torch's schedules need
     rounds with equal numbers of micro batches, and DualPipeV needs two micro batches for each rank.
     """
-    batch, micro = passed(given)
+    batch, micro = samples_per_pass(given)
     count, ranks = (batch // micro if batch else None), size(given, "pp_size")
     if count is None or "step_scheduler.local_batch_size" not in given:
         return
@@ -328,7 +328,7 @@ def _split(given: Given, kind: Schedule) -> Iterator[str]:
         if parts is not None:
             number(layers, wanted, ranks, kind, rounding)
         else:
-            filled(layers, wanted, ranks, kind, rounding)
+            count_stages(layers, wanted, ranks, kind, rounding)
     except BridgeError as error:
         yield from (PP + problem for problem in error.problems)
 
@@ -348,7 +348,7 @@ def _parts(
         )
     elif kind.pair and len(parts) != 2 * ranks:
         yield f"found {len(parts)} parts, expected {2 * ranks} for {kind.name}"
-    ends, twice = boundaries(parts), repeated(parts)
+    ends, twice = boundaries(parts), find_repeats(parts)
     if twice:
         yield f"found {', '.join(twice[:3])} in more than one part; name each layer once"
     elif ends is None:
@@ -442,14 +442,14 @@ def learning_rate(given: Given) -> dict[str, Any]:
 # Values that AutoModel fills in
 
 
-def _filled(given: Given, release: Release, world_size: int | None, kind: str) -> dict[str, Any]:
+def _fill_defaults(given: Given, release: Release, world_size: int | None, kind: str) -> dict[str, Any]:
     values = {
         **release.defaults(""),
         **release.defaults(kind),
         **argument_defaults(given.get("optimizer._target_")),
     }
     values |= given
-    if release.nested:
+    if release.nests_pipeline:
         values[D + "strategy"] = kind
     # A model with random weights has no stored format to follow; it
     # starts in bf16 (_transformers/auto_model.py). Only from_config
@@ -478,9 +478,9 @@ def _filled(given: Given, release: Release, world_size: int | None, kind: str) -
         # In a pipeline each micro batch would gather the weights
         # again (distributed/config.py: FSDP2Config).
         values[D + "reshard_after_forward"] = given.get(
-            D + "reshard_after_forward", not piped(given)
+            D + "reshard_after_forward", not has_pipeline(given)
         )
-    return {**values, **_piped(given, release, values)} if piped(given) else values
+    return {**values, **_pipeline_settings(given, release, values)} if has_pipeline(given) else values
 
 
 def _formats(given: Given, release: Release) -> dict[str, Any]:
@@ -494,7 +494,7 @@ def _formats(given: Given, release: Release) -> dict[str, Any]:
     return {name: given.get(name, release.policy[name])}
 
 
-def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
+def _pipeline_settings(given: Given, release: Release, values: Given) -> dict[str, Any]:
     """Return the pipeline settings with which a recipe starts. The batch size, the sequence length
     and the patch of the backward pass come from other sections of the recipe (llm/train_ft.py).
     """
@@ -503,7 +503,7 @@ def _piped(given: Given, release: Release, values: Given) -> dict[str, Any]:
         **{path: value for path, value in given.items() if path.startswith(PP)},
     }
     pipeline[PP + "pp_schedule"] = given.get(PP + "pp_schedule", "1f1b")
-    batch, micro = passed(given)
+    batch, micro = samples_per_pass(given)
     packing = (given.get("packed_sequence.*") or {}).get("packing_strategy")
     # Packed tokens without padding (thd) are split over context
     # ranks, which needs Transformer Engine.

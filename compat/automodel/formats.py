@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bridge.config import Values, fields, nest, shown
+from bridge.config import Values, fields, nest, show_value
 from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.families import NULL
-from bridge.families.schema import spelled
+from bridge.families.schema import spell_value
 from bridge.files import (
     Document,
     OutsideError,
@@ -30,7 +30,7 @@ from bridge.findings import Origin, twice
 from bridge.reader import Reader, flaw, mapping
 from bridge.refusing import MEANT, SELECTORS
 from bridge.rules import Effect
-from bridge.sections import leaves, named
+from bridge.sections import leaves, path_at
 from compat.automodel import signatures
 from compat.automodel.leaves import expected, takes_text, typed
 from compat.automodel.releases import NEW_LAYOUT, RELEASES, Release, instead, since, until
@@ -111,8 +111,8 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     """Read a path, text, mapping, list of overrides, `Written`, or live PipelineConfig. Raises all
     problems at once.
     """
-    data, document, entry = _loaded(source)
-    reader = _Reader(release, lenient, document)
+    data, document, entry = _load_source(source)
+    reader = _RecipeReader(release, lenient, document)
     reader.findings += twice(document)
     reader.recipe(data)
     reader.schedule_file(folder_of(document or source))
@@ -122,7 +122,7 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     return found.unless(reader.problems)
 
 
-def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
+def _load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     if isinstance(source, Mapping):
         check_nested(source, "mapping")
         return _as_recipe(source)
@@ -137,7 +137,7 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         return overrides(words), None, RECIPE
     if not isinstance(source, str | Path | Document):
         raise SourceError(
-            f"source: found {shown(source)}, expected a path, text, mapping, list of flags or PipelineConfig"
+            f"source: found {show_value(source)}, expected a path, text, mapping, list of flags or PipelineConfig"
         )
     document = load(source)
     if document.format == "flags":
@@ -164,7 +164,7 @@ def overrides(words: Sequence[str]) -> dict[str, Any]:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or (not equals and not rest):
             raise SourceError(
-                f"overrides: found {shown(name)}, expected --section.name with a value"
+                f"overrides: found {show_value(name)}, expected --section.name with a value"
             )
         flat[name[2:]] = scalar(value if equals else rest.pop(0))
     try:
@@ -181,7 +181,7 @@ STRICT = ("step_scheduler", "distributed", "lr_scheduler", "clip_grad_norm", OLD
 """Sections whose settings are arguments of a class. AutoModel stops at an unknown argument."""
 
 
-class _Reader(Reader):
+class _RecipeReader(Reader):
     """Reads a recipe section by section, and checks each key against the known settings."""
 
     release: Release
@@ -204,7 +204,7 @@ class _Reader(Reader):
     def old_layout(self, old: Mapping[str, Any]) -> None:
         """Read `autopipeline`, which has the settings of the pipeline section."""
         self.walk(old, OLD, {**tree()["distributed"]["pipeline"], **tree()[OLD]})
-        if self.release.nested:
+        if self.release.nests_pipeline:
             message = (
                 f"this section belongs to the layout before {NEW_LAYOUT}; for"
                 f" {self.release.version} write its settings in {PIPELINE}"
@@ -231,7 +231,7 @@ class _Reader(Reader):
         """
         others: dict[str, Any] = {}
         # Arguments that the class named in the section does not take: AutoModel stops at them.
-        refused = dict(signatures.refused(path, data)) if REST in level else {}
+        refused = dict(signatures.find_wrong_keys(path, data)) if REST in level else {}
         for name, value in data.items():
             written = f"{path}.{name}" if path else str(name)
             # "*" is our name for the rest of a section; a recipe
@@ -284,7 +284,7 @@ class _Reader(Reader):
         if REST in level and written not in STRICT:
             others[name] = _plain(value)
         else:
-            self.problem(written, f"found {shown(value)}, expected a mapping")
+            self.problem(written, f"found {show_value(value)}, expected a mapping")
 
     # Leaves
 
@@ -292,9 +292,9 @@ class _Reader(Reader):
         """Read one value."""
         if callable(value) and path.endswith(".loss_fn"):
             self.opaque[path] = value
-        elif not self.known(written, path):
+        elif not self.knows_setting(written, path):
             return
-        elif (meant := _meant(path, value)) is not None:
+        elif (meant := _value_of_text(path, value)) is not None:
             self.value(written, path, meant, others)
         elif path == f"{PIPELINE}.pp_schedule":
             self.problem(
@@ -317,7 +317,7 @@ class _Reader(Reader):
         if isinstance(value, str) and path in formats() and value.lower() not in TAKEN:
             self.finding(
                 written,
-                f"AutoModel refuses the spelling {shown(value)}; write {SPELLED.get(known, known)}",
+                f"AutoModel refuses the spelling {show_value(value)}; write {SPELLED.get(known, known)}",
                 Effect.STOPS,
             )
         if wrong:
@@ -326,7 +326,7 @@ class _Reader(Reader):
             self.inside(written, known)
             self.set(path, _plain(known), written)
 
-    def known(self, written: str, path: str) -> bool:
+    def knows_setting(self, written: str, path: str) -> bool:
         """Return whether the release has the setting. If not, add an error, or a finding if reading
         is lenient.
         """
@@ -362,7 +362,7 @@ class _Reader(Reader):
         lenient.
         """
         if self.lenient:
-            self.left_out(written, message)
+            self.record_omission(written, message)
         else:
             self.problem(written, message)
 
@@ -375,7 +375,7 @@ class _Reader(Reader):
             self.origins[path] = Origin(line, spelling)
         for keys, _ in leaves(value) if path.endswith(REST) else ():
             if line := self.line(".".join((written, *keys)).lstrip(".")):
-                self.origins[named(path, keys)] = Origin(line)
+                self.origins[path_at(path, keys)] = Origin(line)
 
     # A schedule in a file of its own
 
@@ -392,7 +392,7 @@ class _Reader(Reader):
             if path is None:
                 self.finding(
                     f"{PIPELINE}.pp_schedule_csv",
-                    f"{shown(name)} was not found, so it was not checked",
+                    f"{show_value(name)} was not found, so it was not checked",
                     Effect.NONE,
                 )
             else:
@@ -425,7 +425,7 @@ class _Reader(Reader):
             )
 
 
-def _meant(path: str, value: Any) -> Any:
+def _value_of_text(path: str, value: Any) -> Any:
     """Return the value that AutoModel's loader makes of a text: null, true, false or a number
     (config/loader.py, translate_value).
     """
@@ -464,7 +464,7 @@ def history(path: str, release: Release) -> str:
 # Writing
 
 
-def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def nest_recipe(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
     """Return the recipe as nested mappings in the layout of the release. A recipe that was read in
     the older layout keeps the older layout.
     """
@@ -476,7 +476,7 @@ def nested(given: Mapping[str, Any], release: Release) -> dict[str, Any]:
         for parent in parents:
             place = place.setdefault(parent, {})
         # The rest of a section stands beside its typed settings.
-        place.update(given[path] if leaf == REST else {leaf: _spelled(path, given[path])})
+        place.update(given[path] if leaf == REST else {leaf: _spell_value(path, given[path])})
     return root
 
 
@@ -484,7 +484,7 @@ def place_of(path: str, given: Mapping[str, Any], release: Release) -> tuple[str
     """Return the keys that lead to the setting `path`, in the layout of the release or of the
     recipe.
     """
-    old = f"{OLD}.{TARGET}" in given or not release.nested
+    old = f"{OLD}.{TARGET}" in given or not release.nests_pipeline
     return tuple(
         (path.replace(PIPELINE, OLD, 1) if old and path.startswith(PIPELINE + ".") else path).split(
             "."
@@ -500,12 +500,12 @@ def nullable(path: str) -> bool:
     return path.startswith(CONFIG) and NULL in expected(path).split()
 
 
-def _spelled(path: str, value: Any) -> Any:
+def _spell_value(path: str, value: Any) -> Any:
     if path == SIGNAL and value == ():
         return None
     if path in formats():
         return SPELLED.get(value, value)
-    return spelled(path.removeprefix(CONFIG), value) if path.startswith(CONFIG) else value
+    return spell_value(path.removeprefix(CONFIG), value) if path.startswith(CONFIG) else value
 
 
 FILE = "recipe.yaml"
@@ -525,7 +525,7 @@ def program(release: Release) -> tuple[str, ...]:
 
 def text(given: Mapping[str, Any], release: Release) -> str:
     """Return a recipe as YAML that sets every value explicitly."""
-    data = nested(given, release)
+    data = nest_recipe(given, release)
     return "\n".join(_block(data, "")) + "\n" if data else "{}\n"
 
 

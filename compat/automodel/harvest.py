@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bridge.harvest.code import arguments, first, signatures_in
 from bridge.harvest.rows import Facts, Row
 from bridge.harvest.source import Package, Tree
-from compat.automodel.signatures import taken
+from compat.automodel.signatures import classes_with_arguments
 
 PACKAGE = Package("nemo-automodel", "nemo_automodel")
 TABLES: Mapping[str, tuple[str, ...]] = {"classes.json": ("section", "strategy", "name")}
@@ -84,9 +84,9 @@ def facts(tree: Tree) -> Facts:
     """
     found: list[Row] = []
     for section, places in SECTIONS.items():
-        found += _taken_by(places, {"section": section})
+        found += _rows_of_class(places, {"section": section})
     for name, places in STRATEGIES.items():
-        found += _taken_by(places, {"section": "distributed", "strategy": name})
+        found += _rows_of_class(places, {"section": "distributed", "strategy": name})
     # Before 0.3.0 the managers take the sizes as arguments, so they are among the rows above.
     for name, value in (first([f"{place}:_PARALLELISM_DEFAULTS" for place in SIZES]) or {}).items():
         found.append(
@@ -95,12 +95,12 @@ def facts(tree: Tree) -> Facts:
     unread: list[str] = []
     known: dict[str, list[str]] = {}
     for section, places in FREE.items():
-        known |= _named(section, [PARTS + place for place in places], unread)
+        known |= _arguments_by_class(section, [PARTS + place for place in places], unread)
     gathered = {"takes": dict(_takes(unread)), "known": known, "reads": dict(_reads(tree))}
     return Facts({"classes.json": found}, {"signatures.json": gathered}, unread)
 
 
-def _taken_by(places: Sequence[str], of: Row) -> Iterator[Row]:
+def _rows_of_class(places: Sequence[str], of: Row) -> Iterator[Row]:
     """Yield a row for each argument of a section's class. A config class is instantiated to get the
     defaults. A manager class is not, because that would start the run.
     """
@@ -117,10 +117,10 @@ def _takes(unread: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each class that recipes name and that the release still has, with the names of its
     arguments.
     """
-    for target in taken():
+    for target in classes_with_arguments():
         module, _, name = target.rpartition(".")
         if module.startswith(PACKAGE.folder):
-            yield from _named(target, [f"{module}:{name}"], unread).items()
+            yield from _arguments_by_class(target, [f"{module}:{name}"], unread).items()
 
 
 def _reads(tree: Tree) -> Iterator[tuple[str, list[str]]]:
@@ -133,7 +133,7 @@ def _reads(tree: Tree) -> Iterator[tuple[str, list[str]]]:
             yield f"{module}.{name}", sorted(names)
 
 
-def _named(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:
+def _arguments_by_class(what: str, places: Sequence[str], unread: list[str]) -> dict[str, list[str]]:
     """Return the argument names of a class under the key `what`. The result is empty if the release
     lacks the class.
 

@@ -15,7 +15,7 @@ LEAVES = Leaves(
         Mode: "true, false or selective",
     },
 )
-typed, expected = LEAVES.typed, LEAVES.expected
+typed, expected = LEAVES.as_typed, LEAVES.describe_values
 
 
 @cache

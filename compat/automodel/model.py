@@ -92,7 +92,7 @@ def family(values: Group) -> Family:
     return family_of(named or values.get(TYPE)) or GENERIC
 
 
-def meant(values: Group) -> Mapping[str, Any]:
+def model_fields(values: Group) -> Mapping[str, Any]:
     """Return the plan's model fields for a recipe. A key that the recipe's model family does not
     have is read as in families that have it.
     """
@@ -116,7 +116,7 @@ def meant(values: Group) -> Mapping[str, Any]:
 def problems(given: Group) -> tuple[str, ...]:
     """Return an error for each value in the model's config that a plan refuses."""
     try:
-        Plan.of(meant(given))
+        Plan.of(model_fields(given))
     except ConfigError as error:
         return tuple(f"{C}{problem.removeprefix('model.')}" for problem in error.problems)
     return ()
@@ -145,7 +145,7 @@ def sizes(given: Group) -> Mapping[str, Any]:
     """
     if not family(given).name or problems(given):
         return {}
-    said = meant(given)
+    said = model_fields(given)
     return {
         C + key: said[f"model.{name}"] for name, key in SIZES.items() if f"model.{name}" in said
     }
@@ -153,7 +153,7 @@ def sizes(given: Group) -> Mapping[str, Any]:
 
 def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def read(values: Group, context: Context) -> Group:
-        said = meant(values)
+        said = model_fields(values)
         return {path: said[path] for path in ours if path in said}
 
     return read
@@ -161,13 +161,13 @@ def _read(ours: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
-        _, written = _spelled(values, context)
+        _, written = _spell_model(values, context)
         return {path: written[KEYS[path]] for path in theirs if KEYS[path] in written}
 
     return write
 
 
-def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
+def _spell_model(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]]:
     """Return the family in which a plan's model is written, and the keys of that family with the
     model's values.
     """
@@ -176,21 +176,21 @@ def _spelled(values: Group, context: Context) -> tuple[Family, Mapping[str, Any]
     grouped = context.since(GROUPED) and not apart(
         [KEYS[path] for path in context.had if path in KEYS]
     )
-    return _kept(tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped)
+    return _keys_of_family(tuple(sorted((path, values[path]) for path in MODEL if path in values)), grouped)
 
 
 # Every group of keys is written by a rule of its own, and all of them need the whole model.
 @lru_cache(32)
-def _kept(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
+def _keys_of_family(model: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
     plan = dict(model)
-    chosen = FAMILIES.get(plan.get("model.family") or "") or _inferred(plan, grouped)
+    chosen = FAMILIES.get(plan.get("model.family") or "") or _infer_family(plan, grouped)
     written = spelling(_of_each_block(plan, chosen), chosen, grouped, beyond=True)
     return chosen, {
         key: tuple(value) if isinstance(value, list) else value for key, value in written.items()
     }
 
 
-def _inferred(plan: Group, grouped: bool) -> Family:
+def _infer_family(plan: Group, grouped: bool) -> Family:
     """Return a family with common names that can express the model fields of a plan, or the generic
     family if there is none.
 
@@ -205,7 +205,7 @@ def _inferred(plan: Group, grouped: bool) -> Family:
 
 
 def _write_family(values: Group, context: Context) -> Group:
-    chosen, _ = _spelled(values, context)
+    chosen, _ = _spell_model(values, context)
     if not chosen.name:
         return {}
     return {BUILT: ANEW, CLASS: MODULE + chosen.config} if chosen.config else {TYPE: chosen.name}
@@ -256,7 +256,7 @@ def _unread_by_family(keys: tuple[str, ...]) -> Callable[[Group], bool]:
     """
 
     def unread(values: Group) -> bool:
-        known = family(values).known
+        known = family(values).keys_it_reads
         return any(values.get(C + key) is not None and key not in known for key in keys)
 
     return unread

@@ -65,7 +65,7 @@ def _name(values: Group) -> str | None:
     return "adamw" if "FusedAdam" in known.target and values.get(MODE) else known.ours
 
 
-def _taken(name: str | None) -> tuple[str, ...]:
+def _arguments_of_class(name: str | None) -> tuple[str, ...]:
     """Return the names of the arguments that AutoModel's class for the plan's optimizer `name` has.
     If `name` is not a known optimizer, return the argument names of all classes.
     """
@@ -74,7 +74,7 @@ def _taken(name: str | None) -> tuple[str, ...]:
 
 def _read(values: Group, context: Context) -> Group:
     name = _name(values)
-    read = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _taken(name)}
+    read = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)}
     return {
         "optimizer.name": name,
         **read,
@@ -84,7 +84,7 @@ def _read(values: Group, context: Context) -> Group:
 
 def _write(values: Group, context: Context) -> Group:
     name = values.get("optimizer.name")
-    kept = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _taken(name)}
+    kept = {f"optimizer.{part}": values.get(f"optimizer.{part}") for part in _arguments_of_class(name)}
     if needs_fused(values):
         return {"optimizer._target_": FUSED, MODE: name == "adamw", **kept}
     return {"optimizer._target_": TORCH.get(name or ""), **kept}

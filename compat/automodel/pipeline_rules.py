@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from bridge.rules import Context, Effect, Group, convert
 from compat.automodel.schedules import SCHEDULES
-from compat.automodel.virtual_stages import boundaries, named, number, request
+from compat.automodel.virtual_stages import boundaries, number, request, stage_modules
 
 D, PP = "distributed.", "distributed.pipeline."
 """Sections of a recipe, as prefixes of their settings' paths."""
@@ -97,11 +97,11 @@ def _write_stages(values: Group) -> Group:
     # Names say exactly where to cut; a number of layers for each
     # stage can only ask for even stages.
     if cuts and _nameable(cuts, ranks):
-        return {SPLIT[2]: named(cuts)}
+        return {SPLIT[2]: stage_modules(cuts)}
     layers, virtual, wanted = (
         values.get(name) for name in ("model.layers", "schedule.virtual", "stages.layers_per_stage")
     )
-    kind = SCHEDULES[named_kind(values)]
+    kind = SCHEDULES[schedule_name(values)]
     if virtual is None and wanted and values.get("stages.rule") == "even" and wanted == int(wanted):
         return {SPLIT[0]: int(wanted)}
     # A pair schedule has two stages on each rank, which is the default.
@@ -185,7 +185,7 @@ def _stages_a_rank(values: Group) -> int | None:
     return virtual
 
 
-def named_kind(values: Group) -> str:
+def schedule_name(values: Group) -> str:
     """Return AutoModel's name of the plan's schedule. If the schedule does not fit the number of
     stages on each rank, return the name of its variant for that number.
     """
@@ -205,4 +205,4 @@ def _write_schedule(values: Group, context: Context) -> Group:
         return {}
     csv = values.get("schedule.csv") if values.get("schedule.name") == "csv" else None
     old = {} if context.since("0.3.0") else {"autopipeline._target_": AUTOPIPELINE}
-    return {PP + "pp_schedule": named_kind(values), PP + "pp_schedule_csv": csv, **old}
+    return {PP + "pp_schedule": schedule_name(values), PP + "pp_schedule_csv": csv, **old}

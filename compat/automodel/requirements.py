@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bridge.requirements import Need, said
+from bridge.requirements import Need, is_given
 
 STOPS = "the recipe stops without this setting"
 TRAIN = "recipes/llm/train_ft.py: setup"
@@ -44,4 +44,4 @@ weights. A recipe with only sections about the mesh and the model may be an exce
 
 def whole(given: Mapping[str, Any]) -> bool:
     """Whether the source is a whole recipe, and not only some of its sections."""
-    return any(said(given, path) for path in RUN)
+    return any(is_given(given, path) for path in RUN)

@@ -19,7 +19,7 @@ from bridge.rules import (
     Use,
     Why,
     always,
-    completed,
+    complete_rules,
     convert,
     each_only_ours,
     lacks,
@@ -32,7 +32,7 @@ from compat.automodel.formats import NAMED
 from compat.automodel.learning_rate import RULE as LEARNING_RATE
 from compat.automodel.optimizers import RULE as OPTIMIZER
 from compat.automodel.optimizers import SWITCHED
-from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, named_kind, pipeline_ranks
+from compat.automodel.pipeline_rules import PP, SCHEDULE, STAGES, D, pipeline_ranks, schedule_name
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
 from compat.automodel.sharding import BUFFERED, STRATEGY_SEES, running, selects, strategy
@@ -171,7 +171,7 @@ def _write_batch(values: Group) -> Group:
         return {**batch, PASS: micro}
     if not micro or not steps:
         return {**batch, MICRO: micro, PASS: None}
-    rounds = SCHEDULES[named_kind(values)].rounds
+    rounds = SCHEDULES[schedule_name(values)].rounds
     # The most micro batches that pass at once: bubbles are fewest
     # then. Torch's schedules with rounds need equal ones.
     counts = (count for count in divisors(steps) if count >= ranks)
@@ -862,4 +862,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
         *habits.RULES,
     )
-    return completed(mapped, LACKS, fields(AutoModel), _why)
+    return complete_rules(mapped, LACKS, fields(AutoModel), _why)

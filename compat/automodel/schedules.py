@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import ConfigError, few, nearest
 from bridge.layout.schedule import check_size
-from bridge.layout.schedule.table import cells
+from bridge.layout.schedule.table import csv_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def table(text: str, name: str = "schedule") -> Table:
     once forward and once backward (B, or I and W) in a possible order. Raises `ConfigError` with
     every problem.
     """
-    rows = cells(text, name)
+    rows = csv_cells(text, name)
     problems: list[str] = (
         [f"{name}: empty; expected a row for each pipeline rank"] if not rows else []
     )
@@ -144,7 +144,7 @@ def _cell(text: str, where: str, problems: list[str]) -> tuple[int, str, int] | 
         return int(match[1]), match[2], int(match[3])
     if text.strip():
         problems.append(
-            f"{where}: found {shown(text.strip(), 16)}, expected a stage, one of F, I, W, B, and a microbatch, such as 0F0"
+            f"{where}: found {show_value(text.strip(), 16)}, expected a stage, one of F, I, W, B, and a microbatch, such as 0F0"
         )
     return None
 

@@ -63,7 +63,7 @@ def strategy(values: Group, context: Context) -> str:
     )
 
 
-def managed(target: str | None) -> str:
+def strategy_of_manager(target: str | None) -> str:
     """Return the strategy of a manager class. Without a class the strategy is fsdp2, the default of
     the older layout.
     """
@@ -77,4 +77,4 @@ def managed(target: str | None) -> str:
 
 def running(values: Group) -> str:
     """Return the strategy of a recipe. In the older layout the manager class determines it."""
-    return values.get(D + "strategy") or managed(values.get(D + "_target_"))
+    return values.get(D + "strategy") or strategy_of_manager(values.get(D + "_target_"))

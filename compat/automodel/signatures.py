@@ -30,12 +30,12 @@ def _facts() -> Mapping[str, Any]:
     return facts
 
 
-def taken() -> Collection[str]:
+def classes_with_arguments() -> Collection[str]:
     """Return the classes whose arguments are known."""
     return tuple(_facts()["takes"])
 
 
-def refused(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def find_wrong_keys(path: str, section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield each key of a section that is not an argument of the section's class, with a message.
     AutoModel stops when it builds such a class.
     """
@@ -96,7 +96,7 @@ def inside(path: str, value: Any) -> Iterator[tuple[str, str, bool]]:
     """
     if not isinstance(value, Mapping):
         return
-    wrong = dict(refused(path, value))
+    wrong = dict(find_wrong_keys(path, value))
     for before, (name, inner) in enumerate(value.items()):
         written = f"{path}.{name}"
         if message := wrong.get(name) or strange(path, str(name), value, (), before):

@@ -16,10 +16,10 @@ from bridge.config import fields
 from bridge.dialect import Config
 from bridge.families import FAMILIES
 from bridge.testing.models import KEYS, of_family
-from bridge.testing.strategies import Case, Group, Part, words
+from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from bridge.testing.strategies import values as typed_values
 from compat.automodel.effective import EXPERTS
-from compat.automodel.formats import nested, place_of
+from compat.automodel.formats import nest_recipe, place_of
 from compat.automodel.learning_rate import LAST
 from compat.automodel.model import CLASS, MODULE, NAMED, TYPE, C
 from compat.automodel.optimizers import CLASSES, TAKING, argument_defaults, is_fused
@@ -29,7 +29,7 @@ from compat.automodel.rules import MANAGERS
 from compat.automodel.schedules import SCHEDULES
 from compat.automodel.schema import AutoModel
 from compat.automodel.switches import BUFFERS, RECIPES, TE
-from compat.automodel.virtual_stages import named
+from compat.automodel.virtual_stages import stage_modules
 from compat.automodel.weight_decay import GROUPS, SPARED
 
 Groups = SearchStrategy[Group]
@@ -63,7 +63,7 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 
 @st.composite
-def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw the strategy, mesh and batch, followed by groups of settings. Settings of one group fit
     together.
     """
@@ -74,7 +74,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     pipeline = _pipeline(draw, case, ranks) if ranks > 1 else {}
     # Before 0.3.0 the manager class told the strategy.
     named = (
-        {D + "strategy": kind} if release(case.version).nested else {D + "_target_": MANAGERS[kind]}
+        {D + "strategy": kind} if release(case.version).nests_pipeline else {D + "_target_": MANAGERS[kind]}
     )
     first = {**named, **{D + name: size for name, size in sizes.items() if size > 1}, **pipeline}
     split = [draw(_split(ranks, pipeline[PP + "pp_schedule"]))] if ranks > 1 else []
@@ -94,7 +94,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _sizes(draw: DrawFn, case: Case, kind: str) -> dict[str, int]:
+def _sizes(draw: DrawFn, case: StrategyCase, kind: str) -> dict[str, int]:
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {"pp_size": 1}
     for axis in draw(st.permutations(AXES[kind])):
         sizes[axis] = draw(st.sampled_from([size for size in (1, 2, 3, 4, 8) if left % size == 0]))
@@ -142,9 +142,9 @@ def _model(draw: DrawFn, layers: bool) -> Sequence[Group]:
     return [named, *({C + key: value for key, value in group.items()} for group in groups)]
 
 
-def _pipeline(draw: DrawFn, case: Case, ranks: int) -> dict[str, Any]:
+def _pipeline(draw: DrawFn, case: StrategyCase, ranks: int) -> dict[str, Any]:
     kind = draw(st.sampled_from(RUNS))
-    old = {} if release(case.version).nested else {"autopipeline._target_": AUTOPIPELINE}
+    old = {} if release(case.version).nests_pipeline else {"autopipeline._target_": AUTOPIPELINE}
     return {
         **old,
         PP + "pp_schedule": draw(st.sampled_from((kind.name, kind.name.lower()))),
@@ -152,7 +152,7 @@ def _pipeline(draw: DrawFn, case: Case, ranks: int) -> dict[str, Any]:
     }
 
 
-def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int], first: Group) -> Group:
+def _batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int], first: Group) -> Group:
     """Draw batch sizes that consist of whole micro batches, rounds and passes."""
     others = prod(sizes.get(axis, 1) for axis in ("tp_size", "cp_size", "pp_size"))
     data = sizes.get("dp_size") or (case.world_size or others) // others
@@ -192,7 +192,7 @@ def _split(draw: DrawFn, ranks: int, name: str) -> Group:
                 known,
                 {**known, PP + "layers_per_stage": size, **rounding},
                 {PP + "layers_per_stage": size, **rounding},
-                {PP + "module_fqns_per_model_part": named(cuts)},
+                {PP + "module_fqns_per_model_part": stage_modules(cuts)},
             )
         )
     )
@@ -381,7 +381,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 """Strategies for settings whose type alone does not tell which values AutoModel accepts."""
 
 
-def paths(case: Case) -> Iterable[str]:
+def paths(case: StrategyCase) -> Iterable[str]:
     """Return the settings that the release reads."""
     return settable(case.version)
 
@@ -394,7 +394,7 @@ def settable(version: str) -> tuple[str, ...]:
     return tuple(path for path in fields(AutoModel) if release(version).reads(path))
 
 
-def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Return the strategy for a setting whose values cannot be drawn from its type. None for all
     other settings.
     """
@@ -413,15 +413,15 @@ strategies draw the rare settings first.
 
 def source(config: Config) -> Group:
     """Return the recipe as nested mappings."""
-    return nested(config.given, release(config.version))
+    return nest_recipe(config.given, release(config.version))
 
 
-def spelled(config: Config, path: str) -> tuple[str, ...]:
+def spell_path(config: Config, path: str) -> tuple[str, ...]:
     """Return the keys that lead to a setting in the layout of the recipe."""
     return place_of(path, config.given, release(config.version))
 
 
-PART = Part(
+PART = StrategyPart(
     core,
     paths,
     values,
@@ -429,5 +429,5 @@ PART = Part(
     reserved=RESERVED,
     entries=("recipe",),
     source=source,
-    spelled=spelled,
+    spelled=spell_path,
 )

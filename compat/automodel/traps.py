@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge.checks import Checks, Remark, Seen, told
+from bridge.checks import Checks, Remark, Seen, report_remarks
 from bridge.dialect import Config
 from bridge.families.refusals import REFUSALS
 from bridge.findings import Finding
-from bridge.requirements import said
+from bridge.requirements import is_given
 from bridge.rules import Effect
-from compat.automodel.effective import PP, D, chosen, piped, strategy
+from compat.automodel.effective import PP, D, chosen, has_pipeline, strategy
 from compat.automodel.formats import OBJECT, OLD
 from compat.automodel.model import BUILT, CLASS, OWN, SHARE, TYPE, C, family
 from compat.automodel.model import KEYS as CONFIG
@@ -32,21 +32,21 @@ def inspect(config: Config) -> Iterator[Finding]:
     seen = Seen(config.effective, config.given, config.context)
     if CLASS in config.given or TYPE in config.given:
         yield from TRAPS.remarks(seen, config.origins)
-    yield from told(
-        _found(config.given, config.effective, release(config.version), config.entry),
+    yield from report_remarks(
+        _find_remarks(config.given, config.effective, release(config.version), config.entry),
         seen,
         config.origins,
     )
 
 
-def _found(
+def _find_remarks(
     given: Mapping[str, Any], effective: Mapping[str, Any], at: Release, entry: str
 ) -> Iterator[Remark]:
     yield from _scaling(given)
     if entry == OBJECT:
         return
     yield from _layout(given, at)
-    if piped(given):
+    if has_pipeline(given):
         yield from _overwritten(given, effective)
         yield from _schedule(given)
     else:
@@ -76,7 +76,7 @@ def _own_code(given: Mapping[str, Any]) -> Iterator[Remark]:
         and named.name in OWN
         and CLASS in given
         and given.get(SHARE) != 0
-        and not said(given, f"{C}architectures")
+        and not is_given(given, f"{C}architectures")
     ):
         own = f"{named.config.removesuffix('Config')}ForCausalLM"
         message = (
@@ -109,10 +109,10 @@ def _seed(given: Mapping[str, Any]) -> Iterator[Remark]:
 
 def _layout(given: Mapping[str, Any], at: Release) -> Iterator[Remark]:
     target = str(given.get(D + "_target_") or "").rpartition(".")[2]
-    if target and at.nested:
+    if target and at.nests_pipeline:
         message = f"the manager class has no effect since 0.3.0; the strategy is {strategy(given, at)}"
         yield D + "_target_", message, Effect.NONE if target == "FSDP2Manager" else Effect.COST
-    if "clip_grad_norm.max_norm" in given and not at.nested:
+    if "clip_grad_norm.max_norm" in given and not at.nests_pipeline:
         yield (
             "clip_grad_norm.max_norm",
             f"AutoModel reads this bound only since 0.3.0; {at.version} always clips at 1.0",

@@ -44,16 +44,16 @@ def stages(
     first stages get one layer more if needed. Source:
     components/distributed/pipelining/functional.py.
     """
-    kind = _checked(
+    kind = _check_stages(
         num_layers, layers_per_stage, pp_size, schedule, round_virtual_stages_to_pp_multiple
     )
-    count = filled(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
+    count = count_stages(num_layers, layers_per_stage, pp_size, kind, round_virtual_stages_to_pp_multiple)
     size, longer = divmod(num_layers, count)
     layers = tuple(size + 1 if index < longer else size for index in range(count))
-    return Stages(layers, count, count // pp_size, placed(count, pp_size, kind))
+    return Stages(layers, count, count // pp_size, place_stages(count, pp_size, kind))
 
 
-def _checked(
+def _check_stages(
     num_layers: int, layers_per_stage: int | None, pp_size: int, name: str, rounding: str | None
 ) -> Schedule:
     sizes = {"num_layers": num_layers, "pp_size": pp_size, "layers_per_stage": layers_per_stage}
@@ -70,7 +70,7 @@ def _checked(
     return schedule(name, "schedule")
 
 
-def filled(
+def count_stages(
     num_layers: int,
     layers_per_stage: int | None,
     pp_size: int,
@@ -107,7 +107,7 @@ def number(
         return pp_size if kind.single else 2 * pp_size
     # Rounded up: a last stage with fewer layers is a stage too.
     wanted = -(-num_layers // layers_per_stage)
-    count = _rounded(wanted, pp_size, rounding)
+    count = _round_count(wanted, pp_size, rounding)
     per_rank, where = (
         count // pp_size,
         f"layers_per_stage: {num_layers} layers in stages of {layers_per_stage} give",
@@ -130,14 +130,14 @@ def number(
     return count
 
 
-def _rounded(count: int, size: int, rounding: str | None) -> int:
+def _round_count(count: int, size: int, rounding: str | None) -> int:
     over = count % size
     if not over or rounding is None:
         return count
     return count - over if rounding == "down" else count + size - over
 
 
-def placed(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
+def place_stages(count: int, pp_size: int, kind: Schedule) -> tuple[tuple[int, ...], ...]:
     """Return the stage numbers of each rank. Stages are placed round robin, or in a V for the one
     schedule that needs it (functional.py, stage_ids_this_rank).
     """
@@ -191,7 +191,7 @@ def boundaries(parts: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
     return tuple(ends) if ends[-1] else None
 
 
-def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+def stage_modules(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     """Return the module names of each stage of a Hugging Face decoder. `cuts` are the first layers
     of the stages, followed by the number of layers.
     """
@@ -204,7 +204,7 @@ def named(cuts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     return tuple((*part, "model.rotary_emb") for part in parts)
 
 
-def repeated(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:
+def find_repeats(parts: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """Return the decoder layers that are in more than one part."""
     names = [name for part in parts for name in set(part) if LAYER.fullmatch(name)]
     return tuple(sorted({name for name in names if names.count(name) > 1}))

@@ -16,7 +16,7 @@ from bridge.files import Original, Script
 from bridge.findings import Finding
 from bridge.launching import torchrun
 from bridge.rules import Effect, How
-from compat.deepspeed.names import install, listen, resolved
+from compat.deepspeed.names import install, listen, resolve_name
 
 if TYPE_CHECKING:
     from bridge.state.hub import Hub
@@ -71,7 +71,7 @@ lack the batch keys.
 BATCH = "train_micro_batch_size_per_gpu"
 
 
-def _scheduled(config: Config, hub: Hub) -> Mapping[str, Any] | None:
+def _scheduler_state(config: Config, hub: Hub) -> Mapping[str, Any] | None:
     """Return the state of torch's LambdaLR after the number of optimizer steps in `hub`, if the
     script builds a LambdaLR.
 
@@ -137,8 +137,8 @@ class DeepSpeedDialect(PackagedDialect):
         """
         release = self.release(version)
         arguments = self._arguments(trainer)
-        return self.settled(
-            lambda: self._parsed(source, release, lenient, auto, code, arguments, world_size),
+        return self.check_reading(
+            lambda: self._parse_source(source, release, lenient, auto, code, arguments, world_size),
             release,
             world_size,
         )
@@ -147,7 +147,7 @@ class DeepSpeedDialect(PackagedDialect):
         """Return a `Reading` of the source: the typed values, the lines and spellings of the keys,
         and the findings.
         """
-        return self._parsed(source, version, lenient, None, None)
+        return self._parse_source(source, version, lenient, None, None)
 
     def _arguments(self, said: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         if said is None:
@@ -158,7 +158,7 @@ class DeepSpeedDialect(PackagedDialect):
         # dump also holds names that no DeepSpeed key needs.
         return arguments(said, "output_dir" in said)
 
-    def _parsed(
+    def _parse_source(
         self,
         source: Any,
         version: str,
@@ -253,14 +253,14 @@ class DeepSpeedDialect(PackagedDialect):
         dtype = next(
             (code for name, code in HALVES.items() if values.get(f"{name}.enabled")), "F32"
         )
-        schedule, said = _scheduled(config, hub), dict(config.ds_config)  # type: ignore[attr-defined]
+        schedule, said = _scheduler_state(config, hub), dict(config.ds_config)  # type: ignore[attr-defined]
         if values.get("checkpoint.load_universal") or not hub.groups:
             return Saves("universal", dtype=dtype, schedule=schedule, config=said)
         return Saves(
             "deepspeed", int(level), config.world_size, dtype, schedule=schedule, config=said
         )
 
-    def grouped(self, file: str) -> Mapping[str, Any]:
+    def settings_for_groups(self, file: str) -> Mapping[str, Any]:
         """Return the setting that makes the script read parameter groups from the file named
         `file`.
         """
@@ -301,21 +301,21 @@ class DeepSpeedDialect(PackagedDialect):
 
         return beside(written, config, plan, model)
 
-    def held(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
+    def model_fields_in_script(self, plan: Mapping[str, Any], model: Config | None) -> frozenset[str]:
         """Return the plan fields of the model that the script sets in code, because the model's
         config has no keys for them.
         """
-        from compat.deepspeed.program import held
+        from compat.deepspeed.program import model_fields_in_script
 
-        return held(plan, model)
+        return model_fields_in_script(plan, model)
 
-    def reworded(self, config: Config, original: Original, was: str) -> str:
+    def reword_for_release(self, config: Config, original: Original, was: str) -> str:
         """Return the text of the user's HJSON file or launch script with the values of `config` in
         it. Only the changed values differ from the user's text.
         """
-        from compat.deepspeed.rewriting import reworded
+        from compat.deepspeed.rewriting import reword_text
 
-        return reworded(config.given, original, self._at(was), self._at(config.version))
+        return reword_text(config.given, original, self._at(was), self._at(config.version))
 
     def recognises(self, data: Any) -> int:
         """Return the number of top-level keys in a config that DeepSpeed reads; a section counts only
@@ -398,4 +398,4 @@ def __getattr__(name: str) -> Any:
     The engine is loaded when a script first uses one of these names, so that reading configs needs
     no torch.
     """
-    return resolved("", name)
+    return resolve_name("", name)

@@ -14,7 +14,7 @@ from bridge.config import nest
 from bridge.errors import SourceError
 from bridge.files import Document, Launch, Script, scalar
 from bridge.files.document import Key
-from bridge.files.shell import Pieces, cut, known, spelled, unknowns
+from bridge.files.shell import Pieces, cut, spell_pieces, text_if_known, unknowns
 from bridge.files.shell.pieces import NOWHERE, Text
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
@@ -64,16 +64,16 @@ class Started:
 
 def options(launch: Launch) -> dict[str, Pieces] | None:
     """Return the options of `accelerate launch`, each with its value; None if accelerate does not start the run."""
-    names = [spelled(word).rpartition("/")[2] for word in launch.launcher]
+    names = [spell_pieces(word).rpartition("/")[2] for word in launch.launcher]
     first = next((index for index, name in enumerate(names) if name in PROGRAMS), None)
     if first is None:
         return None
     found: dict[str, Pieces] = {}
     for index, word in enumerate(launch.launcher[first:], first + 1):
-        option, tied, _ = spelled(word).partition("=")
+        option, tied, _ = spell_pieces(word).partition("=")
         after = launch.launcher[index] if index < len(launch.launcher) else ()
         if option.startswith("--"):
-            value = cut(word, len(option) + 1) if tied else () if spelled(after).startswith("--") else after
+            value = cut(word, len(option) + 1) if tied else () if spell_pieces(after).startswith("--") else after
             # accelerate takes each option with hyphens and with underscores.
             found[option.removeprefix("--").replace("-", "_")] = value
     return found
@@ -140,7 +140,7 @@ def read(launch: Launch, script: Script, opens: Opens, asked: str = "") -> Start
                 f"{script.name}: line {launch.line}: --{name}: {part.spelling} is not known: {part.why}"
             )
     section = data.get(SECTION) or {}
-    typed = {name: scalar(known(said[name]) or "") for name in wanted & said.keys()}
+    typed = {name: scalar(text_if_known(said[name]) or "") for name in wanted & said.keys()}
     given = {**{name: value for name, value in section.items() if value is not None}, **typed}
     # YAML reads the word no as false.
     precision = asked or str(typed.get(PRECISION, data.get(PRECISION)) or "no").lower()

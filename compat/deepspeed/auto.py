@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.config import fields, shown
+from bridge.config import fields, show_value
 from bridge.errors import ConfigError, nearest
 from compat.deepspeed.leaves import typed
 from compat.deepspeed.schema import DeepSpeed
@@ -163,7 +163,7 @@ def resolve(
     other keys get values that rules compute from `facts`, whose names are in `FACTS`. Raises
     `ConfigError` if an "auto" is left; the error names the missing facts.
     """
-    said = resolved(
+    said = resolve_auto(
         given,
         {**(values or {}), **{name: fact for name, fact in facts.items() if fact is not None}},
     )
@@ -182,7 +182,7 @@ class Resolved:
     words: tuple[str, ...] = ()
 
 
-def resolved(
+def resolve_auto(
     given: Mapping[str, Any],
     values: Mapping[str, Any] | None,
     where: Mapping[str, str] | None = None,
@@ -213,9 +213,9 @@ def resolved(
             facts |= {fact: value for fact, known in _KNOWN_AS.items() if known == path}
     spoilt = {path for path, rule in RULES.items() if not wrong.isdisjoint(rule.needs)}
     left = [path for path in open_ if path not in found and path not in spoilt]
-    problems = (*(f"auto: {name}: {text}" for name, text in flaws.items()), *_left(left, facts, where or {}))
+    problems = (*(f"auto: {name}: {text}" for name, text in flaws.items()), *_messages_on_rest(left, facts, where or {}))
     # A command that repeats a wrong option would be refused again.
-    return Resolved(found, problems, () if flaws else tuple(_asked(left, facts)))
+    return Resolved(found, problems, () if flaws else tuple(_options_to_give(left, facts)))
 
 
 def _as_facts(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _by_rule(path: str, facts: Mapping[str, Any]) -> Any:
     return rule.value(*(facts[fact] for fact in rule.needs))
 
 
-def _left(
+def _messages_on_rest(
     paths: Sequence[str], facts: Mapping[str, Any], where: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield messages about keys that still have the value "auto": one message for all keys that
@@ -286,7 +286,7 @@ def _left(
             yield f'{place}{path}: found "auto", which DeepSpeed does not resolve; write a value'
 
 
-def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
+def _options_to_give(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield example options for the command line that give the missing facts. Each value is the
     Trainer's default, or the fact's name in capitals if the Trainer has no default.
     """
@@ -301,11 +301,11 @@ def _asked(paths: Sequence[str], facts: Mapping[str, Any]) -> Iterator[str]:
             value = SAMPLES.get(fact, fact.upper())
             yield from (
                 "--auto",
-                f"{fact}={_spelled(value)}",
+                f"{fact}={_spell_value(value)}",
             )
 
 
-def _spelled(value: Any) -> str:
+def _spell_value(value: Any) -> str:
     """Return `value` as the command line takes it."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
@@ -321,14 +321,14 @@ def flaw(name: str, value: Any) -> str:
         return misfit(value, DEFAULTS[name])
     if fact not in known:
         if name in NAMES:
-            return f"--auto does not take this TrainingArgument; use --auto-from {name}={_spelled(value)}"
+            return f"--auto does not take this TrainingArgument; use --auto-from {name}={_spell_value(value)}"
         return f"neither a key of DeepSpeed nor the name of a fact{nearest(name, {*known, *SPELLED})}"
     # True and false are whole numbers to Python, so they are ruled out by name.
     if fact in WHOLE and (isinstance(value, bool) or not isinstance(value, int)):
-        return f"found {shown(value)}, expected a whole number"
+        return f"found {show_value(value)}, expected a whole number"
     # YAML reads the word no as false.
     if fact == "mixed_precision" and value not in PRECISIONS and value is not False:
-        return f"found {shown(value)}, expected one of {', '.join(PRECISIONS)}"
+        return f"found {show_value(value)}, expected one of {', '.join(PRECISIONS)}"
     try:
         if fact in _TYPED_AS:
             typed(_TYPED_AS[fact], value)

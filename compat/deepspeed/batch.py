@@ -40,7 +40,7 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
         * _sequence(values, at)
     )
     # Without a world size: the one that the batch keys imply, else that of the mesh, else the smallest that divides evenly.
-    world = world_size or _implied(values) * sharing or mesh or sharing
+    world = world_size or _ranks_of_batch_keys(values) * sharing or mesh or sharing
     if mesh not in (0, world):
         data, sequence = values["data_parallel_size"], values["sequence_parallel_size"]
         product = f"data_parallel_size ({data}) x sequence_parallel_size ({sequence})"
@@ -56,7 +56,7 @@ def ranks(values: Flat, version: str, world_size: int | None) -> Ranks:
     return Ranks(world, int(values["data_parallel_size"]) if mesh else world // sharing, shared)
 
 
-def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
+def check_mesh(values: Flat, world_size: int | None) -> Iterator[str]:
     """Yield a problem if the number of ranks is no multiple of autotp_size. DeepSpeed needs groups
     of equal size (utils/groups.py, _init_tp_mesh_device).
     """
@@ -65,7 +65,7 @@ def unmeshed(values: Flat, world_size: int | None) -> Iterator[str]:
         yield f"tensor_parallel.autotp_size: {size} does not divide world size ({world_size}); use a divisor of {world_size}"
 
 
-def _coded(values: Flat) -> int:
+def _ranks_of_script(values: Flat) -> int:
     """Return the number of ranks that share a batch because of the script: the product of the
     script's tensor, context and pipeline sizes.
     """
@@ -78,7 +78,7 @@ def _sequence(values: Flat, at: Release) -> int:
     script's number and the file's. Before 0.17.0 the file's number counts only if the script builds
     groups of ranks.
     """
-    seen = at.since("0.17.0") or _coded(values) > 1
+    seen = at.since("0.17.0") or _ranks_of_script(values) > 1
     return max(
         int(values["code.context_parallel"]), int(values["sequence_parallel_size"]) if seen else 1
     )
@@ -91,7 +91,7 @@ def _mesh(values: Flat) -> int:
     DeepSpeed ignores the two keys if the script passes an mpu (runtime/config.py,
     DeepSpeedConfig.__init__).
     """
-    if values.get("data_parallel_size") is None or _coded(values) > 1:
+    if values.get("data_parallel_size") is None or _ranks_of_script(values) > 1:
         return 0
     return int(values["data_parallel_size"]) * int(values["sequence_parallel_size"])
 
@@ -110,7 +110,7 @@ def _shared(values: Flat, at: Release) -> str:
     return " x ".join(f"{path} ({size})" for path, size in sizes.items() if size > 1)
 
 
-def _implied(values: Flat) -> int:
+def _ranks_of_batch_keys(values: Flat) -> int:
     """Return the number of data-parallel ranks that follows from the three batch keys; 0 if a key
     is missing or the division has a remainder.
     """
@@ -132,11 +132,11 @@ def solve(values: dict[str, Any], given: Flat, at: Release, world_size: int | No
     total, micro, steps = (given.get(path) for path in (TOTAL, MICRO, STEPS))
     if total is None and micro is None:
         return [f"{MICRO}: missing; set this key or {TOTAL}"]
-    values.update(_solved(total, micro, steps, data))
+    values.update(_solve_batch(total, micro, steps, data))
     return _uneven(values, data)
 
 
-def _solved(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
+def _solve_batch(total: int | None, micro: int | None, steps: int | None, data: int) -> dict[str, int]:
     """Return the three batch keys. At least `total` or `micro` must be given. Missing keys are
     computed by floor division, as in DeepSpeed. If the division leaves a remainder, the keys
     contradict each other, and `_uneven` reports this.
@@ -172,7 +172,7 @@ def _apart(values: Flat, data: int) -> str:
     # DeepSpeed expects `size` samples. If that is a multiple of
     # the total, so many ranks may share each batch.
     shared = size // total if total and size % total == 0 else 1
-    if shared < 2 or data % shared or _coded(values) > 1:
+    if shared < 2 or data % shared or _ranks_of_script(values) > 1:
         fewer = total and step and total % step == 0 and total < size
         agree = total // step if fewer else 0
         many = "" if agree == 1 else "s"

@@ -32,7 +32,7 @@ def size(values: Flat, name: str) -> int:
     return int(values.get(f"code.{name}") or 1)
 
 
-def _piped(values: Flat) -> bool:
+def _has_pipeline(values: Flat) -> bool:
     return size(values, "pipeline_stages") > 1
 
 
@@ -41,7 +41,7 @@ def _mpu(values: Flat) -> bool:
     `deepspeed.initialize`. A script with pipeline stages does not, because a PipelineModule has its
     own mpu.
     """
-    return not _piped(values) and (
+    return not _has_pipeline(values) and (
         size(values, "tensor_parallel") > 1 or size(values, "context_parallel") > 1
     )
 
@@ -76,14 +76,14 @@ def _imports(values: Flat) -> Iterator[str]:
         yield "import torch"
     if schedule.steers(values):
         yield "from torch.optim.lr_scheduler import LambdaLR"
-    if _piped(values):
+    if _has_pipeline(values):
         yield "from deepspeed.pipe import PipelineModule"
-    if _piped(values) and size(values, "tensor_parallel") > 1:
+    if _has_pipeline(values) and size(values, "tensor_parallel") > 1:
         yield "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology"
 
 
 def _model(values: Flat, world_size: int | None) -> Iterator[str]:
-    if _piped(values):
+    if _has_pipeline(values):
         yield from _pipeline(values, world_size)
     else:
         yield "model = build_model()  # your torch.nn.Module"
@@ -143,7 +143,7 @@ def _checkpointing(values: Flat) -> Iterator[str]:
     if values.get("code.checkpointing"):
         # The functions split saved activations over the tensor group, which they get from an mpu.
         mpu = "None"
-        if _piped(values):
+        if _has_pipeline(values):
             mpu = "model.mpu()"
         elif _mpu(values):
             mpu = "mpu"
@@ -190,7 +190,7 @@ def _start(values: Flat) -> Iterator[str]:
         yield "    optimizer=build_optimizer,  # your optimizer: the file names none"
     if schedule.steers(values):
         yield "    lr_scheduler=lambda optimizer: LambdaLR(optimizer, lr_factor),"
-    elif schedule.said(values).get("name") == schedule.OTHER:
+    elif schedule.settings_of_code(values).get("name") == schedule.OTHER:
         yield "    lr_scheduler=build_scheduler,  # your schedule: stagebridge cannot translate it"
     if _mpu(values):
         yield "    mpu=mpu,"
@@ -199,7 +199,7 @@ def _start(values: Flat) -> Iterator[str]:
     length = values.get("code.steps")
     # A pipeline takes all micro batches of a step in one call.
     # Elsewhere `engine.step()` counts calls, and steps at the last.
-    if _piped(values):
+    if _has_pipeline(values):
         yield "loss = engine.train_batch(iterator)" + (f"  # {length} times" if length else "")
     else:
         each = "# for each micro batch" + (f", until {length} steps are done" if length else "")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bridge.rules import counted, each_only_ours, rename
+from bridge.rules import count_rule, each_only_ours, rename
 
 RULES = (
     rename("code.steps", "run.steps"),
     rename("code.epochs", "run.epochs"),
     rename("code.seed", "run.seed"),
-    counted(
+    count_rule(
         "steps_per_print",
         "run.log_interval",
         never=None,

@@ -9,9 +9,9 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.rules import Context
-from compat.deepspeed.batch import solve, unmeshed
+from compat.deepspeed.batch import check_mesh, solve
 from compat.deepspeed.leaves import typed
-from compat.deepspeed.refusals import MODEL_INFO, refused
+from compat.deepspeed.refusals import MODEL_INFO, refuse_combinations
 from compat.deepspeed.releases import Release, optional_section, release
 from compat.deepspeed.seen import (
     GATHER,
@@ -44,13 +44,13 @@ def effective(
         for path in given
         if path not in at.keys and not path.startswith("code.")
     ]
-    problems += [*_untyped(given), *_bounds(given, at)]
+    problems += [*_find_wrong_types(given), *_bounds(given, at)]
     # The checks below compute with the values, so keys and types have to be right first.
     ConfigError.raise_if(problems)
-    values = _filled(given, at)
+    values = _fill_defaults(given, at)
     problems += [
-        *refused(Seen(values, given, Context(version, world_size))),
-        *unmeshed(values, world_size),
+        *refuse_combinations(Seen(values, given, Context(version, world_size))),
+        *check_mesh(values, world_size),
     ]
     if not (partial and given.get(TOTAL) is None and given.get(MICRO) is None):
         problems += solve(values, given, at, world_size)
@@ -61,7 +61,7 @@ def effective(
 # Keys, types and bounds of the release
 
 
-def _untyped(given: Flat) -> Iterator[str]:
+def _find_wrong_types(given: Flat) -> Iterator[str]:
     for path, value in given.items():
         try:
             if value is not None:
@@ -84,7 +84,7 @@ def _bounds(given: Flat, at: Release) -> Iterator[str]:
 # Defaults and derived values
 
 
-def _filled(given: Flat, at: Release) -> dict[str, Any]:
+def _fill_defaults(given: Flat, at: Release) -> dict[str, Any]:
     values = at.defaults.copy()
     # A section that DeepSpeed leaves at None, such as offload_param,
     # has defaults only once one of its keys is given.
@@ -99,7 +99,7 @@ def _filled(given: Flat, at: Release) -> dict[str, Any]:
     return values
 
 
-def moved(given: Flat) -> dict[str, str]:
+def keys_with_new_names(given: Flat) -> dict[str, str]:
     """Return the keys in `given` that DeepSpeed has renamed, as a mapping from old path to new
     path.
     """
@@ -162,7 +162,7 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
         values["wall_clock_breakdown"] = True
     if values.get("optimizer.type") in ("adam", "adamw"):
         _adam(values, given)
-    _unhalved(values, given, at)
+    _reset_half_precision(values, given, at)
     if (
         not at.since("0.17.1")
         and not any(path in given for path in SCALE_KEYS)
@@ -175,7 +175,7 @@ def _derive(values: dict[str, Any], given: Flat, at: Release) -> None:
         values.setdefault(f"code.{size}", 1)
 
 
-def _unhalved(values: dict[str, Any], given: Flat, at: Release) -> None:
+def _reset_half_precision(values: dict[str, Any], given: Flat, at: Release) -> None:
     """Reset settings that DeepSpeed ignores: settings for half precision in an fp32 run, and
     settings of sections that the config does not contain (runtime/config.py).
     """

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bridge.config import Values, fields, nest, shown
+from bridge.config import Values, fields, nest, show_value
 from bridge.dialect import Reading, Written, code_beside
 from bridge.errors import SourceError, nearest
 from bridge.files import Document, Script, check_nested, is_text, load, parse
@@ -198,8 +198,8 @@ def read(
             taken = FILLED if arguments is not None else ()
             facts = {name: fact for name, fact in script.facts.items() if name not in taken}
             values = {**facts, **(values or {})}
-    data, document, entry = _loaded(script.document if script else source)
-    reader = _Reader(release, lenient, document, world=world, file=script.file if script else "")
+    data, document, entry = _load_source(script.document if script else source)
+    reader = _KeyReader(release, lenient, document, world=world, file=script.file if script else "")
     reader.section(data, "", _tree(release))
     # After the file, since the caller's code part overrides the one that stands beside it.
     reader.section(code or {}, "code", _tree(release)["code"])
@@ -207,9 +207,9 @@ def read(
     words = (
         reader.resolve(values, unscheduled=scheduled)
         if arguments is None
-        else reader.trained(arguments, values or {})
+        else reader.fill_for_trainer(arguments, values or {})
     )
-    reader.mixed(arguments, values or {}, data)
+    reader.set_precision(arguments, values or {}, data)
     reader.findings += script.findings if script else ()
     ranks = script.ranks if script else None
     found = Reading(
@@ -222,7 +222,7 @@ def _script(source: Any) -> scripts.Found | None:
     """Return the config of the run that a launch script starts; None if `source` is not a launch
     script.
     """
-    if isinstance(source, str | Path) and _decoded(str(source)) is None:
+    if isinstance(source, str | Path) and _decode_base64(str(source)) is None:
         source = load(source)
     return (
         scripts.read(source.data)
@@ -231,7 +231,7 @@ def _script(source: Any) -> scripts.Found | None:
     )
 
 
-def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
+def _load_source(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
     """Return three things: the source as a nested mapping, the document with line numbers (None for
     an object), and the kind of source (`file` or `object`).
     """
@@ -244,9 +244,9 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None, str]:
         return live, None, "object"
     if not isinstance(source, str | Path | Document):
         raise SourceError(
-            f"source: found {shown(source)}, expected a path, text, mapping or DeepSpeedConfig"
+            f"source: found {show_value(source)}, expected a path, text, mapping or DeepSpeedConfig"
         )
-    document = _decoded(source) if isinstance(source, str) else None
+    document = _decode_base64(source) if isinstance(source, str) else None
     document = document or load(source)
     return {**_beside(source), **mapping(document, KEYED)}, document, "file"
 
@@ -264,7 +264,7 @@ def _beside(source: str | Path | Document) -> dict[str, Any]:
     )
 
 
-def _decoded(source: str) -> Document | None:
+def _decode_base64(source: str) -> Document | None:
     """Return the config in a base64 string, which DeepSpeed accepts in place of a path. Return None
     if `source` is not such a string.
     """
@@ -284,7 +284,7 @@ def _of_code(written: str) -> bool:
 
 
 @dataclass
-class _Reader(Reader):
+class _KeyReader(Reader):
     """Reads a nested config and checks it against the keys of one release."""
 
     release: Release
@@ -343,7 +343,7 @@ class _Reader(Reader):
             elif not isinstance(name, str) or "." in name:
                 self.problem(
                     path or "config",
-                    f"found the key {shown(name)}, expected a name without dots; write sections as"
+                    f"found the key {show_value(name)}, expected a name without dots; write sections as"
                     " nested mappings",
                 )
             elif hidden and name == "bfloat16":
@@ -372,7 +372,7 @@ class _Reader(Reader):
         self.findings.append(Finding(written, inside.IGNORED, Effect.NONE, origin=origin))
 
     def _entry(self, written: str, target: str, value: Any, entry: Any) -> None:
-        if target in self.release.rejected:
+        if target in self.release.keys_to_refuse:
             history, version = KEYS[target], self.release.version
             instead = f"; use {history.instead}" if history.instead else ""
             message = (
@@ -401,9 +401,9 @@ class _Reader(Reader):
         elif written == target:
             self.section(value, target, entry)
         else:
-            self._renamed(written, target, value, entry)
+            self._read_old_section(written, target, value, entry)
 
-    def _renamed(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
+    def _read_old_section(self, written: str, target: str, value: Mapping[str, Any], entry: Tree) -> None:
         """Read a section that the file calls by an old name. Messages name the keys in the section
         as the file does.
         """
@@ -432,7 +432,7 @@ class _Reader(Reader):
         if value is None:
             self.problem(written, "found null, expected a mapping; or drop the section")
         else:
-            self.problem(written, f"found {shown(value)}, expected a mapping")
+            self.problem(written, f"found {show_value(value)}, expected a mapping")
 
     # Leaves
 
@@ -463,7 +463,7 @@ class _Reader(Reader):
         denied = isinstance(value, str) and bool(value) and value.strip().lower() in DENIALS
         self.finding(
             path,
-            f"found {shown(value)}, which DeepSpeed takes as {taken} ({TRUTHS[path]}); write true or false",
+            f"found {show_value(value)}, which DeepSpeed takes as {taken} ({TRUTHS[path]}); write true or false",
             Effect.NUMBERS if denied else Effect.NONE,
         )
         self._set(path, bool(value), written)
@@ -474,7 +474,7 @@ class _Reader(Reader):
         except ValueError as error:
             self.problem(written, str(error))
             return
-        self._checked(path, written, known)
+        self._check_free_value(path, written, known)
         self._set(path, known, written)
 
     def _same_meaning(self, path: str, value: Any) -> Any:
@@ -484,7 +484,7 @@ class _Reader(Reader):
         stage = path == "zero_optimization.stage"
         if stage and (isinstance(value, bool) or value in ("0", "1", "2", "3")):
             self.finding(
-                path, f"{shown(value)} is read as {int(value)}; write the number", Effect.NONE
+                path, f"{show_value(value)} is read as {int(value)}; write the number", Effect.NONE
             )
             return int(value)
         if isinstance(value, float) and value.is_integer() and (stage or "whole" in expected(path)):
@@ -493,7 +493,7 @@ class _Reader(Reader):
             )
         return value
 
-    def _checked(self, path: str, written: str, value: Any) -> None:
+    def _check_free_value(self, path: str, written: str, value: Any) -> None:
         """Report a free-form value that JSON cannot hold, and keys inside the value that DeepSpeed
         does not read.
         """
@@ -521,7 +521,7 @@ class _Reader(Reader):
                 )
                 if not isinstance(inner, list) or len(specs) < len(inner):
                     self.problem(
-                        f"{written}.{name}", f"found {shown(inner)}, expected a list of mappings"
+                        f"{written}.{name}", f"found {show_value(inner)}, expected a list of mappings"
                     )
                 for position, item in enumerate(specs):
                     self._partition(item, f"{written}.{name}.{position}", names[name])
@@ -551,7 +551,7 @@ class _Reader(Reader):
         if isinstance(value, str | int | float | Mapping | list | tuple):
             self.problem(
                 written,
-                f"found {shown(value)}; DeepSpeed expects a live Python object here, which a file"
+                f"found {show_value(value)}; DeepSpeed expects a live Python object here, which a file"
                 " cannot hold; drop it",
             )
         elif value is not None:
@@ -627,7 +627,7 @@ class _Reader(Reader):
         elif not meant:
             self.finding(written, inside.IGNORED, Effect.NONE)
         elif self.lenient:
-            self.left_out(written, meant, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it")
+            self.record_omission(written, meant, UNTOLD if parent in PARAMS else "; DeepSpeed ignores it")
         else:
             self.problem(written, meant)
 
@@ -644,7 +644,7 @@ class _Reader(Reader):
         parent, _, name = written.rpartition(".")
         if parent in PARAMS:
             return f"unknown key{self._nearest(written)}"
-        if meant := inside.misspelled(name, value, self._level(parent), self._before()):
+        if meant := inside.suggest_spelling(name, value, self._level(parent), self._before()):
             return f"unknown key{meant}"
         places = [path for path in self.release.keys if path.rpartition(".")[2] == name]
         return f"unknown key here; DeepSpeed reads {' and '.join(sorted(places)[:2])}" if places else ""
@@ -680,32 +680,32 @@ class _Reader(Reader):
             for path in self.given
             if (line := self.line(path))
         }
-        said = auto.resolved(self.given, values, lines, self.world)
+        said = auto.resolve_auto(self.given, values, lines, self.world)
         self.problems.extend(said.problems)
         before = len(self.problems)
         for path, value in said.found.items():
             self._value(path, path, value)
         refused = len(self.problems) > before
         self.filled = bool(said.found)
-        if said.found and not scheduled and not self._scheduled():
+        if said.found and not scheduled and not self._has_scheduler():
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         # A command that repeats a refused value would be refused again.
         return () if refused else said.words
 
-    def _scheduled(self) -> bool:
+    def _has_scheduler(self) -> bool:
         return any(path.startswith(("scheduler.", "code.scheduler.")) for path in self.given)
 
-    def written(self, path: str) -> bool:
+    def has_key(self, path: str) -> bool:
         """Return whether findings about the key at `path` concern a key that the file contains."""
         return path not in ABSENT
 
-    def trained(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
+    def fill_for_trainer(self, arguments: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
         """Fill in the file as Hugging Face's Trainer does with these arguments. Report values in
         the file that the Trainer refuses, and store the optimizer and the schedule that the Trainer
         would build. Return command-line options for facts that are missing.
         """
         fit = {name: value for name, value in values.items() if not auto.flaw(name, value)}
-        arguments = {**arguments, **trainer.said_beside(fit)}
+        arguments = {**arguments, **trainer.arguments_of_facts(fit)}
         self.problems.extend(trainer.clashes(arguments))
         ranks = fit.get("data_parallel", fit.get("world_size", self.world))
         said = trainer.filling(arguments, ranks, fit.get("total_steps"))
@@ -715,7 +715,7 @@ class _Reader(Reader):
         for path, value in said.sets.items():
             if not (path.startswith("code.") and path in self.given):
                 self._value(path, path, value)
-        own = said.schedule if not self._scheduled() else {}
+        own = said.schedule if not self._has_scheduler() else {}
         if not any(path.startswith("optimizer.") for path in self.given):
             for path, value in said.optimizer.items():
                 if path not in self.given:
@@ -731,14 +731,14 @@ class _Reader(Reader):
             self._value(f"code.scheduler.{name}", f"code.scheduler.{name}", value)
         if (
             not own
-            and not self._scheduled()
+            and not self._has_scheduler()
             and "scheduler.type" not in {finding.path for finding in self.findings}
         ):
             self.finding("scheduler.type", unscheduled, Effect.NUMBERS)
         return words
 
 
-    def mixed(
+    def set_precision(
         self,
         arguments: Mapping[str, Any] | None,
         values: Mapping[str, Any],
@@ -748,7 +748,7 @@ class _Reader(Reader):
         does (accelerate/utils/dataclasses.py: DeepSpeedPlugin.set_mixed_precision). Report a
         precision that only accelerate knows.
         """
-        said = {**(arguments or {}), **trainer.said_beside(values)}
+        said = {**(arguments or {}), **trainer.arguments_of_facts(values)}
         on = (name for name in PRECISIONS if isinstance(data.get(name), Mapping))
         if arguments is None and any(data[name].get("enabled") is True for name in on):
             return  # the file has a precision, and a value for "auto" says nothing else of it
@@ -784,7 +784,7 @@ def _elsewhere(written: str, release: Release) -> str:
         part.instead if part else "",
     )
     # The release reads the key by another of its names.
-    if any(row.known(release.version) for row in rows):
+    if any(row.is_read_by(release.version) for row in rows):
         return f"unknown key{f'; use {instead}' if instead else ''}"
     # A section is as old as its first key, and ends with the first that goes.
     later = [row.since for row in rows if not release.since(row.since)]

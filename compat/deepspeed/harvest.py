@@ -138,7 +138,7 @@ def facts(tree: Tree) -> Facts:
     refused = {path for path in {*shown, *KEYS} if _refuses(path)}
     own = {row["key"] for row in DECIDED["keys"]} | OPAQUE
     keys = [
-        {"key": path, **_stated(row)}
+        {"key": path, **_default_and_bounds(row)}
         for path, row in shown.items()
         if path not in own and path not in refused
     ]
@@ -200,13 +200,13 @@ def _bounds(path: str) -> Iterator[str]:
         # A section may be refused for another reason, so one value has to be taken.
         if not _accepts(path, beyond) and any(_accepts(path, value) for value in within):
             try:
-                DeepSpeed.model_validate(_nested(path, beyond))
+                DeepSpeed.model_validate(_row_of_section(path, beyond))
             except ValidationError:
                 continue
             yield limit
 
 
-def _nested(path: str, value: Any) -> Row:
+def _row_of_section(path: str, value: Any) -> Row:
     for name in reversed(path.split(".")):
         value = {name: value}
     found: Row = value
@@ -231,13 +231,13 @@ def _heard(shown: Mapping[str, Any]) -> dict[str, Any]:
                     section[name] = True
         real(Heard({**BATCH, **asked}, found), 1)
     # Defaults that the code fills in later are in the config that it makes of nothing.
-    bare = _runtime().held(real(dict(BATCH), 1))
+    bare = _runtime().values_by_path(real(dict(BATCH), 1))
     usual = {path: value for path, value in bare.items() if path not in SIZES}
     # A section that is taken whole is heard by its name alone.
     inner = {path.rpartition(".")[0] for path in found}
     inside = {path for path in usual if path.partition(".")[0] in found.keys() - inner}
     return {
-        path: plain(found.get(path) if found.get(path) is not None else _known(usual.get(path)))
+        path: plain(found.get(path) if found.get(path) is not None else _plain_default(usual.get(path)))
         for path in sorted({*found, *inside} - {*shown})
         if path in fields(DeepSpeed) or not any(
             other.startswith(f"{path}.") for other in (*shown, *found, *inside)
@@ -245,7 +245,7 @@ def _heard(shown: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _known(value: Any) -> Any:
+def _plain_default(value: Any) -> Any:
     """Return the default `value`; None if it is a bare `object()`, by which DeepSpeed's code marks
     a key without a default.
     """
@@ -264,7 +264,7 @@ def _accepts(path: str, value: Any) -> bool:
 
 def _reason(path: str, value: Any) -> str:
     """Return the reason for which the release refuses a value; empty if it accepts it."""
-    data = _nested(path, value)
+    data = _row_of_section(path, value)
     data |= {name: {**BESIDE[name], **data[name]} for name in BESIDE.keys() & data.keys()}
     try:
         real({**BATCH, **data}, 1)
@@ -329,11 +329,11 @@ def _arguments(base: Row, cls: Any, more: Mapping[str, Any]) -> Iterator[Row]:
     required = {name for name, one in signature(cls).parameters.items() if one.default is one.empty}
     for row in arguments(cls):
         if row["name"] not in GIVEN_BY_CODE:
-            stated = {"required": True} if row["name"] in required else _stated(row)
+            stated = {"required": True} if row["name"] in required else _default_and_bounds(row)
             yield {**base, "name": row["name"], **stated}
 
 
-def _stated(row: Row) -> Row:
+def _default_and_bounds(row: Row) -> Row:
     """Return the default and the bounds of a row. Those that are None are left out."""
     return {name: row[name] for name in ("default", "bound") if row.get(name) is not None}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import nearest
 from bridge.files import scalar
 from bridge.releases import table
@@ -45,7 +45,7 @@ def is_remark(name: str) -> bool:
     return not name[:1].isalpha()
 
 
-def misspelled(name: str, value: Any, names: Names, before: int = 0) -> str:
+def suggest_spelling(name: str, value: Any, names: Names, before: int = 0) -> str:
     """Return "; did you mean X?" if `name` is probably a misspelling of one of `names`, else an empty
     string. A text is no section, whatever its name is.
     """
@@ -69,13 +69,13 @@ def _unread(path: str, value: Any, names: Names | None) -> Iterator[tuple[str, s
         return
     if not isinstance(value, Mapping):
         if value is not None and any(part in path for part in GROUPS):
-            yield path, f"found {shown(value)}, expected a section with settings", Effect.NUMBERS
+            yield path, f"found {show_value(value)}, expected a section with settings", Effect.NUMBERS
         return
     for before, (name, inner) in enumerate(value.items()):
         if name in names or ANY in names:
             yield from _unread(f"{path}.{name}", inner, names.get(name, names.get(ANY)))
         else:
-            meant = misspelled(str(name), inner, names, before)
+            meant = suggest_spelling(str(name), inner, names, before)
             yield f"{path}.{name}", IGNORED + meant, Effect.NUMBERS if meant else Effect.NONE
 
 

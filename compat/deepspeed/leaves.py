@@ -6,4 +6,4 @@ from bridge.leaves import Leaves
 from compat.deepspeed.schema import DeepSpeed
 
 LEAVES = Leaves(DeepSpeed)
-typed, expected = LEAVES.typed, LEAVES.expected
+typed, expected = LEAVES.as_typed, LEAVES.describe_values

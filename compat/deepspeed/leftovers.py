@@ -470,7 +470,7 @@ def why(path: str) -> Why:
     switch = longest(path, SWITCHES, None)
     under = None if switch is None or path in switch.paths.split() else switch
     if path in SELF_SWITCHED:
-        return Why(note, lambda values: _switched(values, path, use.effect), under=under)
+        return Why(note, lambda values: _effect_if_on(values, path, use.effect), under=under)
     if path == "gradient_allreduce_op":
         return Why(note, lambda values: Effect.NONE if values.get(path) in AVERAGED else use.effect)
     return Why(note, use, under=under)
@@ -479,7 +479,7 @@ def why(path: str) -> Why:
 UNKNOWN: Row = (Use.COMPUTES, "stagebridge does not know what DeepSpeed does with this key", "", "")
 
 
-def _switched(values: Group, path: str, effect: Effect) -> Effect:
+def _effect_if_on(values: Group, path: str, effect: Effect) -> Effect:
     section = values.get(path)
     off = isinstance(section, Mapping) and not section.get("enabled")
     return Effect.NONE if off or section is None else effect

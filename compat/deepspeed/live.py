@@ -15,7 +15,7 @@ from compat.deepspeed.batch import ranks
 from compat.deepspeed.formats import plain
 
 
-def installed() -> str:
+def release_of_package() -> str:
     """Return the release of the installed DeepSpeed. Raises `VersionError` if DeepSpeed is not
     installed.
     """
@@ -32,7 +32,7 @@ def build(config: Config) -> Any:
     """Return the installed release's DeepSpeedConfig for `config`, with the batch divided over the
     config's data-parallel ranks.
     """
-    found = installed()
+    found = release_of_package()
     if found != config.version:
         raise VersionError(
             f"deepspeed: the config is for DeepSpeed {config.version}, but {found} is"

@@ -159,7 +159,7 @@ class Names(ModuleType):
         """Return the native engine's object of this name. Python calls this method for every name
         that the module itself lacks.
         """
-        return resolved(self._path, name)
+        return resolve_name(self._path, name)
 
     def __dir__(self) -> list[str]:
         """Return all names of the module, including names that the native engine implements."""
@@ -188,7 +188,7 @@ def names_of(path: str) -> Iterator[str]:
         yield from ENTRIES if behind == "entries" else import_module(f"{RUNTIME}.{behind}").__all__
 
 
-def resolved(path: str, name: str) -> Any:
+def resolve_name(path: str, name: str) -> Any:
     """Return the native engine's object for `name` in DeepSpeed's module `path`. Raises `Absent`
     with advice if `ABSENT` lists the name, and `AttributeError` for any other unknown name.
     """

@@ -175,7 +175,7 @@ instead of 0.001.
 def _read_schedule(values: Group, context: Context) -> Group:
     shape = SHAPES.get(values.get("scheduler.type") or "")
     if shape is None:
-        return _coded(values)
+        return _schedule_of_code(values)
     start, end = _ends(values, shape)
     return {
         "optimizer.schedule.name": shape,
@@ -189,7 +189,7 @@ def _read_schedule(values: Group, context: Context) -> Group:
     }
 
 
-def _coded(values: Group) -> Group:
+def _schedule_of_code(values: Group) -> Group:
     """Return the plan's schedule from the code part. A file with an optimizer has a constant
     learning rate if neither the file nor the code part has a scheduler.
     """

@@ -292,7 +292,7 @@ Each layer computes rotary angles itself, because a pipeline passes on only hidd
 """
 
 
-def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
+def refusals(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
     """Yield the reasons why stagebridge cannot write a complete script for this run."""
     piped, family = code.size(values, "pipeline_stages") > 1, model.get("model_type")
     # Outside a pipeline AutoTP splits the layers of any family; a
@@ -315,7 +315,7 @@ def refused(values: Flat, model: Mapping[str, Any]) -> Iterator[str]:
         )
     if values.get("optimizer.type") is None:
         yield "the config has no optimizer, because DeepSpeed does not have this run's optimizer"
-    if schedule.said(values).get("name") == schedule.OTHER:
+    if schedule.settings_of_code(values).get("name") == schedule.OTHER:
         yield "stagebridge cannot translate this learning-rate schedule"
 
 
@@ -372,7 +372,7 @@ def _ends(model: Mapping[str, Any], plan: Flat) -> tuple[str, str] | None:
     )
 
 
-def held(plan: Flat, model: Config | None) -> frozenset[str]:
+def model_fields_in_script(plan: Flat, model: Config | None) -> frozenset[str]:
     """Return the plan fields of the model that the script sets in code, because the model's config
     has no keys for them.
     """
@@ -471,7 +471,7 @@ def program(
     `beside`. `course` is the plan.
     """
     advice = "drop --script and write your own script from the code part"
-    BridgeError.raise_if(f"script: {problem}; {advice}" for problem in refused(values, model))
+    BridgeError.raise_if(f"script: {problem}; {advice}" for problem in refusals(values, model))
     piped, ends = code.size(values, "pipeline_stages") > 1, _ends(model, course)
     # The code that builds the model: whole, or as the layers of a pipeline.
     layers = PIPELINES.get(model.get("model_type") or "", ROTARY)
@@ -494,7 +494,7 @@ def program(
                 config=repr(name), model=repr(beside), every=course.get("run.save_interval") or 0
             ),
             "\n" + SCALED.format(ends=ends) if ends else "",
-            "\n" + building.format(**_built(values, model, ends is not None), padded=padded),
+            "\n" + building.format(**_model_settings(values, model, ends is not None), padded=padded),
             GROUPED if values.get(code.GROUPS) else "",
             "\n" + (PIPED_STEP if piped else STEP),
             "\n" + MAIN.format(**_main(values)),
@@ -523,7 +523,7 @@ def _imports(values: Flat, scaled: bool) -> Iterator[str]:
     yield "from transformers import AutoConfig, AutoModelForCausalLM"
 
 
-def _built(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
+def _model_settings(values: Flat, model: Mapping[str, Any], scaled: bool) -> dict[str, Any]:
     """Return the values to insert into the template that builds the model: settings of the
     pipeline, and a call that scales initial weights.
     """

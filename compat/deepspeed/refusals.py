@@ -38,7 +38,7 @@ def _dynamic(seen: Seen) -> bool:
     return bool(seen["fp16.enabled"]) and not seen["fp16.loss_scale"]
 
 
-def _unnormed(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
+def _without_norm(other: Callable[[Seen], object]) -> Callable[[Seen], object]:
     """Return a condition that holds if `compute_grad_norm` is false and `other` holds."""
     return lambda seen: seen[ZERO + "compute_grad_norm"] is False and other(seen)
 
@@ -47,7 +47,7 @@ def _split(seen: Seen) -> bool:
     return (seen[AUTOTP] or 0) > 1
 
 
-def _switched(section: str) -> Check:
+def _require_switch(section: str) -> Check:
     """Return a check that holds if `section` lacks the key `enabled`, without which DeepSpeed
     fails.
     """
@@ -61,7 +61,7 @@ def _switched(section: str) -> Check:
     )
 
 
-def _unfilled(section: str, name: str, word: str, place: str) -> Check:
+def _require_key(section: str, name: str, word: str, place: str) -> Check:
     """Return a check that holds if `section` is enabled and lacks the key `name`. `word` is the
     last word of the check's id.
     """
@@ -89,7 +89,7 @@ TECHNIQUES: Mapping[str, tuple[str, ...]] = {
 """Maps each compression technique to the parameters that each of its groups needs."""
 
 
-def _ungrouped(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
+def _require_groups(technique: str, needed: tuple[str, ...]) -> Iterator[Check]:
     """Yield two checks: one holds if a compression technique has no groups, the other if a group
     lacks a required parameter. DeepSpeed requires both even if the technique is not enabled.
     """
@@ -185,14 +185,14 @@ REFUSALS = Checks(
     # ZeRO
     _refuse(
         ZERO + "compute_grad_norm",
-        _unnormed(lambda seen: seen.stage not in (1, 2)),
+        _without_norm(lambda seen: seen.stage not in (1, 2)),
         "found false, which needs zero_optimization.stage 1 or 2; drop the key, or set the stage",
         "runtime/zero/config.py, compute_grad_norm_valid",
         name="false-needs-stage-1-or",
     ),
     _refuse(
         ZERO + "compute_grad_norm",
-        _unnormed(lambda seen: seen.stage in (1, 2) and seen["gradient_clipping"] > 0),
+        _without_norm(lambda seen: seen.stage in (1, 2) and seen["gradient_clipping"] > 0),
         "found false with gradient_clipping {gradient_clipping}; set gradient_clipping to 0",
         "runtime/zero/stage_1_and_2.py",
         name="false-needs-gradient_clipping-0-written",
@@ -228,7 +228,7 @@ REFUSALS = Checks(
     # Axes
     _refuse(
         ZERO + "stage",
-        lambda seen: seen.piped and seen.stage >= 2,
+        lambda seen: seen.has_pipeline and seen.stage >= 2,
         "DeepSpeed's pipeline engine refuses ZeRO stages 2 and 3; use 0 or 1",
         "runtime/pipe/engine.py, PipelineEngine.__init__",
         name="2-and-3-do-not",
@@ -266,12 +266,12 @@ REFUSALS = Checks(
         "module_inject/auto_ep_presets/base.py",
         name="only-null-is-supported-leave",
     ),
-    _unfilled(
+    _require_key(
         f"{SAMPLING}.curriculum_learning", "curriculum_metrics", "them", "get_curriculum_learning"
     ),
-    _unfilled(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
-    *(check for technique, needed in TECHNIQUES.items() for check in _ungrouped(technique, needed)),
-    *map(_switched, ("amp", "progressive_layer_drop", "curriculum_learning")),
+    _require_key(f"{SAMPLING}.dynamic_batching", "max_tokens", "it", "get_dynamic_batching"),
+    *(check for technique, needed in TECHNIQUES.items() for check in _require_groups(technique, needed)),
+    *map(_require_switch, ("amp", "progressive_layer_drop", "curriculum_learning")),
     _refuse(
         "compile.passes",
         lambda seen: "autotp" in (seen["compile.passes"] or ()),
@@ -301,7 +301,7 @@ REFUSALS = Checks(
     _refuse(
         "code.context_parallel",
         lambda seen: (
-            seen.piped and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
+            seen.has_pipeline and max(seen["code.context_parallel"], seen["sequence_parallel_size"]) > 1
         ),
         "a pipeline has no groups of sequence-parallel ranks; DeepSpeed counts these ranks as"
         " data-parallel, so the batch sizes do not agree; use data parallelism instead",
@@ -313,9 +313,9 @@ DeepSpeed's code that refuses the combination.
 """
 
 
-def refused(seen: Seen) -> Iterator[str]:
+def refuse_combinations(seen: Seen) -> Iterator[str]:
     """Yield a message for every combination in the config that DeepSpeed refuses."""
-    yield from REFUSALS.refused(seen)
+    yield from REFUSALS.refusal_lines(seen)
     yield from _twice(seen)
     # autotuning.model_info takes four names (autotuning/config.py, get_model_info_config).
     for name in seen.given.get("autotuning.model_info") or ():

@@ -14,7 +14,7 @@ from bridge.rules import (
     Group,
     Rule,
     always,
-    completed,
+    complete_rules,
     convert,
     lacks,
     only_ours,
@@ -24,7 +24,7 @@ from compat.deepspeed import course, habits, leftovers, switches
 from compat.deepspeed.optimizers import ADAM_LIKE
 from compat.deepspeed.optimizers import RULES as OPTIMIZERS
 from compat.deepspeed.schema import DeepSpeed
-from compat.deepspeed.seen import HALF, keeps_wide_masters, offloaded
+from compat.deepspeed.seen import HALF, keeps_wide_masters, offloads_optimizer
 
 BUCKET = 500_000_000
 """Number of elements in a bucket if the plan does not set it. The number is DeepSpeed's own default
@@ -61,7 +61,7 @@ def layout_rules() -> tuple[Rule, ...]:
             "parallel.context",
             _read_context,
             lambda values, context: (
-                {} if _unserved(values) else _above_one("code.context_parallel", values.get("parallel.context"))
+                {} if _cannot_split(values) else _above_one("code.context_parallel", values.get("parallel.context"))
             ),
             effect=Effect.ROUNDING,
             sees=HEADS,
@@ -98,7 +98,7 @@ UNSERVED = (
 """The reason why a plan's context parallelism may be lost."""
 
 
-def _unserved(values: Group) -> bool:
+def _cannot_split(values: Group) -> bool:
     """Return whether DeepSpeed cannot split sequences over the plan's context ranks. This holds in
     a pipeline, and if the number of heads is not a multiple of context ranks x tensor ranks.
     """
@@ -227,7 +227,7 @@ def _write_batch(values: Group, context: Context) -> Group:
     micro, steps, whole = (
         values.get(f"batch.{name}") for name in ("micro", "accumulation", "global_")
     )
-    anew = bool(whole) and _unserved(values)
+    anew = bool(whole) and _cannot_split(values)
     if anew and micro and context.world_size:
         data = context.world_size // prod(
             values.get(f"parallel.{axis}") or 1 for axis in ("tensor", "pipeline")
@@ -462,7 +462,7 @@ OFFLOAD = convert(
         f"{PARAM_DEVICE}.pin_memory": "zero.offload.pinned",
     },
     # A plan has one switch for both sections.
-    blurs=lambda values: len(_pinned(values)) > 1,
+    blurs=lambda values: len(_pin_values(values)) > 1,
     lossy=(
         "DeepSpeed offloads the optimizer state only at ZeRO stages 1 to 3, and parameters or a"
         " part of the optimizer state only at stage 3"
@@ -485,7 +485,7 @@ def _read_offload(values: Group) -> Group:
         "zero.offload.optimizer": optimizer,
         "zero.offload.optimizer_ratio": ratio if optimizer != "none" else None,
         "zero.offload.parameters": devices[PARAM_DEVICE],
-        "zero.offload.pinned": next(iter(_pinned(values)), None),
+        "zero.offload.pinned": next(iter(_pin_values(values)), None),
     }
 
 
@@ -501,7 +501,7 @@ def _devices(values: Group) -> dict[str, str]:
     }
 
 
-def _pinned(values: Group) -> list[bool]:
+def _pin_values(values: Group) -> list[bool]:
     """Return the values of pin_memory in the offload sections that have an effect, without
     repetitions. Two values mean that the sections disagree.
     """
@@ -600,13 +600,13 @@ COMMUNICATION = convert(
 )
 
 
-def _computed(values: Group) -> str:
+def _compute_format(values: Group) -> str:
     if values.get("bf16.enabled"):
         return "bf16"
     return "fp16" if values.get("fp16.enabled") else "fp32"
 
 
-def _accumulated(values: Group, compute: str) -> str:
+def _accumulation_format(values: Group, compute: str) -> str:
     """Return the format in which gradients accumulate. At stage 0 DeepSpeed allows only the model's
     format (engine.py: _do_optimizer_sanity_check).
     """
@@ -615,16 +615,16 @@ def _accumulated(values: Group, compute: str) -> str:
 
 
 def _read_precision(values: Group, context: Context) -> Group:
-    compute = _computed(values)
+    compute = _compute_format(values)
     narrow = compute in HALF and bool(values.get(MASTERS[compute])) and not keeps_wide_masters(values)
     moments = None
     if narrow:
         # Until 0.19.1 Adam on the CPU keeps its moments in fp32 whatever the key says.
-        wide = offloaded(values) and not context.since("0.19.1")
+        wide = offloads_optimizer(values) and not context.since("0.19.1")
         moments = NARROW if values.get(MOMENTS) and not wide else WIDE
     return {
         "precision.compute": compute,
-        "precision.reduce": _accumulated(values, compute),
+        "precision.reduce": _accumulation_format(values, compute),
         "precision.master": compute if narrow else "fp32",
         "precision.moments": moments,
     }
@@ -635,14 +635,14 @@ def _read_communication(values: Group, context: Context) -> Group:
     in which gradients accumulate, or if the run has sequence-parallel ranks, whose reductions have
     a separate key.
     """
-    compute = _computed(values)
+    compute = _compute_format(values)
     # Unset, the format is that of training, even if gradients
     # accumulate in fp32 (engine.py: communication_data_type).
     exchanged = values.get("communication_data_type") or compute
     apart = _read_context(values, context)["parallel.context"] > 1
     return (
         {}
-        if apart or exchanged == _accumulated(values, compute)
+        if apart or exchanged == _accumulation_format(values, compute)
         else {"precision.communicate": exchanged}
     )
 
@@ -701,7 +701,7 @@ LOSS_SCALE = convert(
     tuple(f"precision.loss_scale.{name}" for name in SCALES),
     lambda values, context: _read_loss_scale(values),
     lambda values, context: _write_loss_scale(values),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=("fp16.enabled", "precision.compute", "zero_optimization.stage"),
     carries={
         "fp16.loss_scale": "precision.loss_scale.static",
@@ -718,7 +718,7 @@ WINDOW = convert(
     lambda values, context: _in_fp16(
         values, "fp16.loss_scale_window", values.get("precision.loss_scale.window")
     ),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy="DeepSpeed doubles the loss scale one good step later than loss_scale_window says, and"
           " divides that step's gradients by the new scale",
@@ -729,7 +729,7 @@ FLOOR = convert(
     ("precision.loss_scale.minimum", "precision.loss_scale.final"),
     lambda values, context: _read_floor(values),
     lambda values, context: _write_floor(values, context),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=("fp16.enabled", "fp16.loss_scale", "precision.compute"),
     lossy=("DeepSpeed's smallest scale is a whole number, and an overflow at this scale ends"
           " the run"),
@@ -737,7 +737,7 @@ FLOOR = convert(
 )
 
 
-def _scaled(values: Group) -> Effect:
+def _effect_of_scale(values: Group) -> Effect:
     return Effect.NUMBERS if values.get("fp16.enabled") else Effect.NONE
 
 
@@ -958,4 +958,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
         *habits.RULES,
     )
-    return completed(mapped, LACKS, fields(DeepSpeed), leftovers.why)
+    return complete_rules(mapped, LACKS, fields(DeepSpeed), leftovers.why)

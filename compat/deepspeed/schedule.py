@@ -34,7 +34,7 @@ that is left. `done` is the completed share of the decay, from 0 to 1.
 """
 
 
-def said(values: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of_code(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of the schedule in the code part, by name."""
     return below(PREFIX, values)
 
@@ -43,7 +43,7 @@ def steers(values: Mapping[str, Any]) -> bool:
     """Return whether the script has to build the schedule: the learning rate changes, and a plan
     can express the change.
     """
-    found = said(values)
+    found = settings_of_code(values)
     # A constant rate without warmup is what the optimizer has anyway.
     still = found.get("name") == "constant" and not found.get("warmup_steps")
     return bool(found) and not still and found.get("name") != OTHER
@@ -54,7 +54,7 @@ def lines(values: Mapping[str, Any]) -> Iterator[str]:
     step, counted from 0, divided by the optimizer's rate. LambdaLR multiplies the optimizer's rate
     by this factor.
     """
-    found = said(values)
+    found = settings_of_code(values)
     name, warmup = found.get("name") or "constant", found.get("warmup_steps") or 0
     total = found.get("total_steps")
     yield f"peak, minimum = {values.get('optimizer.params.lr', 'LR')}, {found.get('minimum') or 0.0}"

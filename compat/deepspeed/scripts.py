@@ -13,8 +13,8 @@ from typing import Any
 from bridge.config import brief
 from bridge.errors import BridgeError, ConfigError, SourceError
 from bridge.files import Document, Launch, Script, find, folder_of, load, parse, scalar
-from bridge.files.shell import Pieces, cut, known, line_of, spelled, unknowns
-from bridge.findings import Finding, Origin, assumed
+from bridge.files.shell import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
+from bridge.findings import Finding, Origin, find_unread_sources
 from bridge.rules import Effect
 from compat.deepspeed import accelerated, programs
 from compat.deepspeed.trainer import COURSE, DEFAULTS, QUIET
@@ -115,7 +115,7 @@ def _opens(script: Script, launch: Launch) -> accelerated.Opens:
 
     def opened(path: Pieces, line: int) -> Document:
         content = launch.file(path)
-        return _beside(script, launch, path, line) if content is None else _here(script, content, spelled(path))
+        return _beside(script, launch, path, line) if content is None else _here(script, content, spell_pieces(path))
 
     return opened
 
@@ -134,10 +134,10 @@ def read(script: Script) -> Found:
     document = _beside(script, launch, path, line) if content is None else _here(script, content)
     said = dict(_arguments(launch))
     usual = {name: scalar(value) for name, value in said.items() if name in {**DEFAULTS, **COURSE}}
-    trained, assumption = _trained(launch, script)
+    trained, assumption = _starts_trainer(launch, script)
     file = Path(document.name).name if content is None else ""
     twins = _twins(script, path, line) if content is None else ()
-    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *assumed(script, launch))
+    findings = (*_unread(launch), *twins, *assumption, *_programs(launch, trained), *find_unread_sources(script, launch))
     return Found(document, usual, trained, _code(said), launch.ranks, findings, file)
 
 
@@ -150,7 +150,7 @@ def _accelerated(launch: Launch, script: Script) -> Found | None:
     started = accelerated.read(launch, script, _opens(script, launch), asked)
     if started is None:
         return None
-    findings = (*started.findings, *_programs(launch, trained), *assumed(script, launch))
+    findings = (*started.findings, *_programs(launch, trained), *find_unread_sources(script, launch))
     file = Path(started.document.name).name
     return Found(started.document, usual, trained, {}, started.ranks, findings, file, started.facts)
 
@@ -181,7 +181,7 @@ def _programs(launch: Launch, trained: bool) -> Iterator[Finding]:
             )
 
 
-def _trained(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]:
+def _starts_trainer(launch: Launch, script: Script) -> tuple[bool, tuple[Finding, ...]]:
     """Return whether Hugging Face's Trainer starts the run, and a finding if the option that names
     the config file is the Trainer's, but nothing shows that there is a Trainer.
     """
@@ -235,13 +235,13 @@ def _configs(launch: Launch) -> Iterator[tuple[str, Pieces, int]]:
         option, tied, _ = text.partition("=")
         at = index if tied else index + 1
         value = cut(word, len(option) + 1) if tied else launch.words[at] if at < len(launch.words) else ()
-        open_ = _names_file(value) or (option != TRAINER and known(value) is None)
+        open_ = _names_file(value) or (option != TRAINER and text_if_known(value) is None)
         if value and (option in OPTIONS or (SPELLED.fullmatch(option) and open_)):
             yield option, value, launch.lines[at]
 
 
 def _names_file(word: Pieces) -> bool:
-    return spelled(word).endswith((".json", ".hjson")) and not spelled(word).startswith("-")
+    return spell_pieces(word).endswith((".json", ".hjson")) and not spell_pieces(word).startswith("-")
 
 
 def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
@@ -250,7 +250,7 @@ def _here(script: Script, content: Pieces, name: str = ".hjson") -> Document:
         f"{script.name}: line {part.line}: the value of {part.spelling} is not known: {part.why}"
         for part in unknowns(content)
     )
-    document = parse(spelled(content), script.name, Path(name).suffix if Path(name).suffix in YAML else ".hjson")
+    document = parse(spell_pieces(content), script.name, Path(name).suffix if Path(name).suffix in YAML else ".hjson")
     # Lines are counted from the script's first, so that a message
     # points into the file that the user has.
     first = (line_of(content, script.text) or 1) - 1
@@ -261,7 +261,7 @@ def _beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document
     """Return the config file, which must be in the script's folder, in the current folder, or in a
     folder that the user allowed.
     """
-    name = launch.place(path) or known(cut_folder(path))
+    name = launch.place(path) or text_if_known(cut_folder(path))
     if name is None:
         part = next(unknowns(cut_folder(path)))
         raise SourceError(
@@ -280,7 +280,7 @@ def _beside(script: Script, launch: Launch, path: Pieces, line: int) -> Document
 
 def _twins(script: Script, path: Pieces, line: int) -> Iterator[Finding]:
     """Yield a finding if a relative name stands for different files in the script's folder and in the current one."""
-    name, folder = known(path), folder_of(script.name)
+    name, folder = text_if_known(path), folder_of(script.name)
     if name is None or folder is None or Path(name).is_absolute():
         return
     own, here = find(name, folder), find(name, Path())
@@ -293,9 +293,9 @@ def cut_folder(path: Pieces) -> Pieces:
     """Return a path that begins with `$PWD/` as a path relative to the folder in which the script
     starts. Return other paths unchanged.
     """
-    first = spelled(path[:1])
+    first = spell_pieces(path[:1])
     return (
-        cut(path[1:], 1) if first in WORKING_FOLDER and spelled(path[1:]).startswith("/") else path
+        cut(path[1:], 1) if first in WORKING_FOLDER and spell_pieces(path[1:]).startswith("/") else path
     )
 
 
@@ -303,7 +303,7 @@ def _arguments(launch: Launch) -> Iterator[tuple[str, str]]:
     """Yield name and value of each option in a command, if the value of the option is known. Names
     have no dashes. An option without a value has the value `true`.
     """
-    words: Sequence[str | None] = [known(word) for word in launch.words]
+    words: Sequence[str | None] = [text_if_known(word) for word in launch.words]
     for index, word in enumerate(words):
         if word is None or not word.startswith("--"):
             continue

@@ -47,7 +47,7 @@ class Seen(checks.Seen):
         return int(self.values[ZERO + "stage"])
 
     @property
-    def piped(self) -> bool:
+    def has_pipeline(self) -> bool:
         """Whether the layers are split over pipeline ranks."""
         return int(self.values["code.pipeline_stages"]) > 1
 
@@ -57,7 +57,7 @@ class Seen(checks.Seen):
         return next((name for name in HALF if self[f"{name}.enabled"]), "fp32")
 
 
-def offloaded(values: Flat) -> bool:
+def offloads_optimizer(values: Flat) -> bool:
     """Return whether the config offloads the optimizer, so that its step runs on the CPU."""
     return bool(values.get(OFFLOAD + ".device", "none") != "none")
 
@@ -66,7 +66,7 @@ def keeps_wide_masters(values: Flat) -> bool:
     """Return whether DeepSpeed uses its BF16_Optimizer, which keeps masters and moments in fp32
     whatever the keys of bf16 say (runtime/engine.py: _do_optimizer_sanity_check).
     """
-    wide = values.get("data_types.grad_accum_dtype") == "fp32" and not offloaded(values)
+    wide = values.get("data_types.grad_accum_dtype") == "fp32" and not offloads_optimizer(values)
     return bool(values.get("bf16.enabled") and values.get(ZERO + "stage") == 1 and wide)
 
 
@@ -75,16 +75,16 @@ def steps_on_cpu(values: Flat) -> bool:
     the optimizer.
     """
     name = str(values.get("optimizer.type") or "adam").lower()
-    return wanted(values) == "cpu" and name in ("adam", "adamw")
+    return implementation_of(values) == "cpu" and name in ("adam", "adamw")
 
 
-def wanted(values: Flat) -> str:
+def implementation_of(values: Flat) -> str:
     """Return the implementation of an optimizer that the settings select: torch, cpu or fused."""
     return (
         "torch"
         if values.get("optimizer.params.torch_adam")
         else "cpu"
-        if offloaded(values)
+        if offloads_optimizer(values)
         else "fused"
     )
 
@@ -94,7 +94,7 @@ def form_of(values: Flat, at: Release, kind: str, name: str) -> Type | None:
     settings (runtime/engine.py, `get_optimizer_configuration`).
     """
     forms = at.forms(kind, name)
-    fitting = [form for form in forms if form.form == wanted(values)]
+    fitting = [form for form in forms if form.form == implementation_of(values)]
     # Adagrad has no fused form: without offload it is torch's,
     # the first. A type with one form has that one in any case.
     return next(iter(fitting or forms), None)

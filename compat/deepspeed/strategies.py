@@ -15,7 +15,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.config import fields
 from bridge.dialect import Config
-from bridge.testing.strategies import Case, Group, Part
+from bridge.testing.strategies import Group, StrategyCase, StrategyPart
 from bridge.testing.strategies import values as typed_values
 from compat.deepspeed.releases import Type, release
 from compat.deepspeed.schema import DeepSpeed
@@ -48,12 +48,12 @@ def _group(draw: DrawFn, must: Drawn, *may: str, own: Drawn = MappingProxyType({
 
 
 @st.composite
-def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw the sizes of mesh axes and batches, and then groups of further settings. The settings
     within each group are consistent.
     """
     # Groups that the script builds are the common case, so they are drawn twice as often.
-    axes = draw(st.sampled_from((_coded, _coded, _automatic, _meshed)))(draw, case)
+    axes = draw(st.sampled_from((_draw_script_sizes, _draw_script_sizes, _automatic, _draw_mesh)))(draw, case)
     data = (
         axes.get("data_parallel_size")
         or (case.world_size or 1) // prod(axes.get(axis, 1) for axis in AXES)
@@ -63,7 +63,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     return [{**axes, **batch}, *(draw(choice(case.version)) for choice in CHOICES)]
 
 
-def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
+def _draw_script_sizes(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """Draw the sizes of the tensor, pipeline and context axes, which the training script sets."""
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8))), {}
     for axis in AXES:
@@ -74,7 +74,7 @@ def _coded(draw: DrawFn, case: Case) -> dict[str, int]:
     return {axis: size for axis, size in sizes.items() if size > 1}
 
 
-def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
+def _automatic(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """Draw the size of AutoTP's groups. DeepSpeed's batch equation ignores this size."""
     sizes = [size for size in (1, 2, 3, 4, 8) if (case.world_size or 1) % size == 0]
     size = draw(st.sampled_from(sizes))
@@ -86,7 +86,7 @@ def _automatic(draw: DrawFn, case: Case) -> dict[str, int]:
     return {"tensor_parallel.autotp_size": size, **nested}
 
 
-def _meshed(draw: DrawFn, case: Case) -> dict[str, int]:
+def _draw_mesh(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     """Draw a mesh of data and sequence ranks that the config file sets. Before 0.17.0, DeepSpeed's
     batch equation ignores sequence ranks, so all ranks are data ranks.
     """
@@ -148,7 +148,7 @@ def _sharding(version: str) -> Groups:
 
 @cache
 def _optimizer(version: str) -> Groups:
-    return st.sampled_from([*[EMPTY] * 20, *_built("optimizer", version)]).flatmap(
+    return st.sampled_from([*[EMPTY] * 20, *_build_groups("optimizer", version)]).flatmap(
         lambda groups: groups
     )
 
@@ -159,7 +159,7 @@ def _scheduler(version: str) -> Groups:
         {"code.scheduler.name": _field("code.scheduler.name")},
         *(f"code.scheduler.{name}" for name in CODED),
     )
-    return st.sampled_from([*[EMPTY, coded] * 10, *_built("scheduler", version)]).flatmap(
+    return st.sampled_from([*[EMPTY, coded] * 10, *_build_groups("scheduler", version)]).flatmap(
         lambda groups: groups
     )
 
@@ -167,7 +167,7 @@ def _scheduler(version: str) -> Groups:
 CODED = ("warmup_steps", "warmup_from", "total_steps", "minimum", "decay_steps", "decay_shape")
 
 
-def _built(section: str, version: str) -> list[Groups]:
+def _build_groups(section: str, version: str) -> list[Groups]:
     """Return strategies for the section `section`: one for each type of optimizer or scheduler that
     the release has. DeepSpeed's own types are in the list several times, so that they are drawn
     more often.
@@ -245,7 +245,7 @@ only some types have.
 UNSETTABLE = {"expert_parallel.load_balance_coeff": "takes nothing but null"}
 
 
-def paths(case: Case) -> Iterable[str]:
+def paths(case: StrategyCase) -> Iterable[str]:
     """Return the keys to draw: those that the release reads, and those of the code part."""
     return settable(case.version)
 
@@ -289,7 +289,7 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 """Strategies for keys whose type also allows values that DeepSpeed cannot use."""
 
 
-def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Return the strategy for the values of a key that has an entry in `OWN`; None for other keys."""
     return OWN.get(path)
 
@@ -306,7 +306,7 @@ BESIDE: Mapping[str, Group] = {
 """For each key that DeepSpeed accepts only together with other settings: the other settings."""
 
 
-def required(config: Config) -> Iterable[str]:
+def requirements_of(config: Config) -> Iterable[str]:
     """Return the keys in a config that DeepSpeed requires: a batch size if the config has only one,
     and the arguments that the scheduler requires.
     """
@@ -319,14 +319,14 @@ def required(config: Config) -> Iterable[str]:
 COERCED = (ZERO + "stage",)
 """Keys for which DeepSpeed accepts a value of another type, such as true for stage 1."""
 
-PART = Part(
+PART = StrategyPart(
     core,
     paths,
     values,
     beside=BESIDE,
     reserved=RESERVED,
     entries=("file",),
-    required=required,
+    required=requirements_of,
     coerced=COERCED,
     unsettable=UNSETTABLE,
     least={MICRO: 1},

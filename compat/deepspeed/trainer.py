@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import ConfigError, nearest
 
 DEFAULTS: Mapping[str, Any] = {
@@ -160,8 +160,8 @@ class Filling:
             if found not in (None, "auto") and found != wanted:
                 yield (
                     path,
-                    f"found {shown(found)}, but the TrainingArguments ({names}) give"
-                    f" {shown(wanted)}, and the Trainer refuses two values; use the same value in"
+                    f"found {show_value(found)}, but the TrainingArguments ({names}) give"
+                    f" {show_value(wanted)}, and the Trainer refuses two values; use the same value in"
                     ' both places, or write "auto"',
                 )
 
@@ -221,7 +221,7 @@ SPELLED: Mapping[str, str] = {
 """A table from facts and keys of --auto to TrainingArguments, for those whose two names differ."""
 
 
-def said_beside(values: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of_facts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the TrainingArguments that the facts of --auto set. A fact given with --auto takes
     precedence over the same argument in a dump or a script. A key whose value has the wrong type
     is left out, because the problem is reported where the key is set.
@@ -261,14 +261,14 @@ def misfit(value: Any, usual: Any) -> str:
             and (not whole or value == int(value))
         )
         wanted = "a whole number" if whole else "a number"
-    return "" if fits else f"found {shown(value)}, expected {wanted}"
+    return "" if fits else f"found {show_value(value)}, expected {wanted}"
 
 
 def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> Filling:
     """Return the changes that the arguments `given` make to a file, for `world` ranks and a run of
     `total` optimizer steps (None: not known).
     """
-    args = _filled(given)
+    args = _fill_arguments(given)
     micro, steps = args["per_device_train_batch_size"], args["gradient_accumulation_steps"]
     # max_steps is -1 if the epochs decide, and then only the data tells the length.
     total = total or (args["max_steps"] if args["max_steps"] > 0 else None)
@@ -320,11 +320,11 @@ def filling(given: Mapping[str, Any], world: int | None, total: int | None) -> F
     )
     optimizer, said = _optimizer(args, values)
     return Filling(
-        values, known, demands, sets, schedule, _unscheduled(args, total), optimizer, said
+        values, known, demands, sets, schedule, _check_schedule(args, total), optimizer, said
     )
 
 
-def _filled(given: Mapping[str, Any]) -> dict[str, Any]:
+def _fill_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all TrainingArguments in `DEFAULTS`, with the values of `given` and defaults for all
     others.
     """
@@ -355,7 +355,7 @@ def _optimizer(
     return {"optimizer.type": "AdamW", **params, **scope}, OWN_OPTIMIZER
 
 
-def _unscheduled(args: Mapping[str, Any], total: int | None) -> str:
+def _check_schedule(args: Mapping[str, Any], total: int | None) -> str:
     """Return a message if stagebridge cannot read the schedule that the Trainer builds, because its
     kind or its length is not known. Otherwise return an empty string.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.checks import Check, Checks, Remark, told
+from bridge.checks import Check, Checks, Remark, report_remarks
 from bridge.dialect import Config
 from bridge.errors import nearest
 from bridge.findings import Finding
@@ -23,10 +23,10 @@ from compat.deepspeed.seen import (
     TOTAL,
     ZERO,
     Seen,
+    implementation_of,
     keeps_wide_masters,
-    offloaded,
+    offloads_optimizer,
     steps_on_cpu,
-    wanted,
 )
 
 ADAM = ("adam", "adamw")
@@ -55,7 +55,7 @@ def _fused(seen: Seen) -> bool:
     offload needs none, because DeepSpeed compiles Lion's CPU kernel on every machine.
     """
     name = str(seen["optimizer.type"]).lower()
-    return name in FUSED and not (name == "lion" and offloaded(seen.values))
+    return name in FUSED and not (name == "lion" and offloads_optimizer(seen.values))
 
 
 WARMUP_MAX_LR = 0.001
@@ -170,7 +170,7 @@ TRAPS = Checks(
     ),
     Check(
         "pipeline",
-        lambda seen: seen.wrote("pipeline.activation_checkpoint_interval") and not seen.piped,
+        lambda seen: seen.wrote("pipeline.activation_checkpoint_interval") and not seen.has_pipeline,
         "this section has no effect without a PipelineModule; set code.pipeline_stages if the"
         " script builds a PipelineModule",
         Effect.COST,
@@ -183,7 +183,7 @@ TRAPS = Checks(
             any(
                 seen.given[key] for key in seen.given if key.startswith("activation_checkpointing.")
             )
-            and not (seen["code.checkpointing"] or seen.piped)
+            and not (seen["code.checkpointing"] or seen.has_pipeline)
         ),
         "this section has no effect unless the model calls deepspeed.checkpointing; set"
         " code.checkpointing if the model calls it",
@@ -221,7 +221,7 @@ TRAPS = Checks(
     ),
     Check(
         OFFLOAD,
-        lambda seen: offloaded(seen.values) and seen.stage == 0,
+        lambda seen: offloads_optimizer(seen.values) and seen.stage == 0,
         "DeepSpeed ignores this section at ZeRO stage 0; drop the section, or use stage 1",
         Effect.COST,
         "runtime/engine.py: only ZeRO optimizers read the section",
@@ -230,7 +230,7 @@ TRAPS = Checks(
     Check(
         OFFLOAD,
         lambda seen: (
-            offloaded(seen.values)
+            offloads_optimizer(seen.values)
             and seen.stage > 0
             and seen["optimizer.type"] is None
             and seen["zero_force_ds_cpu_optimizer"] is not False
@@ -343,7 +343,7 @@ TRAPS = Checks(
         lambda seen: (
             _zero_masters(seen)
             and bool(seen[MOMENTS])
-            and offloaded(seen.values)
+            and offloads_optimizer(seen.values)
             and not steps_on_cpu(seen.values)
         ),
         f"found with offload_optimizer, which needs Adam on the CPU here: {NOT_THERE}; use Adam or"
@@ -394,7 +394,7 @@ TRAPS = Checks(
         # the step as exponent. Pipelines in bf16 take BF16_Optimizer, which makes no such step.
         lambda seen: (
             seen.stage == 0
-            and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.piped))
+            and (seen.precision == "fp16" or (seen.precision == "bf16" and not seen.has_pipeline))
             and seen["optimizer.type"] in ADAM
         ),
         "stage 0 in half precision takes an optimizer step with zero gradients before training, so Adam's bias correction is one"
@@ -407,7 +407,7 @@ TRAPS = Checks(
         # The norm takes parameters of model-parallel rank 0 only, and a pipeline's stages
         # are such ranks to DeepSpeed (runtime/pipe/topology.py: get_model_parallel_rank).
         lambda seen: (
-            seen.piped
+            seen.has_pipeline
             and seen.stage == 0
             and seen.precision == "fp32"
             and seen["gradient_clipping"] > 0
@@ -436,7 +436,7 @@ TRAPS = Checks(
         lambda seen: (
             seen["managed_gradient_accumulation"] is False
             and (
-                seen.piped
+                seen.has_pipeline
                 or bool(seen["compile.deepcompile"])
                 or (seen.stage < 2 and bool(seen[ZERO + "overlap_comm"]))
             )
@@ -577,7 +577,7 @@ TRAPS = Checks(
     # Pipeline
     Check(
         ZERO + "overlap_comm",
-        lambda seen: seen.piped and bool(seen.given.get(ZERO + "overlap_comm")),
+        lambda seen: seen.has_pipeline and bool(seen.given.get(ZERO + "overlap_comm")),
         "DeepSpeed ignores this key with a pipeline; drop the key",
         Effect.COST,
         "runtime/engine.py: _configure_zero_optimizer",
@@ -586,7 +586,7 @@ TRAPS = Checks(
     Check(
         "steps_per_print",
         lambda seen: (
-            seen.piped and seen["wall_clock_breakdown"] and seen["steps_per_print"] is None
+            seen.has_pipeline and seen["wall_clock_breakdown"] and seen["steps_per_print"] is None
         ),
         "missing: with a pipeline and wall_clock_breakdown the first step fails; set this key to"
         " a number",
@@ -595,7 +595,7 @@ TRAPS = Checks(
     ),
     Check(
         "steps_per_print",
-        lambda seen: seen.piped and seen["steps_per_print"] is None,
+        lambda seen: seen.has_pipeline and seen["steps_per_print"] is None,
         "missing: with a pipeline the first step fails before DeepSpeed 0.16.5; set this key to"
         " a number",
         Effect.STOPS,
@@ -605,7 +605,7 @@ TRAPS = Checks(
     ),
     Check(
         "code.partition_method",
-        lambda seen: "code.partition_method" in seen.given and not seen.piped,
+        lambda seen: "code.partition_method" in seen.given and not seen.has_pipeline,
         "no effect without code.pipeline_stages",
         Effect.NONE,
         "runtime/pipe/module.py",
@@ -621,7 +621,7 @@ def inspect(config: Config) -> Iterator[Finding]:
     seen = Seen(config.effective, config.given, config.context)
     yield from TRAPS.remarks(seen, config.origins)
     for found in (_strange(seen), _old_names(seen), _arguments(seen), _world(seen)):
-        yield from told(found, seen, config.origins)
+        yield from report_remarks(found, seen, config.origins)
 
 
 def _strange(seen: Seen) -> Iterator[Remark]:
@@ -663,7 +663,7 @@ def _arguments(seen: Seen) -> Iterator[Remark]:
     name = seen["optimizer.type"]
     forms = seen.at.forms("optimizers", name) if name else ()
     form = next(
-        (row for row in forms if row.form == wanted(seen.values)), forms[0] if forms else None
+        (row for row in forms if row.form == implementation_of(seen.values)), forms[0] if forms else None
     )
     for path in seen.given:
         argument = path.removeprefix("optimizer.params.")

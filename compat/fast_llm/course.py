@@ -4,7 +4,7 @@ back.
 
 from __future__ import annotations
 
-from bridge.rules import EFFECTS, Context, Effect, Group, convert, counted, each_only_ours, rename
+from bridge.rules import EFFECTS, Context, Effect, Group, convert, count_rule, each_only_ours, rename
 from compat.fast_llm import intervals
 
 RANKS = "model.distributed."
@@ -35,7 +35,7 @@ RULES = (
         source="engine/training/config.py: train_iters",
     ),
     rename(RANKS + "seed", "run.seed", source="engine/distributed/config.py: seed"),
-    counted("training.num_workers", "run.loaders"),
+    count_rule("training.num_workers", "run.loaders"),
     convert(
         TIMEOUTS,
         "run.timeout",

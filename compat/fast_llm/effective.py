@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.errors import ConfigError
-from compat.fast_llm.leaves import nullable, typed
+from compat.fast_llm.leaves import as_typed, nullable
 from compat.fast_llm.releases import Release, release
 from compat.fast_llm.schema import DTYPES
 
@@ -52,7 +52,7 @@ def effective(given: Flat, version: str, world_size: int | None = None) -> dict[
         if path not in at.keys
     )
     # Names and types first: the checks below compute with the values.
-    ConfigError.raise_if((*unknown, *_untyped(given)))
+    ConfigError.raise_if((*unknown, *_find_wrong_types(given)))
     values = {**at.defaults, **given}
     values.setdefault(RANK, 0)
     if values.get(WORLD) is None and world_size is not None:
@@ -69,17 +69,17 @@ def effective(given: Flat, version: str, world_size: int | None = None) -> dict[
             values[path] = DTYPES.get(values[path], values[path])
     # Last, because it divides by the sizes that were checked above.
     if at.has_batch:
-        ConfigError.raise_if(_batched(values))
+        ConfigError.raise_if(_fill_batch(values))
     return {
         path: value for path, value in values.items() if value is not None or path in at.defaults
     }
 
 
-def _untyped(given: Flat) -> Iterator[str]:
+def _find_wrong_types(given: Flat) -> Iterator[str]:
     for path, value in given.items():
         try:
             if value is not None or not nullable(path):
-                typed(path, value)
+                as_typed(path, value)
         except (KeyError, ValueError) as error:
             yield f"{path}: {error if isinstance(error, ValueError) else 'unknown key'}"
 
@@ -97,7 +97,7 @@ def _formats(values: Flat, at: Release) -> Iterator[str]:
 # Sharding
 
 
-def implied(level: int | None) -> dict[str, int]:
+def buffers_of_level(level: int | None) -> dict[str, int]:
     """Return the numbers of buffers that a ZeRO level sets, by path."""
     return {
         path: SHARED
@@ -111,7 +111,7 @@ def _sharded(values: dict[str, Any], given: Flat, at: Release) -> Iterator[str]:
 
     Source: multi_stage/config.py, MultiStageConfig._validate and Config._set_implicit_default.
     """
-    for path, count in implied(values.get(LEVEL)).items():
+    for path, count in buffers_of_level(values.get(LEVEL)).items():
         if path in given and not at.overwrites_buffers:
             yield (
                 f"{path}: found {given[path]} with zero_stage {values[LEVEL]}, which sets this "
@@ -226,14 +226,14 @@ DEPTH, BREADTH = BATCH + "depth_first_micro_batches", BATCH + "breadth_first_mic
 LENGTH, PART = BATCH + "sequence_length", BATCH + "micro_sequence_length"
 
 
-def _batched(values: dict[str, Any]) -> Iterator[str]:
+def _fill_batch(values: dict[str, Any]) -> Iterator[str]:
     """Compute the sizes of the batch that are not set, and yield refusals (schedule/config.py,
     BatchConfig._validate of 0.1.0 to 0.3.0).
     """
     if values.get(TOTAL) is None or values.get(MICRO) is None:
-        yield from _multiplied(values)
+        yield from _fill_total(values)
     else:
-        yield from _divided(values)
+        yield from _fill_parts(values)
     if values[PIPELINE] > 1 and (values.get(DEPTH) or 1) > 1:
         yield f"{DEPTH}: found {values[DEPTH]} with a pipeline; expected 1; use {BREADTH.removeprefix(BATCH)} instead"
     part = values.get(PART) or values[LENGTH]
@@ -242,7 +242,7 @@ def _batched(values: dict[str, Any]) -> Iterator[str]:
     values[PART] = part
 
 
-def _multiplied(values: dict[str, Any]) -> Iterator[str]:
+def _fill_total(values: dict[str, Any]) -> Iterator[str]:
     data = data_ranks(values)
     # Without a total and a micro batch, the number of microbatches is what the two orders say, 1 by
     # default.
@@ -258,7 +258,7 @@ def _multiplied(values: dict[str, Any]) -> Iterator[str]:
             yield f"{TOTAL}: found {values[TOTAL]}; expected a multiple of {steps} sequential microbatches x {data} data ranks"
 
 
-def _divided(values: dict[str, Any]) -> Iterator[str]:
+def _fill_parts(values: dict[str, Any]) -> Iterator[str]:
     data = data_ranks(values)
     if data is None:
         return

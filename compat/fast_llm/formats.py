@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from bridge import limits
-from bridge.config import Values, fields, nest, shown
+from bridge.config import Values, fields, nest, show_value
 from bridge.dialect import Reading, Written, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import Document, check_nested, find, folder_of, load, load_words, load_yaml
 from bridge.findings import Finding, Origin, twice, unknown
 from bridge.rules import Effect
 from compat.fast_llm import signatures
-from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, implied
-from compat.fast_llm.leaves import nullable, typed
+from compat.fast_llm.effective import GRADS, LEVEL, WEIGHTS, buffers_of_level
+from compat.fast_llm.leaves import as_typed, nullable
 from compat.fast_llm.releases import KEYS, RELEASES, Release
 from compat.fast_llm.schema import FastLLM
 
@@ -59,7 +59,7 @@ class _Source:
     strings: dict[str, str] = field(default_factory=dict)
     alone: tuple[str, ...] = ()
 
-    def written(self, path: str) -> str:
+    def path_in_source(self, path: str) -> str:
         """Return a path as the user wrote it in the source."""
         # A section that stands alone at the top was moved into `model`; messages name it as the
         # user wrote it.
@@ -68,7 +68,7 @@ class _Source:
 
     def origin(self, path: str) -> Origin | None:
         """Return the origin of `path`: its line in the source."""
-        written = self.written(path)
+        written = self.path_in_source(path)
         spelled = next(
             (text for name, text in self.overrides.items() if f"{written}.".startswith(f"{name}.")),
             "",
@@ -85,8 +85,8 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
 
     The words are `key.key=value` overrides. They replace values of the file that `--config` names.
     """
-    found = _placed(_loaded(source))
-    reader = _Reader(release, lenient, found)
+    found = _place_sections(_load_source(source))
+    reader = _ConfigReader(release, lenient, found)
     # Before the values: a key that stands twice explains a value that the user does not expect.
     reader.findings += twice(found.document)
     reader.section(found.data, "", _tree(release))
@@ -96,7 +96,7 @@ def read(source: Any, release: Release, lenient: bool = False) -> Reading:
     )
 
 
-def _loaded(source: Any) -> _Source:
+def _load_source(source: Any) -> _Source:
     if isinstance(source, Written):
         source = source.text
     if isinstance(source, Mapping):
@@ -108,18 +108,18 @@ def _loaded(source: Any) -> _Source:
         first = next((line for line in lines if line and not line.startswith("#")), "")
         # YAML has a colon behind a name; `name=value` and `train gpt` are words of a command line.
         if OVERRIDE.match(first) or RUNNABLE.match(first):
-            return _command(load_words(source).data, _named)
+            return _command(load_words(source).data, _find_file)
     if not isinstance(source, str | Path | Document):
         raise SourceError(
-            f"fast_llm: found {shown(source)}; expected a path, text, a mapping or a list of overrides"
+            f"fast_llm: found {show_value(source)}; expected a path, text, a mapping or a list of overrides"
         )
     document = load(source)
     if isinstance(document.data, list):
         if wrong := [word for word in document.data if not isinstance(word, str)]:
             raise SourceError(
-                f"{document.name}: found {shown(wrong[0])} in a list; expected a mapping, or the words of a command line"
+                f"{document.name}: found {show_value(wrong[0])} in a list; expected a mapping, or the words of a command line"
             )
-        return _command(document.data, partial(_named, folder=folder_of(document)))
+        return _command(document.data, partial(_find_file, folder=folder_of(document)))
     return _Source(document.data, document, strings=_strings(document))
 
 
@@ -129,7 +129,7 @@ def _mapping(source: Mapping[Any, Any]) -> _Source:
     found = _Source({})
     for key, value in source.items():
         if not isinstance(key, str):
-            raise SourceError(f"fast_llm: found the key {shown(key)}; expected a name")
+            raise SourceError(f"fast_llm: found the key {show_value(key)}; expected a name")
         _put(found, key, deepcopy(value))
     return found
 
@@ -150,12 +150,12 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
             if not equals:
                 value = rest.pop(0) if rest else ""
             # Only the first two name the config; the others are options of the program.
-            found = _based(place(value)) if name in VALUED[:2] else found
+            found = _base_source(place(value)) if name in VALUED[:2] else found
         elif OVERRIDE.match(word):
             overrides.append(word)
         elif word not in SWITCHES:
             problems.append(
-                f"{shown(word)}: expected an override such as model.multi_stage.zero_stage=2"
+                f"{show_value(word)}: expected an override such as model.multi_stage.zero_stage=2"
             )
     ConfigError.raise_if(problems)
     for word in overrides:
@@ -163,17 +163,17 @@ def _command(words: Sequence[str], place: Callable[[str], str | Path] = str) -> 
     return found
 
 
-def _named(name: str, folder: Path | None = None) -> str | Path:
+def _find_file(name: str, folder: Path | None = None) -> str | Path:
     """Return the path of a file that a source names. Raises `OutsideError` for a file outside the
     source's folder.
     """
     return find(name, folder) or name
 
 
-def _based(path: str | Path) -> _Source:
+def _base_source(path: str | Path) -> _Source:
     document = load(path)
     if not isinstance(document.data, dict):
-        raise SourceError(f"{path}: found {shown(document.data)}; expected a mapping of settings")
+        raise SourceError(f"{path}: found {show_value(document.data)}; expected a mapping of settings")
     return _Source(dict(document.data), document, strings=_strings(document))
 
 
@@ -197,7 +197,7 @@ def _put(found: _Source, name: str, value: Any) -> None:
     *parents, leaf = name.split(".")
     if len(parents) > limits.DEPTH:
         raise SourceError(
-            f"{shown(name)}: found a name of more than {limits.DEPTH} parts; no config is nested that deep"
+            f"{show_value(name)}: found a name of more than {limits.DEPTH} parts; no config is nested that deep"
         )
     place = found.data
     for parent in parents:
@@ -208,7 +208,7 @@ def _put(found: _Source, name: str, value: Any) -> None:
     place[leaf] = value
 
 
-def _placed(found: _Source) -> _Source:
+def _place_sections(found: _Source) -> _Source:
     """Move sections of `model` that are at the top level into `model`."""
     alone = [name for name in INSIDE if name in found.data]
     if not alone:
@@ -228,7 +228,7 @@ def _placed(found: _Source) -> _Source:
 
 
 @dataclass
-class _Reader:
+class _ConfigReader:
     """Reads nested data by the keys of a release. Collects values, origins, findings and problems."""
 
     release: Release
@@ -256,12 +256,12 @@ class _Reader:
             else:
                 self.problem(
                     inner,
-                    f"found {shown(value)}; expected a mapping; drop the key for the defaults",
+                    f"found {show_value(value)}; expected a mapping; drop the key for the defaults",
                 )
 
     def leaf(self, path: str, value: Any) -> None:
         """Read one value."""
-        if (spelling := self.source.strings.get(self.source.written(path))) is not None:
+        if (spelling := self.source.strings.get(self.source.path_in_source(path))) is not None:
             message = (
                 f"Fast-LLM's loader reads {spelling} as text; "
                 f"a number needs a point and a signed exponent; write {number(value)}"
@@ -270,7 +270,7 @@ class _Reader:
                 Finding(path, message, Effect.NONE, origin=self.source.origin(path))
             )
         try:
-            known = None if value is None and nullable(path) else typed(path, value)
+            known = None if value is None and nullable(path) else as_typed(path, value)
         except ValueError as error:
             self.problem(path, str(error))
             return
@@ -279,12 +279,12 @@ class _Reader:
         if known is None and fields(FastLLM)[path].default is None and path not in (WEIGHTS, GRADS):
             return
         if isinstance(known, Mapping):
-            self.held(path, known)
+            self.check_section(path, known)
         self.given[path] = known
         if origin := self.source.origin(path):
             self.origins[path] = origin
 
-    def held(self, section: str, data: Mapping[str, Any]) -> None:
+    def check_section(self, section: str, data: Mapping[str, Any]) -> None:
         """Check a section against the config classes of the release. A refusal is a problem, or a
         finding if reading is lenient.
         """
@@ -338,7 +338,7 @@ class _Reader:
         Fast-LLM writes both the level and the numbers into a dump of all fields, and then refuses
         to read the dump.
         """
-        sets = implied(self.given.get(LEVEL))
+        sets = buffers_of_level(self.given.get(LEVEL))
         written = {path: self.given[path] for path in (GRADS, WEIGHTS) if path in self.given}
         # Only a dump has both counts. A single one was written by a person, and Fast-LLM's refusal
         # is the right answer to it.
@@ -361,7 +361,7 @@ class _Reader:
         """Report an error at `path` as a problem."""
         origin = self.source.origin(path)
         line = f"line {origin.line}: " if origin and origin.line else ""
-        self.problems.append(f"{line}{self.source.written(path)}: {message}")
+        self.problems.append(f"{line}{self.source.path_in_source(path)}: {message}")
 
 
 def _elsewhere(path: str, release: Release) -> str:

@@ -100,7 +100,7 @@ def _write(values: Group, context: Context) -> Group:
     as_text = name == "wsd" or (
         said["warmup_steps"] and said["warmup_from"] and name in (*DECAYS, "constant")
     )
-    if as_text and (text := text_schedule.written(said)) is not None:
+    if as_text and (text := text_schedule.schedule_to_text(said)) is not None:
         return {TEXT: text}
     decays = name in DECAYS
     return {

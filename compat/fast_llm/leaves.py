@@ -11,11 +11,11 @@ LEAVES = Leaves(FastLLM)
 nullable = LEAVES.nullable
 
 
-def typed(path: str, value: Any) -> Any:
+def as_typed(path: str, value: Any) -> Any:
     """Convert `value` to the type of the schema, with checks as strict as Fast-LLM's. Raises
     `ValueError` with the expected type.
     """
     try:
-        return LEAVES.typed(path, value)
+        return LEAVES.as_typed(path, value)
     except ValueError as error:
         raise ValueError(f"{error}{', or null' if nullable(path) else ''}") from None

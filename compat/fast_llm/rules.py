@@ -14,7 +14,7 @@ from bridge.rules import (
     Use,
     Why,
     always,
-    completed,
+    complete_rules,
     convert,
     each_only_ours,
     lacks,
@@ -22,7 +22,7 @@ from bridge.rules import (
     only_ours,
     plain_adam,
     rename,
-    spared,
+    spare_parameters,
 )
 from compat.fast_llm import batch, course, habits, learning_rate, model
 from compat.fast_llm.effective import (
@@ -35,7 +35,7 @@ from compat.fast_llm.effective import (
     STAGES,
     TENSOR,
     WEIGHTS,
-    implied,
+    buffers_of_level,
 )
 from compat.fast_llm.schema import DTYPES, FastLLM
 
@@ -149,7 +149,7 @@ def _write_zero(values: Group) -> Group:
     counts = {path: count for path, count in both.items() if count is not None}
     # A level that sets these very counts is written in their place: newer releases refuse both
     # together.
-    level = next((level for level in (3, 2) if implied(level) == counts), None)
+    level = next((level for level in (3, 2) if buffers_of_level(level) == counts), None)
     if counts:
         return {LEVEL: level} if level else counts
     return {} if stage is None else {LEVEL: max(1, stage)}
@@ -350,7 +350,7 @@ LOSS_SCALE = convert(
     tuple(f"precision.loss_scale.{ours}" for ours in SCALES),
     lambda values, context: _read_scale(values),
     lambda values, context: _write_scale(values),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute"),
     carries={SCALER + theirs: f"precision.loss_scale.{ours}" for ours, theirs in SCALES.items()},
     lossy="Fast-LLM has a dynamic loss scale only in fp16",
@@ -361,7 +361,7 @@ WINDOW = convert(
     ("precision.loss_scale.window", "precision.loss_scale.late"),
     lambda values, context: _read_dynamic(values, "window", "late"),
     lambda values, context: _where_half(values, "window"),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
     lossy="Fast-LLM doubles the loss scale in the last step of the loss-scale window, not in the step after it",
     source="optimizer/optimizer.py: DynamicGradScaler.update",
@@ -371,7 +371,7 @@ FLOOR = convert(
     ("precision.loss_scale.minimum", "precision.loss_scale.final"),
     lambda values, context: _read_dynamic(values, "minimum", "final"),
     lambda values, context: _where_half(values, "minimum"),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=(COMPUTE, OLD_COMPUTE, "precision.compute", SCALER + "constant"),
     lossy="Fast-LLM's minimum loss scale is above 0; "
     "after an overflow at the minimum, it only skips the step",
@@ -379,7 +379,7 @@ FLOOR = convert(
 )
 
 
-def _scaled(values: Group) -> Effect:
+def _effect_of_scale(values: Group) -> Effect:
     return Effect.NUMBERS if _half(values) else Effect.ROUNDING
 
 
@@ -466,7 +466,7 @@ def optimizer_rules() -> tuple[Rule, ...]:
             lossy="Fast-LLM's epsilon is above 0, with a default of 1e-8",
         ),
         rename("optimizer.weight_decay", "optimizer.weight_decay"),
-        spared("optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"),
+        spare_parameters("optimizer.weight_decay", "matrices", "Fast-LLM decays neither biases nor norms"),
         lacks("optimizer.decay_ramp", "Fast-LLM's weight decay is constant"),
         *plain_adam(
             "optimizer.nesterov",
@@ -661,6 +661,6 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
         *habits.RULES,
     )
-    return completed(
+    return complete_rules(
         mapped, LACKS, fields(FastLLM), lambda path: Why(*longest(path, SECTIONS, OTHER))
     )

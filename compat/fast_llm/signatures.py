@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import nearest
 from bridge.releases import table
 from compat.fast_llm.releases import KNOWN, RELEASES
@@ -142,7 +142,7 @@ def _walk(
     if data is None:
         return
     if not isinstance(data, Mapping):
-        yield path, f"found {shown(data)}; expected a mapping"
+        yield path, f"found {show_value(data)}; expected a mapping"
         return
     known = _fields(name, data.get(TYPE), classes)
     for before, (key, value) in enumerate(data.items()):
@@ -157,7 +157,7 @@ def _walk(
                     if types
                     else "no type, because this section has only one class; drop the key"
                 )
-                yield inner, f"found {shown(value)}; expected {expected}"
+                yield inner, f"found {show_value(value)}; expected {expected}"
         elif key not in known:
             of = " of the model" if path.startswith(MODEL) else ""
             yield inner, f"unknown field{of}{nearest(str(key), (*known, TYPE), before)}"
@@ -194,7 +194,7 @@ def _value(
         yield from _walk(value, path, kind, classes)
     elif kind.startswith("{}"):
         if not isinstance(value, Mapping):
-            yield path, f"found {shown(value)}; expected a mapping"
+            yield path, f"found {show_value(value)}; expected a mapping"
             return
         for key, inner in value.items():
             if inner is None:
@@ -208,6 +208,6 @@ def _simple(
     value: Any, path: str, kind: str, sign: str | None, limit: str | None
 ) -> Iterator[tuple[str, str]]:
     if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind != "bool"):
-        yield path, f"found {shown(value)}; expected {kind}"
+        yield path, f"found {show_value(value)}; expected {kind}"
     elif sign and limit and not WITHIN[sign](value, float(limit)):
-        yield path, f"found {shown(value)}; expected {kind} {sign} {limit}"
+        yield path, f"found {show_value(value)}; expected {kind} {sign} {limit}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.rules import Context
-from bridge.testing.strategies import Case, Group, Part
+from bridge.testing.strategies import Group, StrategyCase, StrategyPart
 from compat.fast_llm.batch import AXES, DOCUMENT, ROUNDS, TOGETHER, TOKENS
 from compat.fast_llm.course import TIMEOUTS
 from compat.fast_llm.effective import (
@@ -44,7 +44,7 @@ LENGTHS = st.sampled_from((768, 1536, 3072))
 
 
 @st.composite
-def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw a valid config: axes and batch first, then groups of settings that fit them."""
     world = case.world_size or draw(st.sampled_from((1, 2, 4, 8, None)))
     axes = _axes(draw, world)
@@ -263,7 +263,7 @@ _BESIDE = st.fixed_dictionaries(
 
 
 @st.composite
-def _model(draw: DrawFn, case: Case) -> dict[str, Any]:
+def _model(draw: DrawFn, case: StrategyCase) -> dict[str, Any]:
     """Draw a model section in the form that is written for a plan, sometimes with further settings
     that no plan field stands for.
     """
@@ -306,12 +306,12 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 """Strategies for fields whose type alone does not determine the form of their values."""
 
 
-def paths(case: Case) -> Iterable[str]:
+def paths(case: StrategyCase) -> Iterable[str]:
     """Return the keys of the release."""
     return sorted(release(case.version).keys)
 
 
-def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Return a strategy for a field whose type alone does not determine its values; None for other
     fields.
     """
@@ -330,7 +330,7 @@ PLAIN: Mapping[str, SearchStrategy[Any]] = {
 }
 
 
-def _bag(case: Case, path: str) -> SearchStrategy[Any] | None:
+def _bag(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Draw a section that takes any keys, with one plain field of the section's class."""
     named, known = fields_at(path, case.version)
     if not known and not named:
@@ -358,6 +358,6 @@ UNSETTABLE = {
     "schedule.estimate_critical_batch": "takes nothing but false",
 }
 
-PART = Part(
+PART = StrategyPart(
     core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("file",), unsettable=UNSETTABLE
 )

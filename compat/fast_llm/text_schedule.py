@@ -112,7 +112,7 @@ def _is_sound(
     )
 
 
-def written(values: Group) -> str | None:
+def schedule_to_text(values: Group) -> str | None:
     """Return the text form of a plan's schedule with the learning rate `peak`; None if stages
     cannot express the schedule.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil
 
-from bridge.checks import Check, Checks, Remark, Seen, told
+from bridge.checks import Check, Checks, Remark, Seen, report_remarks
 from bridge.config import Values
 from bridge.dialect import Config
 from bridge.findings import Finding
@@ -19,8 +19,8 @@ from compat.fast_llm.effective import (
     TENSOR,
     TEXT_SCHEDULE,
     WORLD,
+    buffers_of_level,
     data_ranks,
-    implied,
 )
 from compat.fast_llm.model import facts
 from compat.fast_llm.releases import RELEASES, release
@@ -152,7 +152,7 @@ def inspect(config: Config) -> Iterator[Finding]:
     yield from TRAPS.remarks(Seen(values, config.given, config.context), config.origins)
     seen = Seen(config.effective, config.given, config.context)
     for remarks in (_stages, _buffers, _formats, _debug, _ranks, _microbatches, _rate):
-        yield from told(remarks(config), seen, config.origins)
+        yield from report_remarks(remarks(config), seen, config.origins)
 
 
 def _stages(config: Config) -> Iterator[Remark]:
@@ -193,7 +193,7 @@ def stages_of(layers: int, size: float) -> int:
 
 def _buffers(config: Config) -> Iterator[Remark]:
     at, values = release(config.version), config.effective
-    for path, count in implied(values.get(STAGES + "zero_stage")).items():
+    for path, count in buffers_of_level(values.get(STAGES + "zero_stage")).items():
         if at.overwrites_buffers and config.given.get(path, count) != count:
             message = (
                 f"overwritten with {count} by zero_stage {values[STAGES + 'zero_stage']} in {at.version};"

@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bridge.config import Values, fields, shown
+from bridge.config import Values, fields, show_value
 from bridge.dialect import Reading, Written
 from bridge.errors import SourceError, nearest
 from bridge.families import FAMILIES, NULL, ROTARY, read_by
-from bridge.families.schema import spelled
+from bridge.families.schema import spell_value
 from bridge.files import Document, check_nested, load
 from bridge.findings import Finding, Origin, unknown
 from bridge.rules import Effect
@@ -32,7 +32,7 @@ def read(source: Any, lenient: bool = False) -> Reading:
     """Read a path, folder, text or mapping. Raises one error with every problem; if `lenient`, an
     unknown model type is left out.
     """
-    data, document = _loaded(source)
+    data, document = _load_source(source)
     given, origins, problems = dict[str, Any](), dict[str, Origin](), list[str]()
     others: dict[str, Any] = {}
     findings = list[Finding]()
@@ -43,7 +43,7 @@ def read(source: Any, lenient: bool = False) -> Reading:
             others[key] = value
             continue
         try:
-            typed = _typed(key, value)
+            typed = _as_typed(key, value)
         except ValueError as error:
             problems.append(f"{f'line {line}: ' if line else ''}{key}: {error}")
             continue
@@ -106,7 +106,7 @@ def _origin(document: Document | None, key: str) -> Origin | None:
     return Origin(line) if line else None
 
 
-def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None]:
+def _load_source(source: Any) -> tuple[Mapping[str, Any], Document | None]:
     if isinstance(source, Mapping):
         check_nested(source, "mapping")
         return source, None
@@ -114,11 +114,11 @@ def _loaded(source: Any) -> tuple[Mapping[str, Any], Document | None]:
         source = source.text
     if not isinstance(source, str | Path | Document):
         raise SourceError(
-            f"huggingface: found {shown(source)}; expected a path, a folder, text or a mapping"
+            f"huggingface: found {show_value(source)}; expected a path, a folder, text or a mapping"
         )
     document = load(_file(source))
     if not isinstance(document.data, Mapping):
-        raise SourceError(f"{document.name}: found {shown(document.data)}; expected a mapping")
+        raise SourceError(f"{document.name}: found {show_value(document.data)}; expected a mapping")
     return document.data, document
 
 
@@ -137,12 +137,12 @@ def _unknown(model_type: Any, data: Mapping[str, Any]) -> str:
     inside = [name for name in INSIDE if isinstance(data.get(name), Mapping)]
     if inside:
         return (
-            f"model_type: found {shown(model_type)} with {', '.join(inside)}; "
+            f"model_type: found {show_value(model_type)} with {', '.join(inside)}; "
             "expected the config of a single text decoder"
         )
     if model_type is None or model_type in FAMILIES:
         return ""
-    return f"model_type: found {shown(model_type)}, whose layers stagebridge cannot translate{nearest(str(model_type), FAMILIES)}"
+    return f"model_type: found {show_value(model_type)}, whose layers stagebridge cannot translate{nearest(str(model_type), FAMILIES)}"
 
 
 # pydantic compiles a validator for each adapter, which takes far longer than the check of one
@@ -156,7 +156,7 @@ def _adapter(key: str) -> TypeAdapter[Any]:
     )
 
 
-def _typed(key: str, value: Any) -> Any:
+def _as_typed(key: str, value: Any) -> Any:
     """Return the value converted to the type of its key, with a tuple for a list. Null becomes
     `NULL` if it has another meaning than a missing key.
     """
@@ -171,7 +171,7 @@ def _typed(key: str, value: Any) -> Any:
             detail["msg"].removeprefix("Value error, ")
             for detail in error.errors(include_url=False)
         )
-        raise ValueError(f"found {shown(value)}; {'; '.join(messages)}") from None
+        raise ValueError(f"found {show_value(value)}; {'; '.join(messages)}") from None
 
 
 @cache
@@ -183,7 +183,7 @@ def nullable(key: str) -> bool:
 def text(given: Mapping[str, Any]) -> str:
     """Return the config as JSON, with the model type first."""
     listed = {
-        key: spelled(key, given[key])
+        key: spell_value(key, given[key])
         for key in ("model_type", *fields(HuggingFace))
         if key in given and key != REST
     }

@@ -65,7 +65,7 @@ def _said(settings: _Settings) -> Mapping[str, Any]:
 def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
     def write(values: Group, context: Context) -> Group:
         plan = {path: values[path] for path in MODEL if path in values}
-        family, written = _spelled(
+        family, written = _spell_model(
             tuple(sorted(plan.items())), context.since(GROUPED) and not apart(context.had)
         )
         if theirs == (TYPE,):
@@ -77,7 +77,7 @@ def _write(theirs: tuple[str, ...]) -> Callable[[Group, Context], Group]:
 
 # Every row of the table writes a part of the same config, so the choice of the family is made once.
 @lru_cache(32)
-def _spelled(plan: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
+def _spell_model(plan: tuple[tuple[str, Any], ...], grouped: bool) -> tuple[Family, Mapping[str, Any]]:
     values = dict(plan)
     family, _ = choose(values, grouped)
     keys = spelling(values, family, grouped)

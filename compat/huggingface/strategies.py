@@ -15,7 +15,7 @@ from bridge.config import fields
 from bridge.dialect import Config
 from bridge.families import FAMILIES
 from bridge.testing.models import KEYS, of_family
-from bridge.testing.strategies import Case, Group, Part, words
+from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from compat.huggingface.schema import REST, HuggingFace
 
 KNOWN = tuple(name for name, family in FAMILIES.items() if not family.foreign)
@@ -31,21 +31,21 @@ OWN: Mapping[str, SearchStrategy[Any]] = {
 
 
 @st.composite
-def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw a model type, which transformers requires, then some of the keys of the family."""
     name = draw(st.sampled_from(KNOWN))
     first, *more = draw(of_family(name))
     return [{"model_type": name, **first}, *more]
 
 
-def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Return a strategy for a key whose type alone also allows values that are not useful; None for
     other keys.
     """
     return OWN.get(path)
 
 
-def paths(case: Case) -> Iterable[str]:
+def paths(case: StrategyCase) -> Iterable[str]:
     """Return all keys, which are the same in every release."""
     return tuple(fields(HuggingFace))
 
@@ -56,7 +56,7 @@ def source(config: Config) -> Group:
     return found
 
 
-PART = Part(core, paths, values, entries=("file",), source=source)
+PART = StrategyPart(core, paths, values, entries=("file",), source=source)
 """What the general strategies need to know about this dialect in addition to its schema and its
 rules.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bridge.checks import Check, Seen
-from bridge.config import Section, Values, shown
+from bridge.config import Section, Values, show_value
 from bridge.dialect import Config, PackagedDialect, Program, Reading, Saves, Written
 from bridge.files import Original, Script
 from bridge.findings import Finding
@@ -192,7 +192,7 @@ class MegatronDialect(PackagedDialect):
         from compat.megatron import live
 
         if version is None and live.class_of(source):
-            version = live.installed_version()
+            version = live.release_of_package()
         return super().read(source, version, world_size, lenient)
 
     def saves(self, config: Config, hub: Hub) -> Saves:
@@ -294,7 +294,7 @@ class MegatronDialect(PackagedDialect):
                 f"not given; {config.ranks} ranks assumed, the fewest that the parallel sizes allow"
             )
             assumed.append(Finding("world_size", message, Effect.NUMBERS))
-        return (*assumed, *_overruled(config), *TRAPS.remarks(seen, config.origins))
+        return (*assumed, *_find_overrules(config), *TRAPS.remarks(seen, config.origins))
 
     def missing(self, config: Config) -> Iterator[Finding]:
         """Yield findings on missing arguments without which the parser or the training loop stops.
@@ -395,7 +395,7 @@ class MegatronDialect(PackagedDialect):
         if written.format == "script":
             return Program(written)
         name = str(Path(written.file).with_suffix(SCRIPT))
-        script = self.render(config, "script").named(name)
+        script = self.render(config, "script").under_name(name)
         return Program(
             replace(
                 written,
@@ -406,7 +406,7 @@ class MegatronDialect(PackagedDialect):
             )
         )
 
-    def reworded(self, config: Config, original: Original, was: str) -> str:
+    def reword_for_release(self, config: Config, original: Original, was: str) -> str:
         """Return the text of a script or a file of flags with the new values in place. All other
         bytes stay as they are.
         """
@@ -453,7 +453,7 @@ class MegatronDialect(PackagedDialect):
         return int(isinstance(data, list) and any(str(word).startswith("--") for word in data))
 
 
-def _overruled(config: MegatronConfig) -> Iterator[Finding]:
+def _find_overrules(config: MegatronConfig) -> Iterator[Finding]:
     """Yield findings on given values that Megatron's checks change."""
     for path, value in config.given.items():
         now = config.args.get(path)
@@ -461,7 +461,7 @@ def _overruled(config: MegatronConfig) -> Iterator[Finding]:
             turned = (
                 "moves this value into other settings"
                 if now is None
-                else f"turns {shown(value)} into {shown(now)}"
+                else f"turns {show_value(value)} into {show_value(now)}"
             )
             message = f"Megatron {config.version} {turned}"
             yield Finding(

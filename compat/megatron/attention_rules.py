@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge.meaning import shared_width
 from bridge.rules import Context, Group, convert
-from compat.megatron.patterns import all_but_last_of, blocks, fits, spelled
+from compat.megatron.patterns import all_but_last_of, blocks, fits, spell_pattern
 
 SCRIPT = "the model is defined by the training script"
 LATENT, KV_RANK = "multi_latent_attention", "model.attention.latent.kv_rank"
@@ -78,7 +78,7 @@ HEADS = convert(
 # Windows
 
 
-def _left(values: Group) -> int | None:
+def _window_before(values: Group) -> int | None:
     """Return the number of earlier tokens that a token attends to; None if it attends to all of
     them.
     """
@@ -88,7 +88,7 @@ def _left(values: Group) -> int | None:
 
 
 def _read_window(values: Group, context: Context) -> Group:
-    left = _left(values)
+    left = _window_before(values)
     if left is None:
         return {}
     windowed = blocks(
@@ -104,7 +104,7 @@ def _write_window(values: Group, context: Context) -> Group:
         return {}
     some = None if windowed is None or all(windowed) else windowed
     skipped = (
-        {"window_attn_skip_freq": spelled(some, values.get("model.layers"), all_but_last_of)}
+        {"window_attn_skip_freq": spell_pattern(some, values.get("model.layers"), all_but_last_of)}
         if some
         else {}
     )
@@ -118,7 +118,7 @@ WINDOW = convert(
     _write_window,
     sees=("num_layers", "model.layers"),
     blurs=lambda values: (
-        _left(values) is not None
+        _window_before(values) is not None
         and not fits(values.get("window_attn_skip_freq"), values.get("num_layers"))
     ),
     carries={"window_size": f"{ATTENTION}window", "window_attn_skip_freq": f"{ATTENTION}windowed"},

@@ -11,10 +11,10 @@ from bridge.rules import (
     Group,
     Rule,
     convert,
-    counted,
+    count_rule,
     each_only_ours,
+    opposite_switch,
     rename,
-    switched_off,
 )
 from compat.megatron.learning_rate import ROUNDED, as_counted, becomes, steps
 
@@ -88,7 +88,7 @@ def _on(theirs: str, ours: str) -> Rule:
     )
 
 
-def _named(theirs: str, ours: str) -> Rule:
+def _rename_rule(theirs: str, ours: str) -> Rule:
     """Return a rule for an argument that is a name. An empty string means that there is no name."""
     return convert(
         theirs,
@@ -151,10 +151,10 @@ RULES = (
     rename("seed", "run.seed", source="initialize.py: _set_random_seed"),
     COLLECTS,
     TIMEOUT,
-    counted("log_interval", "run.log_interval"),
-    counted("save_interval", "run.save_interval", never=None),
-    counted("eval_interval", "run.eval_interval"),
-    counted("num_workers", "run.loaders"),
+    count_rule("log_interval", "run.log_interval"),
+    count_rule("save_interval", "run.save_interval", never=None),
+    count_rule("eval_interval", "run.eval_interval"),
+    count_rule("num_workers", "run.loaders"),
     convert(
         "distributed_backend",
         "run.backend",
@@ -179,17 +179,17 @@ RULES = (
         effect=EFFECTS["run.exit_interval"],
         source="training.py: checkpoint_and_decide_exit",
     ),
-    counted("eval_iters", "run.eval_steps"),
+    count_rule("eval_iters", "run.eval_steps"),
     SAVES,
     _on("finetune", "run.weights_only"),
     _on("use_cpu_initialization", "run.host_init"),
-    _named("wandb_project", "run.project"),
-    _named("wandb_entity", "run.entity"),
+    _rename_rule("wandb_project", "run.project"),
+    _rename_rule("wandb_entity", "run.entity"),
     RESUMED,
-    switched_off("no_save_optim", "run.save_optimizer"),
-    switched_off("no_save_rng", "run.save_random"),
-    switched_off("no_load_optim", "run.load_optimizer"),
-    switched_off("no_load_rng", "run.load_random"),
+    opposite_switch("no_save_optim", "run.save_optimizer"),
+    opposite_switch("no_save_rng", "run.save_random"),
+    opposite_switch("no_load_optim", "run.load_optimizer"),
+    opposite_switch("no_load_rng", "run.load_random"),
     *each_only_ours("run.epochs", note="Megatron counts steps or samples, not epochs"),
     *each_only_ours("run.timers", note="Megatron selects timers by level (--timing-log-level), not by a switch"),
 )

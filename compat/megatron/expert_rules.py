@@ -8,7 +8,7 @@ from __future__ import annotations
 from bridge.rules import Context, Group, convert
 from compat.megatron.attention_rules import SCRIPT
 from compat.megatron.exactly import undone
-from compat.megatron.patterns import blocks, first_of, fits, listed, spelled
+from compat.megatron.patterns import blocks, first_of, fits, spell_pattern, values_as_list
 
 MOE, COUNT = "model.moe.", "model.experts"
 BALANCE = {
@@ -54,7 +54,7 @@ def _write_sizes(values: Group, context: Context) -> Group:
             if values.get(f"{MOE}shared_gate") and values.get(f"{MOE}shared_ffn")
             else {}
         ),
-        "moe_layer_freq": spelled(layers, values.get("model.layers"), first_of)
+        "moe_layer_freq": spell_pattern(layers, values.get("model.layers"), first_of)
         if layers and not all(layers)
         else None,
     }
@@ -107,7 +107,7 @@ def _read_router(values: Group, context: Context) -> Group:
     )
     return {
         f"{MOE}score": score if score in SCORES else None,
-        f"{MOE}normalised": None if "sinkhorn" in listed(values, KIND) else sums_to_one,
+        f"{MOE}normalised": None if "sinkhorn" in values_as_list(values, KIND) else sums_to_one,
         f"{MOE}scale": factor if factor and factor > 0 else None,
         f"{MOE}groups": values.get("moe_router_num_groups") if grouped else None,
         f"{MOE}top_groups": grouped,
@@ -193,7 +193,7 @@ def _read_balance(values: Group, context: Context) -> Group:
     if not values.get("num_experts") or KIND not in values:
         return {}
     # Not strict: lists of different lengths are for TransformerConfig to refuse.
-    pairs = list(zip(listed(values, KIND), listed(values, COEFFICIENT), strict=False))
+    pairs = list(zip(values_as_list(values, KIND), values_as_list(values, COEFFICIENT), strict=False))
     kind, coefficient = next(
         (pair for pair in pairs if pair[1]), pairs[0] if pairs else (None, None)
     )
@@ -223,9 +223,9 @@ def _several(values: Group) -> bool:
     loss.
     """
     return bool(values.get("num_experts")) and (
-        sum(bool(number) for number in listed(values, COEFFICIENT)) > 1
-        or any(number is not None and number < 0 for number in listed(values, COEFFICIENT))
-        or "quantile_balancing" in listed(values, KIND)
+        sum(bool(number) for number in values_as_list(values, COEFFICIENT)) > 1
+        or any(number is not None and number < 0 for number in values_as_list(values, COEFFICIENT))
+        or "quantile_balancing" in values_as_list(values, KIND)
     )
 
 

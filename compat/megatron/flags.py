@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bridge import limits
-from bridge.config import brief, shown
+from bridge.config import brief, show_value
 from bridge.errors import nearest
 from compat.megatron import releases
 from compat.megatron.releases import MAIN, RELEASES, Flag
@@ -149,7 +149,7 @@ def parse(
     values and unknown flags are in `unknown` instead. If `fixed` is given, a value that is not
     among the choices is in `foreign` instead, unless its argument is in `fixed`.
     """
-    reader = _Reader(list(flags), version, list(lines), opaque, needed, loose, fixed)
+    reader = _FlagReader(list(flags), version, list(lines), opaque, needed, loose, fixed)
     reader.read()
     if not lenient:
         reader.problems += islice(_leftovers(reader), limits.PROBLEMS + 1)
@@ -188,7 +188,7 @@ _DASHES = _Mark("dashes")
 
 
 @dataclass(slots=True)
-class _Reader:
+class _FlagReader:
     words: list[str]
     version: str
     lines: list[int | None] = field(default_factory=list)
@@ -356,7 +356,7 @@ def _wrong_number(flag: Flag, attached: str | None, found: int) -> str | None:
     if flag.action == "help":
         return "found a request for the help text; leave it out"
     if attached is not None and most == 0:
-        return f"found the value {shown(attached)}; expected no value; write the flag alone"
+        return f"found the value {show_value(attached)}; expected no value; write the flag alone"
     if attached == "--":
         return "found -- (the end of all flags); expected a value"
     if found >= least:
@@ -388,11 +388,11 @@ def _convert(flag: Flag, text: str) -> Any:
     try:
         value = read(text)
     except ValueError as error:
-        raise ValueError(f"found {shown(text)}; expected {expected}") from error
+        raise ValueError(f"found {show_value(text)}; expected {expected}") from error
     if flag.choices and value not in flag.choices:
         known = ", ".join(map(str, flag.choices))
         raise ForeignValue(
-            f"found {shown(text)}; expected one of {known}{nearest(text, map(str, flag.choices))}"
+            f"found {show_value(text)}; expected one of {known}{nearest(text, map(str, flag.choices))}"
         )
     return value
 
@@ -413,7 +413,7 @@ def _pattern(text: str) -> Any:
     function refuses all other expressions.
     """
     try:
-        return _listed(_evaluate(ast.parse(text, mode="eval").body))
+        return _tuples_to_lists(_evaluate(ast.parse(text, mode="eval").body))
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError("not a list of numbers") from error
 
@@ -439,8 +439,8 @@ def _evaluate(node: ast.expr) -> Any:
     raise ValueError("expected lists, sums and repetitions of whole numbers only")
 
 
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, list | tuple) else value
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _times(left: Any, right: Any) -> Any:
@@ -486,7 +486,7 @@ _TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
-def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
+def _leftovers(reader: _FlagReader) -> Iterator[tuple[int, str]]:
     """Yield a problem for each unknown flag with its values, and for each value without a flag."""
     last = -2  # index of the last word that is an unknown flag, or a value behind one
     for index in reader.extras:
@@ -505,9 +505,9 @@ def _leftovers(reader: _Reader) -> Iterator[tuple[int, str]]:
         elif not follows and not (index - 1 in reader.extras and _alike(reader, index - 1, index)):
             further = _further(reader, index)
             words = (
-                f"{shown(reader.words[index])} and {further} more word{'' if further == 1 else 's'}"
+                f"{show_value(reader.words[index])} and {further} more word{'' if further == 1 else 's'}"
                 if further
-                else shown(reader.words[index])
+                else show_value(reader.words[index])
             )
             yield (
                 index,
@@ -521,7 +521,7 @@ SPLIT = (
 )
 
 
-def _alike(reader: _Reader, first: int, second: int) -> bool:
+def _alike(reader: _FlagReader, first: int, second: int) -> bool:
     """Whether two neighbouring words are on one line and are both values without a flag."""
     lines = [reader.lines[at] if at < len(reader.lines) else None for at in (first, second)]
     return lines[0] == lines[1] and all(
@@ -529,7 +529,7 @@ def _alike(reader: _Reader, first: int, second: int) -> bool:
     )
 
 
-def _further(reader: _Reader, index: int) -> int:
+def _further(reader: _FlagReader, index: int) -> int:
     """Return the number of further values without a flag that directly follow the word at `index`.
     """
     end = index
@@ -538,7 +538,7 @@ def _further(reader: _Reader, index: int) -> int:
     return end - index
 
 
-def _after(reader: _Reader, index: int) -> str:
+def _after(reader: _FlagReader, index: int) -> str:
     """Return the message for a value that belongs to no flag; it names the flag before the value.
     """
     # The flag, or the loose word, that stands last before the value.

@@ -49,7 +49,7 @@ def _text(name: str) -> Callable[[str | None], Values]:
     return lambda text: {name: text}
 
 
-def _gone(
+def _removal_rows(
     source: str, note: str, *options: str, takes: bool = False, effect: Effect = Effect.NONE
 ) -> Iterator[Removed]:
     """Return rows for removed flags that no setting replaces."""
@@ -88,54 +88,54 @@ ROWS: tuple[Removed, ...] = (
         "--use-checkpoint-lr-scheduler", _sets(use_checkpoint_opt_param_scheduler=True), "v2.6"
     ),
     Removed("--override-lr-scheduler", _sets(override_opt_param_scheduler=True), "v2.6"),
-    *_gone("23.06", DEFAULT, "--no-query-key-layer-scaling", "--overlap-p2p-communication"),
-    *_gone("v2.0", DEFAULT, "--bias-gelu-fusion", "--bias-dropout-fusion"),
-    *_gone("v2.0", KERNEL, "--scaled-masked-softmax-fusion", takes=True, effect=Effect.COST),
-    *_gone(
+    *_removal_rows("23.06", DEFAULT, "--no-query-key-layer-scaling", "--overlap-p2p-communication"),
+    *_removal_rows("v2.0", DEFAULT, "--bias-gelu-fusion", "--bias-dropout-fusion"),
+    *_removal_rows("v2.0", KERNEL, "--scaled-masked-softmax-fusion", takes=True, effect=Effect.COST),
+    *_removal_rows(
         "v2.0",
         KERNEL,
         "--scaled-upper-triang-masked-softmax-fusion",
         takes=True,
         effect=Effect.COST,
     ),
-    *_gone(
+    *_removal_rows(
         "v2.6",
         "Megatron has only its own gradient reduction today",
         "--DDP-impl",
         takes=True,
         effect=Effect.ROUNDING,
     ),
-    *_gone(
+    *_removal_rows(
         "v2.6",
         "the flag only changes where gradients are stored",
         "--no-contiguous-buffers-in-local-ddp",
         effect=Effect.COST,
     ),
-    *_gone(
+    *_removal_rows(
         "v2.5",
         "the flag only changes where gradients are stored",
         "--use-contiguous-buffers-in-ddp",
         effect=Effect.COST,
     ),
-    *_gone(
+    *_removal_rows(
         "v2.6",
         "the flag only changes how stages send activations",
         "--no-scatter-gather-tensors-in-pipeline",
         effect=Effect.COST,
     ),
-    *_gone(
+    *_removal_rows(
         "2024-03",
         "the flag changes only the time of communication",
         "--delay-param-gather",
         "--no-delay-grad-reduce",
         effect=Effect.COST,
     ),
-    *_gone(
+    *_removal_rows(
         "2024-03", LOG, "--log-batch-size-to-tensorboard", "--no-log-learnig-rate-to-tensorboard"
     ),
-    *_gone("v2.6", DATA, "--data-impl", takes=True),
-    *_gone("23.06", DATA, "--mmap-warmup"),
-    *_gone("v2.6", "the launcher passes the flag to each process", "--local_rank", takes=True),
+    *_removal_rows("v2.6", DATA, "--data-impl", takes=True),
+    *_removal_rows("23.06", DATA, "--mmap-warmup"),
+    *_removal_rows("v2.6", "the launcher passes the flag to each process", "--local_rank", takes=True),
 )
 """All removed flags.
 
@@ -167,7 +167,7 @@ class Meant:
         return self.row.says(self.value)
 
 
-def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) -> Iterator[Meant]:
+def find_removed_flags(words: Sequence[str], extras: Container[int], ended: Iterable[int]) -> Iterator[Meant]:
     """Yield the removed flags among `words`.
 
     `extras` has the indices of words that the parser does not know. `ended` has the indices of
@@ -191,7 +191,7 @@ def meant(words: Sequence[str], extras: Container[int], ended: Iterable[int]) ->
             yield Meant(row, place, 1 + int(row.takes and not tied), value)
 
 
-def joined(found: Sequence[Meant]) -> dict[str, Any]:
+def join_flags(found: Sequence[Meant]) -> dict[str, Any]:
     """Return the arguments that several removed flags set together.
 
     A recomputation method implies 1 layer, unless a flag sets the number of layers. A number of

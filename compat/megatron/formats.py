@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bridge import launching
-from bridge.config import Values, brief, shown
+from bridge.config import Values, brief, show_value
 from bridge.dialect import Reading, flags_of
 from bridge.errors import TranslationError, nearest
 from bridge.files import Document, Launch, Script, check_nested, load
 from bridge.files.yaml import plain_scalar
-from bridge.findings import LEFT_OUT, Finding, Origin, assumed, unknown
+from bridge.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
 from bridge.rules import EFFECTS, Effect, effects
 from compat.megatron import flags, forks, leftovers, live, options, releases, sections
 
@@ -97,7 +97,7 @@ the element.
 """
 
 
-def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
+def unwrap_lists(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `UNWRAPPED` whose value is a list of one element, with the element as
     value.
     """
@@ -110,7 +110,7 @@ def unwrapped(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spoken(words: Words, version: str, lenient: bool) -> Read:
     """Read words with the parser of release `version`."""
-    needed, fixed = _needed() if words.opaque else (), _fixed() if lenient else None
+    needed, fixed = _arguments_that_matter() if words.opaque else (), _arguments_to_fix() if lenient else None
     parsed = flags.parse(
         words.words, version, lenient, words.lines, words.opaque, needed, words.loose, fixed
     )
@@ -122,7 +122,7 @@ def _spoken(words: Words, version: str, lenient: bool) -> Read:
         for dest, value in parsed.given.items()
         if dest not in forks.ENDED or not older.covers(parsed.flags[dest])
     }
-    given |= unwrapped(given)
+    given |= unwrap_lists(given)
     # A flag of today wins over what a removed one means.
     values = {**given, **{dest: value for dest, value in older.values.items() if dest not in given}}
     origins = {dest: _origin(spot, words) for dest, spot in parsed.flags.items() if dest in given}
@@ -171,7 +171,7 @@ def _remarks(
         yield Finding(
             dest, message, Effect.NUMBERS, True, origin=_origin(parsed.flags[dest], words)
         )
-    yield from (_meant(flag, words, given) for flag in older.found)
+    yield from (_finding_on_removed(flag, words, given) for flag in older.found)
     yield from _unknown(parsed, words, older)
     # Values that are not among the choices, of arguments that no plan field needs.
     yield from (
@@ -179,7 +179,7 @@ def _remarks(
         for dest, message, spot in parsed.foreign
     )
     yield from (_opaque(path, index, words) for path, index in parsed.opaque)
-    yield from filter(None, (_spelled(dest, spot, words) for dest, spot in parsed.flags.items()))
+    yield from filter(None, (_finding_on_open_text(dest, spot, words) for dest, spot in parsed.flags.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +205,14 @@ def _older(parsed: flags.Parsed, words: Words) -> Older:
     # `extras` leaves out the words that only a run completes; behind a removed flag, such a word is
     # its value.
     extras = {*parsed.extras, *words.opaque}
-    flaws = {flag: _ill_typed(flag, words) for flag in forks.meant(words.words, extras, ended)}
+    flaws = {flag: _ill_typed(flag, words) for flag in forks.find_removed_flags(words.words, extras, ended)}
     found = tuple(flag for flag, flaw in flaws.items() if not flaw)
     origins = {
         dest: Origin(words.lines[flag.place], flag.row.option)
         for flag in found
         for dest in flag.values
     }
-    return Older(found, forks.joined(found), origins, tuple(filter(None, flaws.values())))
+    return Older(found, forks.join_flags(found), origins, tuple(filter(None, flaws.values())))
 
 
 def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
@@ -235,7 +235,7 @@ def _ill_typed(flag: forks.Meant, words: Words) -> str | None:
     return None
 
 
-def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
+def _finding_on_removed(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding:
     """Return the finding on a removed flag. The flag was translated, left out, or overridden by a
     newer flag.
     """
@@ -250,11 +250,11 @@ def _meant(flag: forks.Meant, words: Words, given: Mapping[str, Any]) -> Finding
         return Finding(
             option, f"{gone}; left out: {flag.row.note}", flag.row.effect, True, origin=origin
         )
-    read = ", ".join(f"{dest} {shown(value)}" for dest, value in flag.values.items())
+    read = ", ".join(f"{dest} {show_value(value)}" for dest, value in flag.values.items())
     return Finding(option, f"{gone}; read as {read}", flag.row.effect, True, origin=origin)
 
 
-def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
+def _finding_on_open_text(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
     """Return the finding on a text that is only known when the script runs, and that is written as
     the script spells it.
     """
@@ -265,7 +265,7 @@ def _spelled(dest: str, spot: flags.Spot, words: Words) -> Finding | None:
 
 
 @cache
-def _needed() -> frozenset[str]:
+def _arguments_that_matter() -> frozenset[str]:
     """Return the names of arguments that affect the numbers or the layout of a run. The plan fields
     that an argument sets decide this.
     """
@@ -301,12 +301,12 @@ SIZES = frozenset(
 
 
 @cache
-def _fixed() -> frozenset[str]:
+def _arguments_to_fix() -> frozenset[str]:
     """Return the arguments whose value a script must not leave open: those that affect the numbers
     or the layout of a run, and the formats below 16 bits.
     """
     low = (dest for dest in options.groups() if leftovers.why(dest).note == leftovers.LOW.note)
-    return _needed().union(low)
+    return _arguments_that_matter().union(low)
 
 
 @cache
@@ -362,12 +362,12 @@ def _unknown(parsed: flags.Parsed, words: Words, older: Older) -> Iterator[Findi
     # ModelOpt reads its flags only if one of these turns it on.
     on = any(word.partition("=")[0] in flags.MODELOPT_ON for word in words.words)
     yield from (
-        _left_over([words.words[index] for index in group], words.lines[group[0]], on)
+        _finding_on_unknown([words.words[index] for index in group], words.lines[group[0]], on)
         for group in groups
     )
 
 
-def _left_over(group: Sequence[str], line: int | None, on: bool) -> Finding:
+def _finding_on_unknown(group: Sequence[str], line: int | None, on: bool) -> Finding:
     """Return the finding on an unknown flag with its values. A flag of ModelOpt has no effect if
     ModelOpt is not `on`.
     """
@@ -390,7 +390,7 @@ def words_of(document: Document, version: str) -> Words:
             Finding(word, message, Effect.NUMBERS, True, origin=Origin(line))
             for line, word, message in document.data.strays()
         ]
-        found = (*strays, *assumed(document.data, launch))
+        found = (*strays, *find_unread_sources(document.data, launch))
         return Words(
             launch.texts,
             list(launch.lines),
@@ -401,12 +401,12 @@ def words_of(document: Document, version: str) -> Words:
             program=program_of(launch),
         )
     if isinstance(document.data, list):
-        return _listed(document)
+        return _words_of_list(document)
     args = document.data.get(RECIPE)
     if args is None:
         return _recipe(document, document.data, (), version)
     if not isinstance(args, Mapping):
-        problem = f"{RECIPE}: found {shown(args)}, expected a mapping of flags to values"
+        problem = f"{RECIPE}: found {show_value(args)}, expected a mapping of flags to values"
         return Words([], [], problems=(f"{document.name}: {problem}",))
     return _recipe(document, args, (RECIPE,), version)
 
@@ -427,14 +427,14 @@ def launch_of(script: Script) -> Launch:
     return script.launch(is_launch, "flags of Megatron")
 
 
-def _listed(document: Document) -> Words:
+def _words_of_list(document: Document) -> Words:
     wrong = [
         item
         for item in document.data
         if not isinstance(item, str | int | float) or isinstance(item, bool)
     ]
     if wrong:
-        problem = f"found {shown(wrong[0])} in a list of flags; expected words such as --bf16"
+        problem = f"found {show_value(wrong[0])} in a list of flags; expected words such as --bf16"
         return Words([], [], problems=(f"{document.name}: {problem}",))
     words = [item if isinstance(item, str) else repr(item) for item in document.data]
     return Words(words, [document.line(index) for index in range(len(words))])
@@ -475,7 +475,7 @@ def _words(
 
 def _value_words(value: Any, flag: releases.Flag | None, spelling: str | None) -> Iterator[str]:
     if isinstance(value, Mapping):
-        raise ValueError(f"found {shown(value)}, expected a value or a list of values")
+        raise ValueError(f"found {show_value(value)}, expected a value or a list of values")
     if isinstance(value, list | tuple):
         yield from (item if isinstance(item, str) else repr(item) for item in value)
     elif not isinstance(value, str):
@@ -505,7 +505,7 @@ def _oddities(document: Document, at: tuple[str, ...]) -> Iterator[Finding]:
             first, second = duplicate.lines
             message = (
                 f"written twice (lines {first} and {second}); "
-                f"YAML loaders keep the last value, and {shown(duplicate.replaced)} is lost"
+                f"YAML loaders keep the last value, and {show_value(duplicate.replaced)} is lost"
             )
             yield Finding(
                 str(duplicate.key[-1]), message, Effect.NUMBERS, True, origin=Origin(second)
@@ -540,7 +540,7 @@ def flag_lines(given: Mapping[str, Any], version: str) -> list[tuple[str, ...]]:
     for dest, value in given.items():
         line = options.option_for(version, dest, value)
         if line is None:
-            problems.append(f"{dest}: no flag of Megatron {version} sets it to {shown(value)}")
+            problems.append(f"{dest}: no flag of Megatron {version} sets it to {show_value(value)}")
         else:
             found.append(line)
     TranslationError.raise_if(problems)
@@ -605,17 +605,17 @@ def yaml_line(option: str, *values: str, version: str) -> str:
     option by `=`; several values become a list.
     """
     if not values:
-        return f"{_quoted(option) if '=' in option else option}: true"
+        return f"{_quote_yaml(option) if '=' in option else option}: true"
     if len(values) > 1:
         plain = all(re.fullmatch(r"[\w./:-]+", value) for value in values)
         return f"{option}: " + (
-            _quoted(f"[{' '.join(values)}]") if plain else f"[{', '.join(map(_quoted, values))}]"
+            _quote_yaml(f"[{' '.join(values)}]") if plain else f"[{', '.join(map(_quote_yaml, values))}]"
         )
     many = releases.flags(version)[option].nargs is not None
     # The runner's shell must hand the word on unchanged.
     kept = _shell_words(values[0], many) == [values[0]]
     return (
-        f"{option}: {_scalar(values[0])}" if kept else f"{_quoted(f'{option}={values[0]}')}: true"
+        f"{option}: {_scalar(values[0])}" if kept else f"{_quote_yaml(f'{option}={values[0]}')}: true"
     )
 
 
@@ -628,13 +628,13 @@ def _scalar(value: str) -> str:
         isinstance(loaded, int | float) and not isinstance(loaded, bool) and repr(loaded) == value
     )
     word = re.fullmatch(r"[A-Za-z_/][\w./-]*", value) and value.lower() not in YAML_WORDS
-    return value if number or word else _quoted(value)
+    return value if number or word else _quote_yaml(value)
 
 
 YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 
 
-def _quoted(value: str) -> str:
+def _quote_yaml(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 

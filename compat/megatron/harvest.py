@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.harvest.code import declared, plain
+from bridge.harvest.code import fields_of_class, plain
 from bridge.harvest.rows import Facts, Row
 from bridge.harvest.source import Package, Tree
 
@@ -66,7 +66,7 @@ def facts(tree: Tree) -> Facts:
     fields = [
         {"class": name, **row}
         for name, file in CLASSES.items()
-        for row in declared(tree.folder / file, name)
+        for row in fields_of_class(tree.folder / file, name)
     ]
     return Facts(
         {"flags.json": flags, "classes.json": fields},

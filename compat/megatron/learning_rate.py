@@ -101,14 +101,14 @@ def becomes(path: str, values: Group) -> str:
     if not value:
         return ""
     if path.endswith("_samples") and batch:
-        return _rounded(f"{value} samples", value / batch, max(1, round(value / batch)))
+        return _rounding_text(f"{value} samples", value / batch, max(1, round(value / batch)))
     total = steps(values, "lr_decay") or steps(values, "train")
     if path == "lr_warmup_fraction" and total:
-        return _rounded(f"{value} of {total} steps", value * total, round(value * total))
+        return _rounding_text(f"{value} of {total} steps", value * total, round(value * total))
     return ""
 
 
-def _rounded(given: str, exact: float, whole: int) -> str:
+def _rounding_text(given: str, exact: float, whole: int) -> str:
     if exact == whole:
         return ""
     # One decimal would show 1999.98 as 2000.0, the rounded number itself.

@@ -11,12 +11,12 @@ from enum import Enum
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from bridge.config import Values, shown, tuples
+from bridge.config import Values, show_value, tuples
 from bridge.dialect import Reading
 from bridge.errors import VersionError
 from bridge.findings import unknown
 from compat.megatron import objects, options, releases
-from compat.megatron.arguments.steps import OPEN, named
+from compat.megatron.arguments.steps import OPEN, member_name
 from compat.megatron.objects import fields
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ def read(source: Any, cls: str, version: str) -> Reading:
         if name in known and (name not in opaque or name == ACTIVATION)
     }
     # The object holds the default function, of which the class's facts have only the name.
-    if plain.get(ACTIVATION) == named(known.get(ACTIVATION)):
+    if plain.get(ACTIVATION) == member_name(known.get(ACTIVATION)):
         del plain[ACTIVATION]
     given = {
-        options.RENAMED.get(name, name): value for name, value in _said(plain, cls, version).items()
+        options.RENAMED.get(name, name): value for name, value in _set_fields(plain, cls, version).items()
     }
     # A class of the user's own, or of another release, may have more fields than ours.
     more = {name: _plain(value) for name, value in held.items() if name not in known}
     message = f"{cls} of Megatron {version} does not have this field"
     findings = tuple(
-        unknown(name, message, shown(value))
+        unknown(name, message, show_value(value))
         for name, value in more.items()
         if not _by_default(name, value, cls)
     )
@@ -71,7 +71,7 @@ def _by_default(name: str, value: Any, cls: str) -> bool:
     return any(name in table and tuples(table[name]) == tuples(value) for table in tables)
 
 
-def _said(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
+def _set_fields(plain: Mapping[str, Any], cls: str, version: str) -> dict[str, Any]:
     """Return the fields of a live object that somebody must have set, because they are neither
     defaults nor derived from other fields.
     """
@@ -142,7 +142,7 @@ def model_parallel(given: Mapping[str, Any], cls: str, version: str) -> dict[str
     }
 
 
-def installed_version() -> str | None:
+def release_of_package() -> str | None:
     """Return the release of the installed Megatron-Core; None if it is not installed."""
     try:
         return metadata.version("megatron-core")
@@ -156,7 +156,7 @@ def model_parallel_config(config: MegatronConfig) -> Any:
 
     Raises `VersionError` if megatron-core is not installed, or if another release is installed.
     """
-    installed = installed_version()
+    installed = release_of_package()
     if installed is None:
         raise VersionError(
             f"megatron-core: not installed; this config is for {config.version}: pip install megatron-core=={config.version}"

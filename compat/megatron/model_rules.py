@@ -427,7 +427,7 @@ PREDICTED = convert(
     lambda values, context: {"model.predicted": values.get("mtp_num_layers") or None},
     lambda values, context: (
         {"mtp_num_layers": values.get("model.predicted") or None}
-        if not rotary_rules.stretched(values, context)
+        if not rotary_rules.is_yarn(values, context)
         else {}
     ),
     effect=EFFECTS["model.predicted"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-from bridge.moves import Move, Words, renamed, switched
+from bridge.moves import Move, Words, rename_setting, switch_to_value
 from compat.megatron.releases import MAIN
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -83,14 +83,14 @@ def _variant(given: Words, old: str, new: str) -> Words:
 
 
 MOVES: tuple[Move, ...] = (
-    renamed("use_custom_fsdp", "use_megatron_fsdp", "0.14.0", source="arguments.py"),
-    renamed(
+    rename_setting("use_custom_fsdp", "use_megatron_fsdp", "0.14.0", source="arguments.py"),
+    rename_setting(
         "keep_fp8_transpose_cache_when_using_custom_fsdp",
         "keep_fp8_transpose_cache",
         "0.14.0",
         source="arguments.py",
     ),
-    switched(
+    switch_to_value(
         "enable_cuda_graph",
         "cuda_graph_impl",
         "local",
@@ -98,7 +98,7 @@ MOVES: tuple[Move, ...] = (
         "deprecated",
         "arguments.py, validate_args",
     ),
-    switched(
+    switch_to_value(
         "external_cuda_graph",
         "cuda_graph_impl",
         "transformer_engine",
@@ -106,7 +106,7 @@ MOVES: tuple[Move, ...] = (
         "deprecated",
         "arguments.py, validate_args",
     ),
-    switched(
+    switch_to_value(
         "moe_enable_deepep",
         "moe_flex_dispatcher_backend",
         "deepep",

@@ -189,11 +189,11 @@ def _line(flag: Flag, value: Any) -> tuple[str, ...] | None:
         return None
     words = [_word(flag, item) for item in values]
     return (
-        _joined(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
+        _join_words(flag.options[0], words) if all(flags.takes(flag, word) for word in words) else None
     )
 
 
-def _joined(option: str, words: list[str]) -> tuple[str, ...] | None:
+def _join_words(option: str, words: list[str]) -> tuple[str, ...] | None:
     """Return the words of an option with its values, or None if the parser could not read them.
 
     A value that looks like an option has to be attached with `=`, which works only for a single

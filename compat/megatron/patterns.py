@@ -15,7 +15,7 @@ feature.
 """
 
 
-def listed(values: Mapping[str, Any], name: str) -> list[Any]:
+def values_as_list(values: Mapping[str, Any], name: str) -> list[Any]:
     """Return the values of an argument as a list. A single value becomes a list of one element."""
     found = values.get(name)
     return list(found) if isinstance(found, list | tuple) else [found]
@@ -56,7 +56,7 @@ def blocks(
     return None if all(found) else found
 
 
-def spelled(
+def spell_pattern(
     found: tuple[bool, ...], layers: int | None, every: Every, inverted: bool = False
 ) -> int | list[int]:
     """Return the shortest value for a pattern: a frequency, if one fits the pattern and divides the

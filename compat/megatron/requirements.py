@@ -11,7 +11,7 @@ REFUSED = "Megatron refuses to start without this setting"
 CHECKPOINT = "arguments.py: load_args_from_checkpoint"
 
 
-def _stored(given: Mapping[str, Any]) -> bool:
+def _sizes_from_checkpoint(given: Mapping[str, Any]) -> bool:
     """Whether the sizes of the model come from the checkpoint."""
     return bool(given.get("use_checkpoint_args"))
 
@@ -30,15 +30,15 @@ NEEDS = (
         REFUSED,
         VALIDATE,
         unless=lambda given: (
-            _stored(given)
+            _sizes_from_checkpoint(given)
             or bool(given.get("hybrid_layer_pattern") or given.get("hybrid_override_pattern"))
         ),
     ),
     *(
-        Need((name,), REFUSED, f"{VALIDATE}, required_args", unless=_stored)
+        Need((name,), REFUSED, f"{VALIDATE}, required_args", unless=_sizes_from_checkpoint)
         for name in ("hidden_size", "num_attention_heads", "max_position_embeddings")
     ),
-    Need(("seq_length", "encoder_seq_length"), REFUSED, VALIDATE, unless=_stored),
+    Need(("seq_length", "encoder_seq_length"), REFUSED, VALIDATE, unless=_sizes_from_checkpoint),
     Need(
         ("lr",),
         "training stops when it builds the optimizer",

@@ -12,7 +12,7 @@ from bridge.files import Document, Script, edit_entries, parse
 from bridge.files.shell import Pieces, edit
 from bridge.files.words import load_words, pieces
 from compat.megatron import flags, options, releases, sections
-from compat.megatron.formats import Words, launch_of, reading_of, unwrapped, words_of, yaml_line
+from compat.megatron.formats import Words, launch_of, reading_of, unwrap_lists, words_of, yaml_line
 
 Range = tuple[int, int]
 
@@ -28,7 +28,7 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
     if like.format == "yaml":
         return _entries(given, text, like, was, version)
     words = words_of(like, was)
-    parsed = _parsed(words, was)
+    parsed = _parse_words(words, was)
     put, added = _changes(parsed, given, words.words, version)
     if not put and not added:
         return text
@@ -40,8 +40,8 @@ def rewritten(given: Mapping[str, Any], text: str, like: Document, was: str, ver
         words_there = (
             launch_of(like.data).words if isinstance(like.data, Script) else pieces(text, like.name)
         )
-        new = _edited(text, words_there, put, added, anchor)
-        if new is not None and _given(new, like, version) == dict(given):
+        new = _edit_or_none(text, words_there, put, added, anchor)
+        if new is not None and _values_of_text(new, like, version) == dict(given):
             return new
     raise TranslationError(
         f"{like.name}: the words of this file cannot be changed in place; write flags or a new script"
@@ -95,9 +95,9 @@ def plain(value: Any) -> str:
     return repr(value) if isinstance(value, bool | int | float) else json.dumps(value)
 
 
-def _parsed(words: Words, version: str) -> flags.Parsed:
+def _parse_words(words: Words, version: str) -> flags.Parsed:
     parsed = flags.parse(words.words, version, True, words.lines, words.opaque, (), words.loose)
-    return replace(parsed, given={**parsed.given, **unwrapped(parsed.given)})
+    return replace(parsed, given={**parsed.given, **unwrap_lists(parsed.given)})
 
 
 def _changes(
@@ -130,7 +130,7 @@ def _line(dest: str, value: Any, before: Sequence[str], version: str) -> Sequenc
     return (f"{line[0]}={line[1]}",) if tied else line
 
 
-def _edited(
+def _edit_or_none(
     text: str,
     words: Sequence[Pieces],
     put: Mapping[Range, Sequence[str]],
@@ -143,7 +143,7 @@ def _edited(
         return None
 
 
-def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
+def _values_of_text(text: str, like: Document, version: str) -> dict[str, Any] | None:
     """Return the values that the edited text sets. None if the text cannot be read, or has an empty
     word.
     """
@@ -153,7 +153,7 @@ def _given(text: str, like: Document, version: str) -> dict[str, Any] | None:
             if isinstance(like.data, Script)
             else load_words(text).data
         )
-        parsed = _parsed(words_of(replace(like, data=data), version), version)
+        parsed = _parse_words(words_of(replace(like, data=data), version), version)
         # An empty word among the unknown ones is what a removed flag left behind.
         return dict(parsed.given) if all(parsed.unknown) and not parsed.problems else None
     except BridgeError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.rules import Context, Effect, Group, convert
 from compat.megatron.attention_rules import KV_RANK, LATENT, SCRIPT
-from compat.megatron.patterns import all_but_last_of, blocks, fits, spelled
+from compat.megatron.patterns import all_but_last_of, blocks, fits, spell_pattern
 
 TYPE, POSITIONS, SCALING = (
     "position_embedding_type",
@@ -36,7 +36,7 @@ def turns(values: Group) -> bool:
     return values.get(TYPE) in ROTARY or bool(values.get(LATENT) and TYPE in values)
 
 
-def wanted(values: Group) -> bool:
+def is_rotary(values: Group) -> bool:
     """Whether a plan's positions are rotary. Latent attention always has rotary positions."""
     return values.get(POSITIONS) == "rotary" or bool(values.get(KV_RANK))
 
@@ -59,10 +59,10 @@ def _write_kind(values: Group, context: Context) -> Group:
     kind = values.get(POSITIONS)
     if kind != "rotary":
         return {TYPE: {"learned": "learned_absolute", "none": "none"}.get(kind or "")}
-    return {TYPE: "yarn" if stretched(values, context) else "rope"}
+    return {TYPE: "yarn" if is_yarn(values, context) else "rope"}
 
 
-def stretched(values: Group, context: Context) -> bool:
+def is_yarn(values: Group, context: Context) -> bool:
     """Whether a plan's positions are written as `position_embedding_type` yarn.
 
     With latent attention, `rope_type` selects YaRN instead.
@@ -100,7 +100,7 @@ def _read_base(values: Group, context: Context) -> Group:
 
 
 def _write_base(values: Group, context: Context) -> Group:
-    if not wanted(values):
+    if not is_rotary(values):
         return {}
     base = values.get("model.rotary.base")
     return {
@@ -188,7 +188,7 @@ def _write_some(values: Group) -> Group:
     if turning is None or all(turning):
         return {}
     return {
-        "no_rope_freq": spelled(turning, values.get("model.layers"), all_but_last_of, inverted=True)
+        "no_rope_freq": spell_pattern(turning, values.get("model.layers"), all_but_last_of, inverted=True)
     }
 
 
@@ -259,7 +259,7 @@ MSCALES = {"mscale": f"{SCALING}mscale", "mscale_all_dim": f"{SCALING}mscale_all
 
 
 def _write_scaling(values: Group, context: Context) -> Group:
-    if not wanted(values):
+    if not is_rotary(values):
         return {}
     kind, factor = values.get(KIND), values.get(f"{SCALING}factor")
     latent = bool(values.get(KV_RANK))

@@ -11,7 +11,7 @@ from bridge.rules import (
     Effect,
     Group,
     Rule,
-    completed,
+    complete_rules,
     convert,
     each_only_ours,
     lacks,
@@ -922,4 +922,4 @@ def table() -> tuple[Rule, ...]:
         *missing_rules(),
     )
     # Last, because they take what no row above has named.
-    return completed(mapped, LACKS, options.groups(), leftovers.why)
+    return complete_rules(mapped, LACKS, options.groups(), leftovers.why)

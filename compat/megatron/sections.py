@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from bridge.checks import excludes, positive
-from bridge.config import Values, shown
+from bridge.config import Values, show_value
 from bridge.dialect import Reading
 from bridge.errors import nearest
 from bridge.files import Document
 from bridge.findings import Finding, Origin, unknown
 from bridge.rules import Effect
 from compat.megatron import options, releases
-from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, run, select
+from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, run, select
 from compat.megatron.arguments.training import feed_forward_width, params_dtype
 
 YAML_CFG, CONTAINER = "yaml_cfg", "container"
@@ -84,7 +84,7 @@ def read(
     `_target_` is only read as text, never called.
     """
     entry = kind(document.data) or YAML_CFG
-    reader = _Reader(document, version, entry, lenient or entry == CONTAINER)
+    reader = _SectionReader(document, version, entry, lenient or entry == CONTAINER)
     for section in (MODEL, PARALLEL) if entry == YAML_CFG else CONTAINED:
         reader.section(section, document.data.get(section))
     if entry == YAML_CFG:
@@ -103,7 +103,7 @@ def read(
     return found, () if lenient else tuple(reader.problems)
 
 
-class _Reader:
+class _SectionReader:
     """Collects given values by argument, with lines, findings and problems.
 
     If `open_` is true, unknown keys are left out, with a finding; otherwise they are problems. A
@@ -122,7 +122,7 @@ class _Reader:
         """Read every key of a section; a key with null counts as not given."""
         if values is not None and not isinstance(values, Mapping):
             self.problems.append(
-                f"{self.place(name)}{name}: found {shown(values)}; expected a mapping"
+                f"{self.place(name)}{name}: found {show_value(values)}; expected a mapping"
             )
             return
         strange = [
@@ -144,7 +144,7 @@ class _Reader:
                 unknown(
                     ".".join(place),
                     "Megatron-LM has no such argument",
-                    shown(value),
+                    show_value(value),
                     Origin(self.document.line(*place)),
                 )
             )
@@ -170,7 +170,7 @@ class _Reader:
         fits = TYPES.get(wanted, lambda _: True)(value)
         if not fits:
             self.problems.append(
-                f"{self.place(section, key)}{key}: found {shown(value)}; expected {WORDS[wanted]}"
+                f"{self.place(section, key)}{key}: found {show_value(value)}; expected {WORDS[wanted]}"
             )
             return
         self.given[dest] = float(value) if wanted == "float" else value
@@ -359,11 +359,11 @@ STEPS: tuple[Step, ...] = (
         "overlap_param_gather: needs use_distributed_optimizer and overlap_grad_reduce; set both",
     ),
     excludes("fp16", "bf16", PLACE),
-    derive(PLACE, computed("params_dtype", params_dtype)),
+    derive(PLACE, compute_argument("params_dtype", params_dtype)),
     # validate_yaml knows no gradients in bf16: with bf16 it always accumulates them in fp32.
     derive(
         PLACE,
-        computed(
+        compute_argument(
             "accumulate_allreduce_grads_in_fp32",
             lambda a: bool(a.accumulate_allreduce_grads_in_fp32 or a.bf16),
         ),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.dialect import Config
-from bridge.testing.strategies import Case, Group, Part, words
+from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from compat.megatron import options, releases, stages
 from compat.megatron.arguments.sizes import DIVISORS
 from compat.megatron.formats import UNWRAPPED, flag_lines
@@ -88,7 +88,7 @@ SELDOM = st.sampled_from((False,) * 19 + (True,))
 
 
 @st.composite
-def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw a valid config: sizes and batch first, then groups of settings that fit them."""
     sizes = _sizes(draw, case)
     described = draw(SELDOM) and case.entry == FLAGS and _has(case.version, TEXT)
@@ -104,7 +104,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     return [{**sizes, **_batch(draw, case, sizes)}, *groups]
 
 
-def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
+def _sizes(draw: DrawFn, case: StrategyCase) -> dict[str, int]:
     left, sizes = case.world_size or draw(st.sampled_from((1, 2, 4, 8, 16))), {}
     # Each axis takes a divisor of the ranks that are left. In a drawn order, so that none always
     # comes first.
@@ -114,11 +114,11 @@ def _sizes(draw: DrawFn, case: Case) -> dict[str, int]:
     return sizes
 
 
-def _fields(group: Group, case: Case) -> Group:
+def _fields(group: Group, case: StrategyCase) -> Group:
     """Return the settings of `group` that a config class has as fields. If there is a pipeline,
     `pipeline_dtype` is added.
     """
-    own = {path: value for path, value in group.items() if path in _named(case.version, case.entry)}
+    own = {path: value for path, value in group.items() if path in _names_by_argument(case.version, case.entry)}
     # The class has the result of the flag as a field.
     if "num_virtual_stages_per_pipeline_rank" in group:
         own["virtual_pipeline_model_parallel_size"] = group["num_virtual_stages_per_pipeline_rank"]
@@ -126,7 +126,7 @@ def _fields(group: Group, case: Case) -> Group:
     return {**own, "pipeline_dtype": "torch.bfloat16"} if piped else own
 
 
-def _batch(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
+def _batch(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
     # A global batch is a multiple of micro x data-parallel size, or Megatron refuses it.
     ranks = sizes[TENSOR] * sizes[PIPELINE] * sizes[CONTEXT]
     micro, steps = draw(SMALL), draw(STEPS)
@@ -156,7 +156,7 @@ def _widths(draw: DrawFn, sizes: Mapping[str, int]) -> Group:
 # Layers over stages
 
 
-def _layers(draw: DrawFn, case: Case, ranks: int) -> Group:
+def _layers(draw: DrawFn, case: StrategyCase, ranks: int) -> Group:
     """Draw a number of layers, and a way to spread them over stages that the release has."""
     counts = [draw(st.integers(1, 4)) for _ in ("virtual", "each", "first", "last")]
     since = [form for form, dest in SINCE.items() if _has(case.version, dest)]
@@ -312,7 +312,7 @@ def _recompute(version: str) -> Groups:
     )
 
 
-def _experts(draw: DrawFn, case: Case, sizes: Mapping[str, int]) -> Group:
+def _experts(draw: DrawFn, case: StrategyCase, sizes: Mapping[str, int]) -> Group:
     """Draw experts and expert parallelism, which in some releases requires sequence parallelism."""
     # 0 twice: most models have no experts. The expert grid has as many stages as the model's.
     size = draw(st.sampled_from([0, 0, *divisors((case.world_size or 8) // sizes[PIPELINE])[:4]]))
@@ -552,7 +552,7 @@ CHOICES = (
 # Single fields
 
 
-def paths(case: Case) -> Iterable[str]:
+def paths(case: StrategyCase) -> Iterable[str]:
     """Return the arguments that a flag of the release, or a field of its config class, can set."""
     return settable(case.version, case.entry)
 
@@ -567,22 +567,22 @@ def settable(version: str, entry: str) -> tuple[str, ...]:
         )
     return tuple(
         path
-        for path, name in _named(version, entry).items()
+        for path, name in _names_by_argument(version, entry).items()
         if path in OWN or _of_field(version, name) is not None
     )
 
 
-def opaque(case: Case) -> tuple[str, ...]:
+def opaque(case: StrategyCase) -> tuple[str, ...]:
     """Return the fields whose values are live objects."""
     return (
         ()
         if case.entry == FLAGS
-        else tuple(_named(case.version, case.entry).keys() - set(paths(case)))
+        else tuple(_names_by_argument(case.version, case.entry).keys() - set(paths(case)))
     )
 
 
 @cache
-def _named(version: str, cls: str) -> Mapping[str, str]:
+def _names_by_argument(version: str, cls: str) -> Mapping[str, str]:
     """Return the name of each field of a class, by the name of the field's argument."""
     return {options.RENAMED.get(name, name): name for name in defaults(version, cls)}
 
@@ -614,7 +614,7 @@ UNSETTABLE = {
 }
 
 
-def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Return a strategy for one field by the type of its flag or class. None if the values are
     drawn from the type in the schema.
     """
@@ -623,7 +623,7 @@ def values(case: Case, path: str) -> SearchStrategy[Any] | None:
     if path == "cp_comm_type":
         return EXCHANGES.map(lambda kind: [kind]) if case.entry == FLAGS else EXCHANGES
     if case.entry != FLAGS:
-        return _of_field(case.version, _named(case.version, case.entry)[path])
+        return _of_field(case.version, _names_by_argument(case.version, case.entry)[path])
     drawn = st.one_of([_of_flag(flag) for flag in options.by_dest(case.version)[path]])
     if path not in UNWRAPPED:
         return drawn
@@ -913,7 +913,7 @@ def source(config: Config) -> Group:
     return {option: list(words) or True for option, *words in lines}
 
 
-def spelled(config: Config, path: str) -> tuple[str, ...]:
+def spell_flag(config: Config, path: str) -> tuple[str, ...]:
     """Return the flag of a field, with a value attached by `=` if the flag has one."""
     return (_line(config, path)[0],)
 
@@ -922,7 +922,7 @@ def _line(config: Config, path: str) -> tuple[str, ...]:
     return flag_lines({path: config.given[path]}, config.version)[0]
 
 
-def required(config: Config) -> Iterable[str]:
+def requirements_of(config: Config) -> Iterable[str]:
     """Return the given settings that full recomputation requires (transformer_config.py,
     `__post_init__`).
     """
@@ -934,7 +934,7 @@ def required(config: Config) -> Iterable[str]:
     ]
 
 
-PART = Part(
+PART = StrategyPart(
     core,
     paths,
     values,
@@ -943,8 +943,8 @@ PART = Part(
     RESERVED,
     ENTRIES,
     source,
-    spelled,
-    required,
+    spell_flag,
+    requirements_of,
     "--made-up-flag",
     rounds=True,
     unsettable=UNSETTABLE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.rules import EFFECTS, Context, Effect, Group, always, convert
 from compat.megatron.exactly import undone
-from compat.megatron.patterns import listed
+from compat.megatron.patterns import values_as_list
 from compat.megatron.shards import SHARDED, aware, zero_stage
 
 # Experts
@@ -96,8 +96,8 @@ EXCHANGE = convert(
     METHOD,
     # On one context rank nothing is exchanged, and the type says nothing.
     lambda values, context: (
-        {METHOD: EXCHANGES.get(str(listed(values, "cp_comm_type")[0]))}
-        if listed(values, "cp_comm_type")[0] is not None and (values.get("context_parallel_size") or 1) > 1
+        {METHOD: EXCHANGES.get(str(values_as_list(values, "cp_comm_type")[0]))}
+        if values_as_list(values, "cp_comm_type")[0] is not None and (values.get("context_parallel_size") or 1) > 1
         else {}
     ),
     lambda values, context: (
@@ -107,7 +107,7 @@ EXCHANGE = convert(
     ),
     effect=EFFECTS[METHOD],
     sees=("context_parallel_size", "parallel.context"),
-    blurs=lambda values: len(set(listed(values, "cp_comm_type"))) > 1,
+    blurs=lambda values: len(set(values_as_list(values, "cp_comm_type"))) > 1,
     lossy="stagebridge translates one communication type for all layers, not one for each layer",
     note="the exchange of keys and values between context-parallel ranks",
     source="transformer_config.py: cp_comm_type",

@@ -13,7 +13,7 @@ from compat.megatron.arguments.steps import Namespace
 from compat.megatron.releases import MAIN, RELEASES
 
 
-def _given(
+def _ignore_without(
     path: str,
     without: Condition,
     message: str,
@@ -427,7 +427,7 @@ TRAPS = Checks(
     RELEASES,
     *(_second(path, wanted) for path, wanted in SECOND.items()),
     *CORE,
-    _given(
+    _ignore_without(
         "use_distributed_optimizer",
         lambda args: args["optimizer"] == "sgd" and not args["optimizer_cpu_offload"],
         "found with sgd, whose state Megatron cannot shard: training stops at the start; drop"
@@ -436,14 +436,14 @@ TRAPS = Checks(
         Effect.STOPS,
         name="shards-the-state-of-adam",
     ),
-    _given(
+    _ignore_without(
         "data_parallel_sharding_strategy",
         _no_fsdp,
         "has no effect without --use-megatron-fsdp (0.12 and 0.13: --use-custom-fsdp), so nothing is sharded",
         "distributed/fsdp; NVIDIA/Megatron-LM#1641",
     ),
     *(
-        _given(
+        _ignore_without(
             path,
             lambda args: not args["fp16"] or bool(args["loss_scale"]),
             "has no effect without fp16 and dynamic loss scaling",
@@ -451,20 +451,20 @@ TRAPS = Checks(
         )
         for path in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
     ),
-    _given(
+    _ignore_without(
         "num_query_groups",
         lambda args: not args["group_query_attention"],
         "has no effect without --group-query-attention",
         "arguments.py: core_transformer_config_from_args",
     ),
-    _given(
+    _ignore_without(
         "sgd_momentum",
         lambda args: args["optimizer"] == "adam",
         "has no effect with the adam optimizer",
         "optimizer/__init__.py",
     ),
     *(
-        _given(
+        _ignore_without(
             path,
             lambda args: args["optimizer"] == "sgd",
             "has no effect with the sgd optimizer",
@@ -472,13 +472,13 @@ TRAPS = Checks(
         )
         for path in ("adam_beta1", "adam_beta2", "adam_eps")
     ),
-    _given(
+    _ignore_without(
         "expert_model_parallel_size",
         lambda args: not args["num_experts"] and args["expert_model_parallel_size"] != 1,
         "has no effect without --num-experts",
         "initialize.py: expert groups hold no experts",
     ),
-    _given(
+    _ignore_without(
         "rope_scaling_factor",
         lambda args: (
             bool(args["use_rope_scaling"]) and args["rope_scaling_factor"] not in (None, 8.0)
@@ -489,7 +489,7 @@ TRAPS = Checks(
         Effect.NUMBERS,
         name="is-not-handed-to-the",
     ),
-    _given(
+    _ignore_without(
         "rotary_seq_len_interpolation_factor",
         lambda args: bool(args["use_rope_scaling"]),
         "scales positions a second time, after --use-rope-scaling; no other stack does both; drop one of them",
@@ -578,7 +578,7 @@ TRAPS = Checks(
         "optimizer/distrib_optimizer.py: _collect_main_grad_data_for_unscaling; param_and_grad_buffer.py: update_main_grads",
         since="0.13.0",
     ),
-    _given(
+    _ignore_without(
         "microbatch_group_size_per_vp_stage",
         lambda args: args["virtual_pipeline_model_parallel_size"] is None,
         "has no effect without virtual pipeline stages (--num-virtual-stages-per-pipeline-rank)",

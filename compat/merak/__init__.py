@@ -64,7 +64,7 @@ class MerakDialect(PackagedDialect):
         from compat.merak.formats import read
 
         release = self.release(version)
-        return self.settled(lambda: read(source, release, lenient, code), release, world_size)
+        return self.check_reading(lambda: read(source, release, lenient, code), release, world_size)
 
     def parse(self, source: Any, version: str, lenient: bool) -> Reading:
         """Return the typed values of a source, their spellings and remarks on them."""

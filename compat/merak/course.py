@@ -9,8 +9,8 @@ from bridge.rules import (
     Rule,
     convert,
     each_only_ours,
+    opposite_switch,
     rename,
-    switched_off,
 )
 
 STEPS, EPOCHS = "args.max_steps", "args.num_train_epochs"
@@ -118,10 +118,10 @@ RULES = (
     _interval("args.save_steps", "run.save_interval"),
     rename("args.dataloader_num_workers", "run.loaders"),
     rename("args.wall_clock_breakdown", "run.timers"),
-    switched_off("args.no_save_optim", "run.save_optimizer"),
-    switched_off("args.no_save_rng", "run.save_random"),
-    switched_off("args.no_load_optim", "run.load_optimizer"),
-    switched_off("args.no_load_rng", "run.load_random"),
+    opposite_switch("args.no_save_optim", "run.save_optimizer"),
+    opposite_switch("args.no_save_rng", "run.save_random"),
+    opposite_switch("args.no_load_optim", "run.load_optimizer"),
+    opposite_switch("args.no_load_rng", "run.load_random"),
     *each_only_ours(
         "run.eval_interval",
         "run.collect_interval",

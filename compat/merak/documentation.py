@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.findings import Disagreement
 from compat.merak.releases import DOCUMENTED, KNOWN, REWRITTEN, ULYSSES, release
 
@@ -99,7 +99,7 @@ def _defaults() -> Iterator[Disagreement]:
     at = release(KNOWN[-1])
     for path, said in at.documented.items():
         found = (
-            shown(at.defaults[path])
+            show_value(at.defaults[path])
             if path in at.defaults
             else "the newest release does not have this argument"
         )
@@ -111,7 +111,7 @@ def _defaults() -> Iterator[Disagreement]:
             taken = done if path not in at.defaults else f"the default is {done}"
             yield Disagreement(
                 path,
-                f"the default is {shown(said)}",
+                f"the default is {show_value(said)}",
                 taken,
                 PAGE,
                 "Merak/merak_args/args.py",

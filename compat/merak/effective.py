@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import ConfigError, nearest
 from compat.merak.releases import REWRITTEN, Release, lifetime, release
 
@@ -106,7 +106,7 @@ def _precision(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     known = ("cuda_amp", "apex", "cpu_amp") if at.since(REWRITTEN) else ("auto", "amp", "apex")
     if backend is not None and backend not in known:
         yield (
-            f"args.half_precision_backend: found {shown(backend)}, expected one of"
+            f"args.half_precision_backend: found {show_value(backend)}, expected one of"
             f" {', '.join(known)} in Merak {at.version}"
         )
     if values.get("args.fp16") and values.get("args.bf16"):
@@ -152,7 +152,7 @@ def _partition(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     if method == "custom" and words:
         cuts, stages = _cuts(words[0]), values.get("init.pp")
         if cuts is None:
-            yield f"args.custom_partition: found {shown(words[0])}, expected whole numbers in one word, such as 0,6,16"
+            yield f"args.custom_partition: found {show_value(words[0])}, expected whole numbers in one word, such as 0,6,16"
         elif stages and len(cuts) != stages + 1:
             yield (
                 f"args.custom_partition: found {len(cuts)} numbers for pp ({stages}), expected"
@@ -181,7 +181,7 @@ def _graph(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
         )
     if trace not in ("fx", "dynamo") and pipeline * tensor > 1:
         yield (
-            f"args.trace_method: {shown(trace)} means no tracing, which needs pp x tp = 1; "
+            f"args.trace_method: {show_value(trace)} means no tracing, which needs pp x tp = 1; "
             f"found {pipeline} x {tensor}; use fx"
         )
     if trace == "dynamo" and tensor > 1:
@@ -196,7 +196,7 @@ def _recompute(values: Flat, at: Release, world_size: int | None) -> Iterator[st
     """
     for word in values.get("args.activation_checkpoint_ratio", ()):
         if number(word) is None:
-            yield f"args.activation_checkpoint_ratio: found {shown(word)}, expected a number"
+            yield f"args.activation_checkpoint_ratio: found {show_value(word)}, expected a number"
 
 
 def number(word: str) -> float | None:
@@ -215,7 +215,7 @@ def _zero(values: Flat, at: Release, world_size: int | None) -> Iterator[str]:
     stage = values.get("args.zero_stage")
     if on and stage not in (None, 1):
         yield (
-            f"args.zero_stage: found {shown(stage)}; only stage 1 exists, other stages fail in the"
+            f"args.zero_stage: found {show_value(stage)}; only stage 1 exists, other stages fail in the"
             " first step; use 1, or drop it"
         )
     allowed = values.get("args.zero_allow_untested_optimizer")
@@ -233,14 +233,14 @@ def _learning_rate(values: Flat, at: Release, world_size: int | None) -> Iterato
     name, kwargs = values["args.lr_scheduler_type"], values.get("args.lr_scheduler_kwargs") or {}
     if not at.since(REWRITTEN) and name not in OLD_SCHEDULES:
         yield (
-            f"args.lr_scheduler_type: found {shown(name)}, expected one of"
+            f"args.lr_scheduler_type: found {show_value(name)}, expected one of"
             f" {', '.join(OLD_SCHEDULES)} in Merak {at.version}"
         )
         return
     for key, value in kwargs.items():
         # One problem is enough: the checks of the shape below compute with these values.
         if isinstance(value, bool) or not isinstance(value, int | float):
-            yield f"args.lr_scheduler_kwargs.{key}: found {shown(value)}, expected a number"
+            yield f"args.lr_scheduler_kwargs.{key}: found {show_value(value)}, expected a number"
             return
     yield from _shape(name, kwargs, values["args.learning_rate"])
 
@@ -265,7 +265,7 @@ def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
             hint = nearest(key, SHAPE_KEYS.get(name, ()))
             yield f"args.lr_scheduler_kwargs.{key}: {name} does not have this argument{hint}"
         elif kwargs[key] < 0:
-            yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs[key])}, expected 0 or more"
+            yield f"args.lr_scheduler_kwargs.{key}: found {show_value(kwargs[key])}, expected 0 or more"
     # Exactly one of the two: neither and both are refused.
     if name == "cosine_with_min_lr" and ("min_lr" in kwargs) == ("min_lr_rate" in kwargs):
         yield (
@@ -277,7 +277,7 @@ def _shape(name: str, kwargs: Flat, peak: float) -> Iterator[str]:
         yield f"args.lr_scheduler_kwargs.lr_end: found {end}, expected less than learning_rate ({peak})"
     for key in ("num_stable_steps", "num_decay_steps") if name == "warmup_stable_decay" else ():
         if not isinstance(kwargs.get(key), int):
-            yield f"args.lr_scheduler_kwargs.{key}: found {shown(kwargs.get(key))}, expected a whole number; {name} needs it"
+            yield f"args.lr_scheduler_kwargs.{key}: found {show_value(kwargs.get(key))}, expected a whole number; {name} needs it"
 
 
 POLYNOMIAL_END = 1e-7

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from bridge.config import Values, brief, fields, flatten, nest, shown, validate
+from bridge.config import Values, brief, fields, flatten, nest, show_value, validate
 from bridge.dialect import Reading, Written, code_beside, flags_of
 from bridge.errors import ConfigError, SourceError, nearest
 from bridge.files import (
@@ -29,7 +29,7 @@ from bridge.files import (
     load_words,
     read_text,
 )
-from bridge.findings import LEFT_OUT, Finding, Origin, assumed, unknown
+from bridge.findings import LEFT_OUT, Finding, Origin, find_unread_sources, unknown
 from bridge.rules import Effect, effects
 from compat.merak.recognition import is_launch
 from compat.merak.releases import lifetime, release
@@ -66,27 +66,27 @@ def read(
     `code` holds arguments of `init`, the trainer and `set_tp_layer_lists`. It takes precedence over
     such arguments in the source.
     """
-    reader = _Reader(version, lenient)
+    reader = _ArgumentReader(version, lenient)
     # In this order: the source overrides the file beside it, and `code` overrides both.
     reader.script(_beside(source))
     content = _content(source)
     launch: Launch | None = None
     if isinstance(content.data, Script):
         launch = content.data.launch(is_launch, "arguments of Merak")
-        reader.findings += assumed(content.data, launch)
+        reader.findings += find_unread_sources(content.data, launch)
         reader.opaque = launch.opaque
         lines: dict[Key, int] = {(index,): line for index, line in enumerate(launch.lines)}
         content = Document(launch.texts, lines, "flags", name=content.name)
     reader.take(content)
     reader.script(code or {})
-    typed, wrong = _typed(reader.raw)
+    typed, wrong = _type_values(reader.raw)
     given = {path: typed[path] for path in reader.raw if path in typed}
     ranks = launch.ranks if launch else None
     found = Reading(Values(given), ENTRY, reader.origins, tuple(reader.findings), world_size=ranks)
     return found.unless((*reader.problems, *wrong))
 
 
-def _typed(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
+def _type_values(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
     """Return the typed values by path, and a problem for each value that does not fit its type."""
     try:
         return flatten(validate(Merak, nest(raw))), ()
@@ -98,7 +98,7 @@ def _typed(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[str]]:
             for path, value in raw.items()
             if not any(f"{name}.".startswith(f"{path}.") for name in names)
         }
-        return (_typed(left)[0] if len(left) < len(raw) else {}), error.problems
+        return (_type_values(left)[0] if len(left) < len(raw) else {}), error.problems
 
 
 def _content(source: Any) -> Document:
@@ -112,7 +112,7 @@ def _content(source: Any) -> Document:
         return Document(list(words), {}, "flags", name="flags")
     if not isinstance(source, str | Path | Document):
         raise SourceError(
-            f"source: found {shown(source)}, expected a path, text, mapping or list of flags"
+            f"source: found {show_value(source)}, expected a path, text, mapping or list of flags"
         )
     if isinstance(source, str) and LAUNCHER.match(source) and not os.path.exists(source):
         return load_words(source, "command line")
@@ -153,13 +153,13 @@ def _beside(source: Any) -> Mapping[str, Any]:
     data = load(path).data
     if not isinstance(data, Mapping):
         raise SourceError(
-            f"{path}: found {shown(data)}, expected a mapping of {', '.join(SCRIPT_SECTIONS)}"
+            f"{path}: found {show_value(data)}, expected a mapping of {', '.join(SCRIPT_SECTIONS)}"
         )
     return data
 
 
 @dataclass
-class _Reader:
+class _ArgumentReader:
     """Collects raw values by path, with spellings, findings and problems."""
 
     version: str
@@ -192,7 +192,7 @@ class _Reader:
                 self.section(key, value)
             elif not isinstance(key, str):
                 self.problems.append(
-                    f"{document.name}: found the key {shown(key)}, expected the name of an"
+                    f"{document.name}: found the key {show_value(key)}, expected the name of an"
                     " argument as text"
                 )
             else:
@@ -217,7 +217,7 @@ class _Reader:
         if name == "init" and isinstance(value, list | tuple):
             value = self.positional(value)
         if not isinstance(value, Mapping):
-            self.problems.append(f"{name}: found {shown(value)}, expected a mapping")
+            self.problems.append(f"{name}: found {show_value(value)}, expected a mapping")
             return
         for key, inner in value.items():
             self.put(f"{name}.{key}", inner, f"{name}.{key}")
@@ -340,7 +340,7 @@ class _Reader:
         """Leave out an option whose value is not known, with a finding. If the plan has a field for
         the option, this is a problem instead.
         """
-        if path in _needed():
+        if path in _arguments_that_matter():
             self.problems.append(f"line {line}: {name}: {reason}")
         else:
             message, effect = f"{reason}{LEFT_OUT}", _effects().get(path, Effect.NUMBERS)
@@ -379,7 +379,7 @@ class _Reader:
         self, path: str, name: str, texts: list[str], negated: bool, line: int | None
     ) -> None:
         try:
-            value = False if negated and not texts else _parsed(path, texts)
+            value = False if negated and not texts else _parse_option(path, texts)
         except ValueError as error:
             self.problems.append(f"{name}{f' (line {line})' if line else ''}: {error}")
             return
@@ -436,7 +436,7 @@ def _options(version: str) -> Mapping[str, tuple[str, bool]]:
 
 
 @cache
-def _needed() -> frozenset[str]:
+def _arguments_that_matter() -> frozenset[str]:
     """Return the arguments for which the plan has a field. If the value of one of these is unknown,
     the config cannot be read.
     """
@@ -482,7 +482,7 @@ def _kind(annotation: Any) -> type:
     return found
 
 
-def _parsed(path: str, texts: list[str]) -> Any:
+def _parse_option(path: str, texts: list[str]) -> Any:
     """Return the value of an option, as Hugging Face's argument parser reads it."""
     made = kind(path)
     if made is bool and not texts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge.harvest.code import declared
+from bridge.harvest.code import fields_of_class
 from bridge.harvest.rows import Facts, Row
 from bridge.harvest.source import Package, Tree
 
@@ -29,7 +29,7 @@ def facts(tree: Tree) -> Facts:
         {**row, "name": f"{section}.{row['name']}"}
         for section, name in DECLARED.items()
         for file in files
-        for row in declared(file, name)
+        for row in fields_of_class(file, name)
     ]
     return Facts({"arguments.json": found})
 

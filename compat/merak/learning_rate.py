@@ -47,15 +47,15 @@ USUAL: Mapping[str, Mapping[str, float]] = {
 """Values of further arguments with which a schedule of Hugging Face equals the plan's schedule."""
 
 
-def _said(values: Group) -> Mapping[str, Any]:
+def _scheduler_arguments(values: Group) -> Mapping[str, Any]:
     return values.get(KWARGS) or {}
 
 
-def _blurred(values: Group) -> bool:
+def _is_approximate(values: Group) -> bool:
     """Return whether the plan cannot hold the schedule exactly: the plan's schedule is only
     similar, or the warmup depends on the size of the data.
     """
-    name, said = values[TYPE], _said(values)
+    name, said = values[TYPE], _scheduler_arguments(values)
     unusual = any(said.get(key, usual) != usual for key, usual in USUAL.get(name, {}).items())
     # Without a warmup, their inverse root has a scale of its own, which the plan's habits say.
     slow = name == "inverse_sqrt" and said.get("timescale", _scale(values)) != _scale(values)
@@ -88,7 +88,7 @@ def _warmup(values: Group) -> int:
 
 
 def _minimum(values: Group) -> float | None:
-    said = _said(values)
+    said = _scheduler_arguments(values)
     match values[TYPE]:
         case "linear" | "cosine" | "cosine_with_restarts":
             return 0.0
@@ -107,7 +107,7 @@ def _minimum(values: Group) -> float | None:
 
 def _total(values: Group) -> int | None:
     if values[TYPE] == "warmup_stable_decay":
-        said = _said(values)
+        said = _scheduler_arguments(values)
         return max(1, int(_warmup(values) + said["num_stable_steps"] + said["num_decay_steps"]))
     return values[TOTAL] if values[TOTAL] > 0 else None
 
@@ -124,7 +124,7 @@ def _read(values: Group, context: Context) -> Group:
     if values[TYPE] == "warmup_stable_decay":
         # A half cosine. A decay of 0 steps becomes 1 step, since its first step is still at the
         # peak.
-        found[SCHEDULE + "decay_steps"] = max(1, int(_said(values)["num_decay_steps"]))
+        found[SCHEDULE + "decay_steps"] = max(1, int(_scheduler_arguments(values)["num_decay_steps"]))
         found[SCHEDULE + "decay_shape"] = "cosine"
     return found
 
@@ -209,7 +209,7 @@ RULE = convert(
         RATIO: SCHEDULE + "warmup_steps",
         WARMUP: SCHEDULE + "warmup_steps",
     },
-    blurs=_blurred,
+    blurs=_is_approximate,
     lossy=(
         "Merak warms up from 0, and decays WSD along a half cosine; stagebridge does not translate"
         " powers, restarts, reduce_lr_on_plateau, or a warmup ratio if the number of steps is unknown"

@@ -15,14 +15,14 @@ from bridge.rules import (
     Use,
     Why,
     always,
-    completed,
+    complete_rules,
     convert,
     lacks,
     longest,
     only_ours,
     plain_adam,
     rename,
-    spared,
+    spare_parameters,
 )
 from compat.merak import course, habits
 from compat.merak.habits import automatic
@@ -226,7 +226,7 @@ def _read_order(values: Group) -> Group:
     """Return the plan's schedule for Merak's train_schedule. If no layers are recomputed, the
     critical-path schedule differs from 1F1B in a single step, and the plan gets 1F1B.
     """
-    if not _piped(values.get("init.pp")):
+    if not _has_pipeline(values.get("init.pp")):
         return {}
     name, words = (
         ORDERS[values["args.train_schedule"]],
@@ -248,7 +248,7 @@ def _write_order(values: Group) -> Group:
         values.get("parallel.pipeline") or 1,
         values.get("batch.accumulation") or 0,
     )
-    if not name or not _piped(ranks):
+    if not name or not _has_pipeline(ranks):
         return {}
     again = (
         values.get("recompute.granularity") == "full" and values.get("recompute.ratio") is not None
@@ -266,7 +266,7 @@ def stage_rules() -> tuple[Rule, ...]:
             ("stages.rule", "stages.boundaries", "stages.layers_per_stage"),
             lambda values, context: (
                 {"stages.rule": PARTITIONS[values["args.partition_method"]]}
-                if _piped(values.get("init.pp"))
+                if _has_pipeline(values.get("init.pp"))
                 else {}
             ),
             lambda values, context: _write_partition(values),
@@ -315,13 +315,13 @@ def stage_rules() -> tuple[Rule, ...]:
     )
 
 
-def _piped(ranks: int | None) -> bool:
+def _has_pipeline(ranks: int | None) -> bool:
     return (ranks or 1) > 1
 
 
 def _write_partition(values: Group) -> Group:
     rule = values.get("stages.rule")
-    if rule is None or not _piped(values.get("parallel.pipeline")):
+    if rule is None or not _has_pipeline(values.get("parallel.pipeline")):
         return {}
     # Not uniform: its boundaries exceed the last shard unless pp divides their number
     # (module_utils.py: partition_uniform).
@@ -479,7 +479,7 @@ LOSS_SCALE = convert(
     tuple(f"precision.loss_scale.{name}" for name in SCALES),
     lambda values, context: _read_loss_scale(values, context),
     lambda values, context: _write_loss_scale(values, context),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=SCALED,
     carries={
         "args.loss_scale": "precision.loss_scale.static",
@@ -498,7 +498,7 @@ WINDOW = convert(
     lambda values, context: _where_half(
         values, "args.loss_scale_window", values.get("precision.loss_scale.window")
     ),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=(*SCALED, *ZERO_FIELDS),
     lossy="with ZeRO, Merak's loss scale doubles at the end of the loss-scale window; without ZeRO, one step later",
     source="core/amp/fp16_optimizer.py: _update_scale; core/zero/utils.py: DynamicLossScaler.update_scale",
@@ -508,7 +508,7 @@ FLOOR = convert(
     ("precision.loss_scale.minimum", "precision.loss_scale.final"),
     lambda values, context: _read_floor(values),
     lambda values, context: _write_floor(values),
-    effect=lambda values: _scaled(values),
+    effect=lambda values: _effect_of_scale(values),
     sees=SCALED,
     lossy=(
         "Merak's smallest scale is a whole number, and a step that overflows at this scale is"
@@ -518,7 +518,7 @@ FLOOR = convert(
 )
 
 
-def _scaled(values: Group) -> Effect:
+def _effect_of_scale(values: Group) -> Effect:
     return Effect.NUMBERS if values.get("args.fp16") or automatic(values) else Effect.NONE
 
 
@@ -652,7 +652,7 @@ CLIP = convert(
     "args.max_grad_norm",
     "optimizer.clip",
     lambda values, context: {
-        "optimizer.clip": 0.0 if unclipped(values) else max(0.0, values["args.max_grad_norm"])
+        "optimizer.clip": 0.0 if switches_clipping_off(values) else max(0.0, values["args.max_grad_norm"])
     },
     lambda values, context: {"args.max_grad_norm": values.get("optimizer.clip")},
     sees=("args.half_precision_backend", "args.fp16"),
@@ -662,7 +662,7 @@ CLIP = convert(
 )
 
 
-def unclipped(values: Group) -> bool:
+def switches_clipping_off(values: Group) -> bool:
     """Return whether the backend switches clipping off. Under cpu_amp the engine does not clip
     gradients.
     """
@@ -743,7 +743,7 @@ def other_rules() -> tuple[Rule, ...]:
             "optimizer.bias_correction",
             note="Merak's AdamW has no switch for this field",
         ),
-        spared(
+        spare_parameters(
             "args.weight_decay",
             "not_layernorm",
             "Merak excludes only biases and LayerNorm from weight decay, so weights of RMSNorm"
@@ -885,6 +885,6 @@ def table() -> tuple[Rule, ...]:
         *other_rules(),
         *habits.RULES,
     )
-    return completed(
+    return complete_rules(
         mapped, LACKS, fields(Merak), lambda path: longest(path, REASONS, INHERITED)
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from bridge.config import fields
-from bridge.testing.strategies import Case, Group, Part, words
+from bridge.testing.strategies import Group, StrategyCase, StrategyPart, words
 from bridge.testing.strategies import values as typed_values
 from compat.merak.effective import OLD_SCHEDULES, SPLITS
 from compat.merak.formats import kind
@@ -39,7 +39,7 @@ def _group(must: Mapping[str, SearchStrategy[Any]], *may: str) -> Groups:
 
 
 @st.composite
-def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw mesh sizes and batch first, then groups of settings. The settings within each group are
     consistent.
     """
@@ -59,7 +59,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
 
 
 @st.composite
-def _degrees(draw: DrawFn, case: Case) -> Group:
+def _degrees(draw: DrawFn, case: StrategyCase) -> Group:
     """Draw the arguments of `init`; empty for a command line without a script."""
     if draw(st.sampled_from((True, False, False))):
         return {}
@@ -89,7 +89,7 @@ def _model(draw: DrawFn, degrees: Group) -> Group:
     return {path: value for path, value in facts.items() if draw(st.booleans())}
 
 
-def _schedule(case: Case) -> Groups:
+def _schedule(case: StrategyCase) -> Groups:
     critical = {
         "args.train_schedule": st.sampled_from(
             ("shifted_critical_path", "full_critical_path_1f1b")
@@ -99,7 +99,7 @@ def _schedule(case: Case) -> Groups:
     return st.just({}) | _group({}, "args.train_schedule") | st.fixed_dictionaries(critical)
 
 
-def _precision(case: Case) -> Groups:
+def _precision(case: StrategyCase) -> Groups:
     scales = (
         "initial_scale_power",
         "loss_scale_window",
@@ -117,7 +117,7 @@ def _precision(case: Case) -> Groups:
     )
 
 
-def _backends(case: Case) -> tuple[str, ...]:
+def _backends(case: StrategyCase) -> tuple[str, ...]:
     return (
         ("cuda_amp", "apex", "cpu_amp")
         if release(case.version).since(REWRITTEN)
@@ -125,7 +125,7 @@ def _backends(case: Case) -> tuple[str, ...]:
     )
 
 
-def _sharding(case: Case) -> Groups:
+def _sharding(case: StrategyCase) -> Groups:
     buckets = ("args.zero_reduce_bucket_size", "args.zero_allgather_bucket_size")
     on = {"args.zero_stage": st.just(1)}
     old = (
@@ -156,7 +156,7 @@ SHAPES: Mapping[str, Groups] = {
 
 
 @st.composite
-def _learning_rate(draw: DrawFn, case: Case) -> Group:
+def _learning_rate(draw: DrawFn, case: StrategyCase) -> Group:
     steps = draw(
         _group({}, "args.warmup_steps", "args.warmup_ratio", "args.max_steps", "args.learning_rate")
     )
@@ -172,7 +172,7 @@ def _learning_rate(draw: DrawFn, case: Case) -> Group:
 
 
 @st.composite
-def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
+def _script(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Draw settings of the script other than the mesh sizes."""
     known = [
         path
@@ -196,12 +196,12 @@ def _script(draw: DrawFn, case: Case) -> Sequence[Group]:
 CHOICES = (_schedule, _precision, _sharding, _learning_rate)
 
 
-def paths(case: Case) -> Iterable[str]:
+def paths(case: StrategyCase) -> Iterable[str]:
     """Return the paths that the release has."""
     return tuple(release(case.version).defaults)
 
 
-def values(case: Case, path: str) -> SearchStrategy[Any] | None:
+def values(case: StrategyCase, path: str) -> SearchStrategy[Any] | None:
     """Return a strategy for a field whose type alone is not enough to draw values; None for other
     fields.
     """
@@ -237,5 +237,5 @@ RESERVED = ("init.", "trainer.", "tp_lists.", MICRO, STEPS, KWARGS, "args.learni
 fields of the script.
 """
 
-PART = Part(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
+PART = StrategyPart(core, paths, values, beside=BESIDE, reserved=RESERVED, entries=("arguments",))
 """The strategies of Merak."""

@@ -11,13 +11,13 @@ from typing import Any
 
 from bridge import checks
 from bridge.checks import Check, Checks
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.dialect import Config
 from bridge.findings import Finding, Origin
 from bridge.rules import Effect
 from compat.merak.habits import automatic
 from compat.merak.releases import RELEASES, REWRITTEN, ULYSSES, Release, release
-from compat.merak.rules import BF16, INHERITED, compute, sharded, table, unclipped
+from compat.merak.rules import BF16, INHERITED, compute, sharded, switches_clipping_off, table
 
 ZERO_ONLY = "only ZeRO looks at this argument; set zero_stage 1, or drop the argument"
 ZERO_OFF = "ZeRO is off; set zero_stage 1, or drop this argument"
@@ -36,7 +36,7 @@ class Seen(checks.Seen):
         return int(self.values.get(f"init.{axis}") or 1)
 
 
-def _unused(
+def _ignore_unless(
     argument: str,
     used: Callable[[Seen], bool],
     message: str,
@@ -61,7 +61,7 @@ def _unused(
 def _dead(
     argument: str, message: str, place: str, since: str = "", until: str = "", name: str = ""
 ) -> Check:
-    return _unused(argument, lambda seen: False, message, place, since, until, name)
+    return _ignore_unless(argument, lambda seen: False, message, place, since, until, name)
 
 
 def _on(seen: Seen) -> bool:
@@ -73,7 +73,7 @@ def _wrong_norm(seen: Seen) -> bool:
     (`torch.nn.utils.clip_grad_norm_`).
     """
     own = (
-        not seen["fp16"] and not unclipped(seen.values) and seen["half_precision_backend"] != "apex"
+        not seen["fp16"] and not switches_clipping_off(seen.values) and seen["half_precision_backend"] != "apex"
     )
     # With one pipeline and one tensor rank, the rank's own parameters are all of them.
     return (seen["max_grad_norm"] or 0) > 0 and own and seen.size("pp") * seen.size("tp") > 1
@@ -113,44 +113,44 @@ TRAPS = Checks(
         name="no-effect-merak-reads-it",
     ),
     _dead("fp16_opt_level", "only Apex mixed precision uses this level", "core/amp/amp_engine.py"),
-    _unused(
+    _ignore_unless(
         "shard_count",
         lambda seen: seen["split_method"] in (None, "farthest_min_deps"),
         "only split_method farthest_min_deps uses this number",
         "core/fx/graph_shard/split_graph.py",
         REWRITTEN,
     ),
-    _unused("prescale_gradients", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
-    _unused("gradient_predivide_factor", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
-    _unused("zero_reduce_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
-    _unused("zero_allgather_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
-    _unused("zero_allow_untested_optimizer", _on, ZERO_OFF, "core/zero/stage1.py"),
-    _unused(
+    _ignore_unless("prescale_gradients", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
+    _ignore_unless("gradient_predivide_factor", _on, ZERO_ONLY, "core/zero/stage1.py", "1.1.1"),
+    _ignore_unless("zero_reduce_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _ignore_unless("zero_allgather_bucket_size", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _ignore_unless("zero_allow_untested_optimizer", _on, ZERO_OFF, "core/zero/stage1.py"),
+    _ignore_unless(
         "custom_partition",
         lambda seen: seen["partition_method"] == "custom",
         "only partition_method custom uses this argument",
         "core/pipeline/layers_partition.py",
     ),
-    _unused(
+    _ignore_unless(
         "custom_split_points",
         lambda seen: seen["split_method"] == "layer_split",
         "only split_method layer_split uses this argument",
         "core/fx/graph_shard/layer_config.py",
     ),
-    _unused(
+    _ignore_unless(
         "parallel_vocab",
         lambda seen: seen.size("tp") > 1,
         "Merak splits the vocabulary only with tp > 1",
         "core/tensor_parallel/model_parallel.py",
         name="no-effect-it-needs-tp",
     ),
-    _unused(
+    _ignore_unless(
         "cache_name",
         lambda seen: bool(seen["cache_sharding"]),
         "cache_sharding is off",
         "core/pipeline/module.py",
     ),
-    _unused(
+    _ignore_unless(
         "checkpoint_num_layers",
         lambda seen: _checkpoints(seen) and seen["split_method"] != "nearest_min_deps",
         "split_method nearest_min_deps makes Merak recompute chunks of similar size instead;"
@@ -159,19 +159,19 @@ TRAPS = Checks(
         "2.2.1",
         name="no-effect-split_method-nearest_min_deps-puts",
     ),
-    _unused(
+    _ignore_unless(
         "warmup_ratio",
         lambda seen: not seen["warmup_steps"],
         "warmup_steps wins",
         "transformers: get_warmup_steps",
     ),
-    _unused(
+    _ignore_unless(
         "num_train_epochs",
         lambda seen: seen["max_steps"] <= 0,
         "max_steps decides",
         "utils/parameters.py",
     ),
-    _unused(
+    _ignore_unless(
         "save_steps", lambda seen: bool(seen["save"]), "save is off", "merak_trainer.py: train"
     ),
     # Names with another meaning than in other stacks or releases
@@ -296,7 +296,7 @@ TRAPS = Checks(
     ),
     Check(
         "args.half_precision_backend",
-        lambda seen: unclipped(seen.values) and (seen["max_grad_norm"] or 0) > 0,
+        lambda seen: switches_clipping_off(seen.values) and (seen["max_grad_norm"] or 0) > 0,
         "Merak has no mixed precision for cpu_amp; this value only switches gradient clipping off;"
         " drop the argument",
         Effect.NUMBERS,
@@ -390,8 +390,8 @@ def inspect(config: Config) -> Iterator[Finding]:
     values, given, at = config.effective, config.given, release(config.version)
     seen = Seen(values, given, config.context)
     yield from TRAPS.remarks(seen, config.origins)
-    yield from _inherited(given, at, config.origins)
-    yield from _misdocumented(values, given, at)
+    yield from _find_inherited(given, at, config.origins)
+    yield from _find_other_defaults(values, given, at)
     yield from _open(values)
 
 
@@ -403,7 +403,7 @@ def _unread() -> frozenset[str]:
     )
 
 
-def _inherited(
+def _find_inherited(
     given: Mapping[str, Any], at: Release, origins: Mapping[str, Origin]
 ) -> Iterator[Finding]:
     """Yield findings for arguments of the Hugging Face trainer, from which Merak's trainer does not
@@ -429,7 +429,7 @@ NEEDED = (
 """Arguments of the Hugging Face trainer that Merak's checks still read."""
 
 
-def _misdocumented(
+def _find_other_defaults(
     values: Mapping[str, Any], given: Mapping[str, Any], at: Release
 ) -> Iterator[Finding]:
     """Yield findings for defaults that differ from the documentation. The effective value is the
@@ -446,8 +446,8 @@ def _misdocumented(
             yield Finding(path, message, Effect.NONE, after=values[path])
         elif path != "args.shard_count" and path not in given and at.defaults[path] != said:
             message = (
-                f"not given: the default of Merak {at.version} is {shown(at.defaults[path])};"
-                f" Merak's documentation says {shown(said)}"
+                f"not given: the default of Merak {at.version} is {show_value(at.defaults[path])};"
+                f" Merak's documentation says {show_value(said)}"
             )
             yield Finding(path, message, Effect.COST, after=values.get(path))
 

@@ -10,13 +10,13 @@ from markdown_text import Row, code, named, page, prose, sentence, slug, table, 
 
 from bridge import reference
 from bridge.dialect import Dialect
-from bridge.reference import Opening, Pair, Passage
+from bridge.reference import DialectPair, Opening, Passage
 from bridge.rules import Effect, How
 
 EFFECTS: tuple[Effect | None, ...] = (Effect.NUMBERS, None, Effect.ROUNDING, Effect.COST, Effect.NONE)
 
 
-def pairs() -> list[Pair]:
+def pairs() -> list[DialectPair]:
     """All ordered pairs, by name."""
     return [reference.pair(source, target) for source in dialects() for target in dialects() if source is not target]
 
@@ -70,7 +70,7 @@ HOWS = (How.EXACT, How.DERIVED, How.APPROXIMATE, How.DROPPED, How.DEFAULTED)
 LOSING = (How.APPROXIMATE, How.DROPPED, How.DEFAULTED)
 
 
-def _matrix_row(pair: Pair) -> Row:
+def _matrix_row(pair: DialectPair) -> Row:
     own = [passage for passage in pair.passages if not passage.kept]
     changing = sum(_matters(passage.effect) for passage in own)
     exact, derived, approximate, dropped, defaulted = (len(pair.fare(how)) for how in HOWS)
@@ -78,7 +78,7 @@ def _matrix_row(pair: Pair) -> Row:
     return (*_link(pair), *map(str, numbers))
 
 
-def _link(pair: Pair) -> tuple[str, str]:
+def _link(pair: DialectPair) -> tuple[str, str]:
     return f"[{pair.source.title}]({pair.source.name}.md#to-{slug(pair.target.title)})", pair.target.title
 
 
@@ -87,7 +87,7 @@ def effect_table() -> str:
     return table(("from", "to", *map(named, EFFECTS)), map(_effect_row, pairs()))
 
 
-def _effect_row(pair: Pair) -> Row:
+def _effect_row(pair: DialectPair) -> Row:
     fates = [effect for how in LOSING for effect in pair.fare(how)]
     return (*_link(pair), *(str(fates.count(effect)) for effect in EFFECTS))
 
@@ -113,7 +113,7 @@ def source_page(source: Dialect) -> str:
     )
 
 
-def _own_text(pair: Pair) -> str:
+def _own_text(pair: DialectPair) -> str:
     own = [passage for passage in pair.passages if not passage.kept]
     counts = [f"{sum(passage.effect is effect for passage in own)} {named(effect)}" for effect in EFFECTS]
     kept = [count for count in counts if not count.startswith("0 ")]
@@ -123,7 +123,7 @@ def _own_text(pair: Pair) -> str:
     )
 
 
-def _own(pair: Pair) -> str:
+def _own(pair: DialectPair) -> str:
     reasons: dict[str, list[str]] = {}
     for passage in pair.passages:
         if not passage.kept and passage.effect in (None, Effect.NUMBERS):
@@ -133,7 +133,7 @@ def _own(pair: Pair) -> str:
     )
 
 
-def _way(pair: Pair) -> Iterator[str]:
+def _way(pair: DialectPair) -> Iterator[str]:
     yield f"## To {pair.target.title}"
     yield _counts(pair)
     groups: tuple[tuple[str, Callable[[Passage], bool]], ...] = (
@@ -142,7 +142,7 @@ def _way(pair: Pair) -> Iterator[str]:
         ("Lost or limited, with the same numbers but for rounding", lambda one: not one.lossless and not _matters(one.effect)),
     )
     for title, wanted in groups:
-        found = [passage for passage in pair.meant if wanted(passage)]
+        found = [passage for passage in pair.passages_with_meaning if wanted(passage)]
         if found:
             yield f"### {title}: {pair.source.title} to {pair.target.title}"
             yield table(("why", "fields", "if lost"), _by_reason(pair, found))
@@ -153,17 +153,17 @@ def _matters(effect: Effect | None) -> bool:
     return effect in (None, Effect.NUMBERS)
 
 
-def _counts(pair: Pair) -> str:
+def _counts(pair: DialectPair) -> str:
     rows = [(str(how), *(str(pair.fare(how).count(effect)) for effect in EFFECTS)) for how in HOWS]
     text = (
-        f"{len(pair.meant)} fields stand for something that other stacks know; *defaulted* ones are {pair.target.title}'s. "
+        f"{len(pair.passages_with_meaning)} fields stand for something that other stacks know; *defaulted* ones are {pair.target.title}'s. "
         f"{pair.own} fields of {pair.target.title} have no counterpart and keep "
         f"[its defaults](../dialects/{pair.target.name}.md)."
     )
     return prose(text) + "\n\n" + table(("", *map(named, EFFECTS)), rows)
 
 
-def _by_reason(pair: Pair, passages: Iterable[Passage]) -> Iterator[Row]:
+def _by_reason(pair: DialectPair, passages: Iterable[Passage]) -> Iterator[Row]:
     rows: dict[tuple[str, str], list[str]] = {}
     for passage in passages:
         why = " ".join(map(sentence, passage.arrival.reasons))
@@ -172,13 +172,13 @@ def _by_reason(pair: Pair, passages: Iterable[Passage]) -> Iterator[Row]:
     yield from ((why, ", ".join(fields), effect) for (why, effect), fields in rows.items())
 
 
-def _counted(pair: Pair, passage: Passage) -> str:
+def _counted(pair: DialectPair, passage: Passage) -> str:
     """A field, with how often it was lost among the generated configs that set it."""
     found = measuring.of(pair).get(passage.path)
     return f"{code(passage.path)} ({found})" if found and found.given else code(passage.path)
 
 
-def _left_open(pair: Pair) -> Iterator[str]:
+def _left_open(pair: DialectPair) -> Iterator[str]:
     if pair.openings:
         yield f"### Decided by a default: {pair.source.title} to {pair.target.title}"
         yield f"{pair.source.title} has no word for these; set them in what was written where they matter."
@@ -224,24 +224,24 @@ def _legend() -> str:
     )
 
 
-def _bar(pair: Pair, row: int) -> str:
+def _bar(pair: DialectPair, row: int) -> str:
     top, start, parts = TOP + row * (BAR + GAP), float(LEFT), []
     for count, colour in zip(_shares(pair), COLOURS.values(), strict=True):
-        width = WIDE * count / len(pair.meant)
+        width = WIDE * count / len(pair.passages_with_meaning)
         label = f'<text x="{start + width / 2:.1f}" y="{top + 12}" text-anchor="middle">{count}</text>' if width > 12 else ""
         parts.append(f'<rect x="{start:.1f}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>{label}')
         start += width
     name = f"{pair.source.title} → {pair.target.title}"
-    total = f'<text x="{LEFT + WIDE + 8}" y="{top + 12}">{len(pair.meant)}</text>'
+    total = f'<text x="{LEFT + WIDE + 8}" y="{top + 12}">{len(pair.passages_with_meaning)}</text>'
     return f'<text x="{LEFT - 8}" y="{top + 12}" text-anchor="end">{name}</text>{"".join(parts)}{total}'
 
 
-def _shares(pair: Pair) -> tuple[int, ...]:
+def _shares(pair: DialectPair) -> tuple[int, ...]:
     exact, derived, approximate, dropped = (len(pair.fare(how)) for how in HOWS if how is not How.DEFAULTED)
     return exact, derived, _safe(pair), approximate - _safe(pair), dropped
 
 
-def _safe(pair: Pair) -> int:
+def _safe(pair: DialectPair) -> int:
     """Fields with limits that no generated config lost."""
     return sum(counts.given > 0 and not counts.lost for counts in measuring.of(pair).values())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.dialect import Config
 from bridge.errors import BridgeError
-from bridge.reference import Pair
+from bridge.reference import DialectPair
 from bridge.rules import How
 from bridge.translation import translate
 
@@ -37,24 +37,24 @@ def kept() -> Mapping[str, Any]:
     return found
 
 
-def of(pair: Pair) -> Mapping[str, Measured]:
+def of(pair: DialectPair) -> Mapping[str, Measured]:
     """Counts of a pair by field; empty where its releases or rules are not those that were measured."""
     counts = kept().get(_name(pair), {})
     return {path: Measured(*found) for path, found in counts["fields"].items()} if counts.get("of") == _digest(pair) else {}
 
 
-def _name(pair: Pair) -> str:
+def _name(pair: DialectPair) -> str:
     return f"{pair.source.name} to {pair.target.name}"
 
 
-def _digest(pair: Pair) -> str:
+def _digest(pair: DialectPair) -> str:
     """A digest of where the fields of a pair arrive, and how, in which releases; their reasons in words do not count."""
-    said = [(one.path, one.how, one.arrival.paths) for one in pair.meant]
+    said = [(one.path, one.how, one.arrival.paths) for one in pair.passages_with_meaning]
     text = repr((pair.source.newest, pair.target.newest, said))
     return sha256(text.encode()).hexdigest()[:12]
 
 
-def measure(pairs: Sequence[Pair], examples: int) -> None:
+def measure(pairs: Sequence[DialectPair], examples: int) -> None:
     """Measure pairs that have no counts on `examples` generated configs each, and keep the counts."""
     found = {_name(pair): kept()[_name(pair)] if of(pair) else _counts(pair, examples) for pair in pairs}
     rows = ",\n".join(f" {json.dumps(name)}: {json.dumps(counts)}" for name, counts in found.items())
@@ -62,19 +62,19 @@ def measure(pairs: Sequence[Pair], examples: int) -> None:
     kept.cache_clear()
 
 
-def _counts(pair: Pair, examples: int) -> dict[str, Any]:
+def _counts(pair: DialectPair, examples: int) -> dict[str, Any]:
     print(f"measures: {_name(pair)}", flush=True)
     configs, fields = _measured(pair, examples)
     return {"of": _digest(pair), "configs": configs, "fields": fields}
 
 
-def _measured(pair: Pair, examples: int) -> tuple[int, dict[str, list[int]]]:
+def _measured(pair: DialectPair, examples: int) -> tuple[int, dict[str, list[int]]]:
     """Configs that were translated, and for each limited field how often it was given and lost."""
     from hypothesis import HealthCheck, Phase, given, settings
 
     from bridge.testing import configs
 
-    limited = {one.path for one in pair.meant if one.how is How.APPROXIMATE}
+    limited = {one.path for one in pair.passages_with_meaning if one.how is How.APPROXIMATE}
     counts: dict[str, list[int]] = {path: [0, 0] for path in sorted(limited)}
     done = [0]
 

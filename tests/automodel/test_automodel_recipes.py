@@ -94,7 +94,7 @@ def test_each_converts(launched: dict[str, Config], other: Dialect) -> None:
         result = translate(config, other)
         lost = {finding.path for finding in result.findings if finding.given and finding.how is not None}
         back = returned(result, config)
-        changed = (path for path in config.given if config.effective.get(path) != back.get(path) and not result.arrived(path))
+        changed = (path for path in config.given if config.effective.get(path) != back.get(path) and not result.has_arrived(path))
         named = {name for path in changed for name in otherwise(path, config.given[path], back.get(path))}
         assert named <= lost, name
 

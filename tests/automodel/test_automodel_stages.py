@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bridge.errors import BridgeError
 from compat import automodel
 from compat.automodel.schedules import MISNAMED, SCHEDULES, schedule, table
-from compat.automodel.virtual_stages import boundaries, named, number, placed, request
+from compat.automodel.virtual_stages import boundaries, number, place_stages, request, stage_modules
 
 SAMPLE = Path(__file__).parent / "stages.jsonl"
 ASKED = ("num_layers", "layers_per_stage", "pp_size", "schedule", "round_virtual_stages_to_pp_multiple")
@@ -94,7 +94,7 @@ def test_named_parts_read_back(sizes: list[int]) -> None:
     cuts = [0]
     for size in sizes:
         cuts.append(cuts[-1] + size)
-    assert boundaries(named(cuts)) == tuple(cuts)
+    assert boundaries(stage_modules(cuts)) == tuple(cuts)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def written(name: str, ranks: int, virtual: int, microbatches: int, path: Path) 
         def _prepare_forward_infra(self, *arguments: Any) -> Any: ...
         def _prepare_backward_infra(self, *arguments: Any) -> Any: ...
 
-    placing = placed(ranks * virtual, ranks, schedule(name))
+    placing = place_stages(ranks * virtual, ranks, schedule(name))
     made = schedules.get_schedule_class(name)([Stage(index) for index in placing[0]], n_microbatches=microbatches, loss_fn=min)
     schedules.PipelineScheduleMulti._dump_csv(made, str(path))
     return path.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from bridge.dialect import Dialect
 from bridge.errors import ConfigError
-from compat.deepspeed.effective import effective, moved
+from compat.deepspeed.effective import effective, keys_with_new_names
 from compat.deepspeed.refusals import REFUSALS
 
 MICRO, STEPS, TOTAL = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"
@@ -88,7 +88,7 @@ def test_old_keys_move() -> None:
     assert values["zero_optimization.offload_optimizer.pin_memory"] is True
     assert values["bf16.enabled"] is True
     assert not {"zero_optimization.cpu_offload", "bfloat16.enabled"} & set(values)
-    assert moved(given) == {
+    assert keys_with_new_names(given) == {
         "bfloat16.enabled": "bf16.enabled",
         "zero_optimization.cpu_offload": "zero_optimization.offload_optimizer.device",
     }

@@ -85,7 +85,7 @@ def test_every_key_comes_back(deepspeed: Dialect, path: str) -> None:
     again = deepspeed.read(deepspeed.write(config), version=version, world_size=config.world_size)
     assert again.given == config.given
     assert again.effective == config.effective
-    assert deepspeed.typed(config.given).model_dump(exclude_unset=True) == nest(given)
+    assert deepspeed.as_section(config.given).model_dump(exclude_unset=True) == nest(given)
 
 
 def test_every_key_is_described() -> None:

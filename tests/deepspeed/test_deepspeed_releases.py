@@ -91,8 +91,8 @@ SINCE = {
 def test_first_releases() -> None:
     for path, version in SINCE.items():
         position = KNOWN.index(version)
-        assert path in releases.known(version), path
-        assert path not in releases.known(KNOWN[position - 1]), path
+        assert path in releases.paths_of_release(version), path
+        assert path not in releases.paths_of_release(KNOWN[position - 1]), path
 
 
 REMOVED = {
@@ -106,7 +106,7 @@ def test_removed_keys_are_rejected_by_name() -> None:
     for version, paths in REMOVED.items():
         before = release(KNOWN[KNOWN.index(version) - 1])
         for path in paths:
-            assert path in release(version).rejected
+            assert path in release(version).keys_to_refuse
             assert path not in release(version).keys
             assert path in before.keys
 

@@ -129,9 +129,9 @@ def recipes(rank: int, world: int, data: Mapping[str, Any], steps: int | None = 
     """Losses, norms and rates of a recipe."""
     from bridge.engine.training import Report
     from compat.automodel import DIALECT
-    from compat.automodel.runtime.recipe import opened
+    from compat.automodel.runtime.recipe import open_recipe
 
-    run = opened(DIALECT.read(data, None, world), world)
+    run = open_recipe(DIALECT.read(data, None, world), world)
     return [(line.loss, line.grad_norm, line.lr) for line in run.steps(steps) if isinstance(line, Report)]
 
 

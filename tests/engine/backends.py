@@ -15,8 +15,8 @@ from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
 from bridge.translation import lower, translate
 from bridge.verify.judge import Report, verify
-from bridge.verify.measure import Distance, Run, batches, distance, measure
-from bridge.verify.pair import fitted
+from bridge.verify.measure import Distance, EngineRun, batches, distance, measure
+from bridge.verify.pair import fit_pair
 
 SHAPE = Architecture(layers=2, hidden=32, heads=4, kv_heads=4, ffn=64, sequence=16, tied=False, bias=False)
 
@@ -25,7 +25,7 @@ def against_native(rank: int, world: int, name: str, values: dict[str, Any], pad
     """How far a stack's own engine is from the native one on the same plan."""
     plan = Plan.of(values)
     workload = Workload(replace(SHAPE, tied=bool(plan.model.tied)))
-    return distance(*(measure(Run(backend, plan), workload, padded=padded) for backend in (compat.backends()[name], NATIVE)))
+    return distance(*(measure(EngineRun(backend, plan), workload, padded=padded) for backend in (compat.backends()[name], NATIVE)))
 
 
 def held(rank: int, world: int, name: str, values: dict[str, Any], settings: dict[str, Any]) -> dict[str, int]:
@@ -46,7 +46,7 @@ def verified(rank: int, world: int, source: tuple[str, Any, dict[str, Any]], to:
     config = compat.load(name).read(content, **said)
     backends = compat.backends()
     result = translate(config, compat.load(to), _release(backends, to), config.world_size)
-    report = verify(fitted(config, result, backends, world), backends, steps, note=lambda line: None)
+    report = verify(fit_pair(config, result, backends, world), backends, steps, note=lambda line: None)
     return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
 
 
@@ -54,7 +54,7 @@ def planted(rank: int, world: int, text: str, ending: str, old: str, new: str) -
     """The same for flags of Megatron, with a fault in one of the files that lie beside DeepSpeed's."""
     config = compat.load("megatron").read(text, version="0.16.1", world_size=world)
     backends = compat.backends("deepspeed")
-    pair = fitted(config, translate(config, compat.load("deepspeed"), _release(backends, "deepspeed"), world), backends, world)
+    pair = fit_pair(config, translate(config, compat.load("deepspeed"), _release(backends, "deepspeed"), world), backends, world)
     assert pair.script is not None and pair.script.beside[ending].count(old) == 1, pair.script
     texts = {**pair.script.beside, ending: pair.script.beside[ending].replace(old, new)}
     vars(pair)["script"] = replace(pair.script, beside=texts)

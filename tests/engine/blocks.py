@@ -213,7 +213,7 @@ def one_by_one(name: str) -> float:
     blocks = Blocks(model, cut_of(model))
     given, value = Arguments((), batch), None
     for layer in blocks.chain().layers:
-        value = layer(given if value is None else blocks.received(value.tensors, given))
+        value = layer(given if value is None else blocks.receive_stream(value.tensors, given))
     value.loss.backward()
     found = {key: _gradient(model, key, weight.grad) for key, weight in model.named_parameters()}
     outputs = [{"loss": each.loss.detach(), "logits": each.logits.detach()} for each in (value, whole)]

@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor
 
 from bridge.trace import attach
 from bridge.trace.desync import Policy
-from bridge.trace.findings import Finding
-from bridge.trace.naming import layers
+from bridge.trace.findings import TraceFinding
+from bridge.trace.naming import layers_by_name
 
 STEPS, VOCAB, TOKENS, BATCH = 3, 40, 12, 4
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": VOCAB}
@@ -251,7 +251,7 @@ def by_loop(rank: int, world: int, module: nn.Module, model: str, way: Way, fold
     return told(tracer.findings.found)
 
 
-def told(found: Iterable[Finding]) -> list[tuple[str, str]]:
+def told(found: Iterable[TraceFinding]) -> list[tuple[str, str]]:
     """Findings in words, with their severity."""
     return [(str(finding), finding.severity) for finding in found]
 
@@ -269,7 +269,7 @@ def sharded(module: nn.Module, way: Way) -> tuple[Any, Any]:
     """With FSDP2, block by block."""
     from torch.distributed.fsdp import fully_shard
 
-    for name, block in layers(module).items():
+    for name, block in layers_by_name(module).items():
         if name[-1].isdigit():
             fully_shard(block)
     fully_shard(module)

@@ -26,8 +26,8 @@ from planting import AT, LOGS, MENDED, STACKS, Block, Loop, Plant, Small, Stack,
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bridge.trace.comparison import Comparison, compare
-from bridge.trace.run import Run
+from bridge.trace.comparison import Comparison, compare_runs
+from bridge.trace.run import TracedRun
 
 WANTED = 0.8
 """Of the causes, how many have to be named."""
@@ -342,7 +342,7 @@ def started(run: Started, engine: str, name: str, planted: bool, folder: Path) -
 
 def held(first: Path, second: Path) -> Comparison:
     """What a comparison finds."""
-    return compare(Run.read(first), Run.read(second), every=False)
+    return compare_runs(TracedRun.read(first), TracedRun.read(second), every=False)
 
 
 @dataclass(frozen=True)

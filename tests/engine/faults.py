@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
-from bridge.engine.optimizer import squared_norm
+from bridge.engine.optimizer import sum_of_squares
 from bridge.engine.runner import Engine
 from bridge.errors import ConfigError
 from bridge.plan import Plan
@@ -152,8 +152,8 @@ def local_norm(engine: Engine, batches: Batches) -> None:
 
     def patched() -> tuple[float, ...]:
         _, *others = agree()
-        own = [part for flat, shard in engine.gradients.parts() for part in engine._counted(flat, shard)]
-        return float(squared_norm(own)), *others
+        own = [part for flat, shard in engine.gradients.parts() for part in engine._slice_for_norm(flat, shard)]
+        return float(sum_of_squares(own)), *others
 
     engine._agree = patched  # type: ignore[method-assign]
 

@@ -24,15 +24,15 @@ from torch import Tensor, nn
 import bridge
 import compat
 from bridge.config import Values
-from bridge.engine.compiling import uncompiled
+from bridge.engine.compiling import disable_compile
 from bridge.engine.models.dense import Dense
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.rules import Effect
-from bridge.translation import written_by
+from bridge.translation import settings_for
 from compat.megatron import MegatronConfig, objects
 from compat.megatron.rotary_rules import PREFIXED
-from compat.megatron.runtime.cpu import quiet, redirected
+from compat.megatron.runtime.cpu import quiet, redirect_cuda
 
 BOUND = 1e-5
 """Largest distance of logits whose own size is about one."""
@@ -157,12 +157,12 @@ def widened(spec: Any, config: Any) -> None:
 def transformer_config(config: MegatronConfig, beyond: Mapping[str, Any]) -> Any:
     """The real TransformerConfig of a launch, with what only the class takes, and the kernels that run here."""
     from compat.megatron.objects.fields import LATENT, TRANSFORMER, defaults
-    from compat.megatron.runtime.real import built
+    from compat.megatron.runtime.real import build_object
 
     args = config.args.flat()
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
     whole = {**objects.transformer(args, config.version), **beyond}
-    return built(cls, {name: whole[name] for name in defaults(config.version, cls)} | KERNELS)
+    return build_object(cls, {name: whole[name] for name in defaults(config.version, cls)} | KERNELS)
 
 
 def stretched(own: Any, newest: Values) -> None:
@@ -215,7 +215,7 @@ def alone() -> Iterator[None]:
     from megatron.core.transformer.moe import moe_utils
 
     with ExitStack() as stack:
-        stack.enter_context(redirected())
+        stack.enter_context(redirect_cuda())
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         stack.callback(dist.destroy_process_group)
         parallel_state.initialize_model_parallel()
@@ -422,7 +422,7 @@ def translated(hf: Mapping[str, Any]) -> Translated:
 
 def objects_alone(plan: Plan, launch: Any) -> dict[str, Any]:
     """What the rules write for the config class where the flags leave something else."""
-    written = written_by(plan.values(), launch.dialect, RELEASE, 1)
+    written = settings_for(plan.values(), launch.dialect, RELEASE, 1)
     whole = objects.transformer(launch.args.flat(), RELEASE)
     scaling = plan.model.rotary.scaling
     latent = {"original_max_position_embeddings": scaling.original, "beta_fast": scaling.fast, "beta_slow": scaling.slow}
@@ -554,7 +554,7 @@ def main() -> int:
     options = parser.parse_args()
     counts: Counter[str] = Counter()
     equal, seen = set[tuple[str, str]](), set[str]()
-    with uncompiled(), quiet(), alone():
+    with disable_compile(), quiet(), alone():
         for name, configs in sorted(small(options.rows).items()):
             for hf in configs if not options.architectures or name in options.architectures else ():
                 answers = {"megatron": answer(hf), **({"native": native_answer(hf)} if is_dense(hf) else {})}

@@ -13,7 +13,7 @@ from traces import fed
 
 from bridge.backend import Workload
 from bridge.engine import initialize
-from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
+from bridge.engine.models.gpt import mean_cross_entropy, sum_cross_entropy
 from bridge.plan import Plan
 from compat.megatron.runtime.backend import BACKEND
 
@@ -58,7 +58,7 @@ def on_engine(rank: int, world: int, cases: Sequence[Case]) -> list[Found]:
 
 def _engine(case: Case) -> Found:
     plan = Plan.of(case.plan)
-    loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+    loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
     engine = initialize(model_of(case), plan, loss, seed=11)
     losses, norms = list[float](), list[float]()
     for step in range(case.steps):

@@ -252,13 +252,13 @@ class Watch:
     def _planned(self, trainer: Any, name: str, value: Any) -> str:
         """Whether another value makes another plan."""
         from compat.merak import DIALECT
-        from compat.merak.runtime.arguments import said
+        from compat.merak.runtime.arguments import set_arguments
         from compat.merak.runtime.launch import sizes
 
         plans = []
         for each in (value, None):
             setattr(trainer.args, name, each)
-            config = DIALECT.read({"args": said(trainer.args), "init": sizes()}, None, engine_ranks(trainer))
+            config = DIALECT.read({"args": set_arguments(trainer.args), "init": sizes()}, None, engine_ranks(trainer))
             plans.append(lift(config).values())
         setattr(trainer.args, name, value)
         return "the plan" if plans[0] != plans[1] else ""

@@ -143,7 +143,7 @@ def pairs(kind: str, top: Path, pool: Any, tried: tuple[str, ...] = tuple(FORMAT
         if not (top / name).exists():
             made(kind, name, top / name, pool)
     for source in tried:
-        known = formats.read(top / source)
+        known = formats.read_checkpoint(top / source)
         for target in tried:
             if source != target:
                 there, back = (top / f"{source} to {target}{end}" for end in ("", " and back"))
@@ -160,15 +160,15 @@ def pairs(kind: str, top: Path, pool: Any, tried: tuple[str, ...] = tuple(FORMAT
 def _back(known: Hub, source: str, target: str, there: Path, back: Path, config: Path) -> str:
     alone = target in WEIGHTS_ALONE or source in WEIGHTS_ALONE
     if target in WEIGHTS_ALONE and FORMATS[source][0] in ("deepspeed", "megatron"):
-        found = formats.read(there)  # these cannot be made of weights alone: the way there is held, under the source's names
+        found = formats.read_checkpoint(there)  # these cannot be made of weights alone: the way there is held, under the source's names
         from bridge.state import names
 
-        known = names.fitting(
-            known, "huggingface", None, names.described(compat.load("huggingface").read(json.loads(config.read_text())))
+        known = names.naming_that_fits(
+            known, "huggingface", None, names.describe_config(compat.load("huggingface").read(json.loads(config.read_text())))
         )
         return "; ".join(lacking(known, found, True))
     problem = converted(there, source, back, config)
-    return problem or "; ".join(list(lacking(known, formats.read(back), alone))[:4])
+    return problem or "; ".join(list(lacking(known, formats.read_checkpoint(back), alone))[:4])
 
 
 def main() -> int:

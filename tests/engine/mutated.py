@@ -196,7 +196,7 @@ def changed(found: Any, random: Random, junk: tuple[Any, ...]) -> bool:
 @cache
 def known(folder: Path) -> tuple[dict[tuple[str, str], torch.Tensor], Any]:
     """What was there before."""
-    return contents(formats.read(folder))
+    return contents(formats.read_checkpoint(folder))
 
 
 def contents(hub: Hub) -> tuple[dict[tuple[str, str], torch.Tensor], Any]:
@@ -225,10 +225,10 @@ def tried(folder: Path, number: int, scratch: Path) -> str:
     shutil.copytree(folder, target)
     kind = mutate(target, Random(number))
     try:
-        format, place = formats.found(target)
-        formats.verified(format, place)
+        format, place = formats.find_checkpoint(target)
+        formats.verify_checkpoint(format, place)
         hub = formats.read_at(format, place)
-        found, doubts = contents(hub), formats.doubted(format, place, hub).findings[len(hub.findings) :]
+        found, doubts = contents(hub), formats.add_doubts(format, place, hub).findings[len(hub.findings) :]
         plan(hub)
     except BridgeError as error:
         assert not (target / MARKER).exists(), "a payload was executed"
@@ -255,7 +255,7 @@ def plan(hub: Hub) -> None:
     """Plan it in every format; one that cannot hold it says so."""
     for name in ("native", "safetensors", "universal", "deepspeed", "dcp", "megatron", "megatron-ranks"):
         with suppress(BridgeError):
-            formats.planned(formats.named(name), hub, formats.Wanted())
+            formats.plan_files(formats.format_of_name(name), hub, formats.Wanted())
 
 
 SEEN = ("posix.system", "SHA256SUMS", "bytes of this file have changed")

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import compat
 from bridge.engine import initialize
-from bridge.engine.models.gpt import Architecture, mean_cross_entropy, summed_cross_entropy
+from bridge.engine.models.gpt import Architecture, mean_cross_entropy, sum_cross_entropy
 from bridge.engine.training import Training
 from bridge.layout.schedule.timeline import in_flight
 from bridge.plan import Plan
@@ -102,7 +102,7 @@ class Run:
 def piped(rank: int, world: int, case: Case) -> Run:
     """Train on the engine with a bare rate, so that the change of a weight is its gradient."""
     plan = Plan.of(case.plan)
-    loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+    loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
     engine = initialize(model_of(case), plan, loss, seed=11)
     losses, norms, gradients, actions = [], [], [], list[str]()
     before = {name: weight.clone() for name, weight in engine.state_dict()}
@@ -142,7 +142,7 @@ def alone(case: Case) -> Run:
     losses, norms, gradients = [], [], []
     for step in range(case.steps):
         inputs, targets = global_batch(case, step)
-        total, count = summed_cross_entropy(model(inputs), targets)
+        total, count = sum_cross_entropy(model(inputs), targets)
         model.zero_grad()
         torch.autograd.backward(total / count)
         found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
@@ -238,13 +238,13 @@ def unequal(rank: int, world: int, values: Mapping[str, Any], variable: bool) ->
     lengths = [(4, 6, 3, 5), (6, 6, 2, 4)]
     case = Case({**SGD, **values})
     plan = Plan.of(case.plan)
-    engine = initialize(model_of(case), plan, summed_cross_entropy, variable_shapes=variable)
+    engine = initialize(model_of(case), plan, sum_cross_entropy, variable_shapes=variable)
     model, losses, expected = model_of(case), [], []
     for step, sizes in enumerate(lengths):
         inputs, targets = global_batch(case, step)
         parts = [(inputs[2 * row : 2 * row + 2, :size], targets[2 * row : 2 * row + 2, :size]) for row, size in enumerate(sizes)]
         losses.append(engine.train_batch(parts))
-        found = [summed_cross_entropy(model(part), goal) for part, goal in parts]
+        found = [sum_cross_entropy(model(part), goal) for part, goal in parts]
         total = torch.stack([part for part, _ in found]).sum() / sum(count for _, count in found)
         model.zero_grad()
         torch.autograd.backward(total)

@@ -25,11 +25,11 @@ from torch.utils.checkpoint import checkpoint
 
 from bridge.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare
+from bridge.trace.comparison import compare_runs
 from bridge.trace.desync import Policy
 from bridge.trace.keeping import Keep
 from bridge.trace.meeting import VARIABLE
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 VOCAB, WIDTH, TOKENS, BATCH, STEPS, AT = 29, 16, 8, 8, 3, 2
 """The last is the step in which a fault strikes that is not there from the start."""
@@ -1099,7 +1099,7 @@ def tried(run: Callable[..., list[Any]], name: str, folder: Path, world: int = 2
     """Plant it, and look."""
     clean = run(world, trained, name, False, folder / "clean")[0]
     found = run(world, trained, name, True, folder / "bad")[0]
-    parted = compare(Run.read(folder / "bad"), Run.read(folder / "clean"), every=False)
+    parted = compare_runs(TracedRun.read(folder / "bad"), TracedRun.read(folder / "clean"), every=False)
     named = str(parted.divergence.name) if parted.divergence else ""
     return Outcome(name, named, parted.diagnosis.claim if parted.diagnosis else "", found, clean)
 

@@ -140,7 +140,7 @@ def one_by_one(name: str) -> tuple[float, int, int]:
     cut = cut_of(model, given)
     blocks, value = Blocks(model, cut), None
     for layer in blocks.chain().layers:
-        value = layer(given if value is None else blocks.received(value.tensors, given))
+        value = layer(given if value is None else blocks.receive_stream(value.tensors, given))
     probe(value).backward()
     found, wanted = ((float(probe(each).detach()), of) for each, of in ((value, gradients(model)), (whole, expected)))
     return errors([found], [wanted])[0], len(cut.layers), len(cut.rows) - 1

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from bridge.engine import initialize
 from bridge.engine.data import BYTES, Text
-from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, summed_cross_entropy
+from bridge.engine.models.gpt import GPT, IGNORED, Architecture, mean_cross_entropy, sum_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
@@ -96,7 +96,7 @@ def trained(rank: int, world: int, case: Case) -> Outcome:
     """Train on the engine; traffic is that of the last step."""
     model, plan = model_of(case), Plan.of(case.plan)
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
-    loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+    loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
     engine = initialize(model, plan, loss, seed=11)
     losses, norms = [], []
     for step in range(case.steps):
@@ -126,7 +126,7 @@ def plain(case: Case) -> Outcome:
     losses, norms = [], []
     for step in range(case.steps):
         inputs, targets = global_batch(case, step)
-        total, count = summed_cross_entropy(model(inputs), targets)
+        total, count = sum_cross_entropy(model(inputs), targets)
         loss = total / count
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -433,7 +433,7 @@ def resume_without_optimizer(rank: int, world: int, case: Case, folder: Path) ->
 
 def _engine(case: Case) -> Engine:
     plan = Plan.of(case.plan)
-    loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+    loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
     return initialize(model_of(case), plan, loss, seed=11 if case.seed == 7 else 12)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bridge.errors import SourceError
 from bridge.state import archive
 from bridge.state.lazy import SAFE, Lazy
-from bridge.state.pickled import Record, recorded
+from bridge.state.pickled import Record, recorders
 
 NAMED = "deepspeed.runtime.fp16.loss_scaler LossScaler"
 
@@ -74,11 +74,11 @@ def values() -> dict[str, Any]:
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_values_are_those_of_torch(tmp_path: Path, protocol: int) -> None:
     path = written(tmp_path / "a.pt", values(), pickle_protocol=protocol)
-    same(archive.read(path, tmp_path), torch.load(path, weights_only=False))
+    same(archive.read_archive(path, tmp_path), torch.load(path, weights_only=False))
 
 
 def test_a_run_of_a_tensor_is_a_part_of_it(tmp_path: Path) -> None:
-    found = archive.read(written(tmp_path / "a.pt", values()), tmp_path)
+    found = archive.read_archive(written(tmp_path / "a.pt", values()), tmp_path)
     for lazy in (*found["views"], *found["formats"].values()):
         whole = lazy.whole().reshape(-1)
         for start in range(lazy.count + 1):
@@ -125,7 +125,7 @@ def test_no_payload_is_executed(tmp_path: Path, name: str, place: str, protocol:
     }[place]
     path = written(tmp_path / "a.pt", holder, pickle_protocol=protocol)
     with pytest.raises(SourceError) as caught:
-        archive.read(path, tmp_path, recorded(NAMED))
+        archive.read_archive(path, tmp_path, recorders(NAMED))
     assert str(path) in str(caught.value) and said in str(caught.value) and "executed" in str(caught.value)
     assert not marker.exists()
 
@@ -160,12 +160,12 @@ def packed(path: Path, pickle: bytes, **others: bytes) -> Path:
 def test_a_pickle_made_by_hand_is_refused(tmp_path: Path, name: str) -> None:
     path = packed(tmp_path / "a.pt", RAW[name])
     with pytest.raises(SourceError, match=r"a\.pt"):
-        archive.read(path, tmp_path, recorded(NAMED))
+        archive.read_archive(path, tmp_path, recorders(NAMED))
 
 
 def test_a_listed_class_is_a_record(tmp_path: Path) -> None:
     data = b"\x80\x02cdeepspeed.runtime.fp16.loss_scaler\nLossScaler\n)\x81}X\x09\x00\x00\x00cur_scaleK\x08sb."
-    found = archive.read(packed(tmp_path / "a.pt", data), tmp_path, recorded(NAMED))
+    found = archive.read_archive(packed(tmp_path / "a.pt", data), tmp_path, recorders(NAMED))
     assert isinstance(found, Record) and (found.name, found.state) == (NAMED, {"cur_scale": 8})
 
 
@@ -173,26 +173,26 @@ def test_what_is_no_archive_of_torch_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(SourceError, match=r"PyTorch 1\.6 or later"):
-        archive.read(path, tmp_path)
+        archive.read_archive(path, tmp_path)
     torch.jit.save(torch.jit.script(nn.Linear(1, 1)), path)
     with pytest.raises(SourceError, match="a TorchScript program"):
-        archive.read(path, tmp_path)
+        archive.read_archive(path, tmp_path)
     packed(path, b"\x80\x02K\x01.", byteorder=b"big")
     with pytest.raises(SourceError, match="little-endian"):
-        archive.read(path, tmp_path)
+        archive.read_archive(path, tmp_path)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data.pkl", b"\x80\x02K\x01.")
     with pytest.raises(SourceError, match="compressed"):
-        archive.read(path, tmp_path)
+        archive.read_archive(path, tmp_path)
     with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(path, "w") as file:
         for _ in range(2):
             file.writestr("archive/data.pkl", b"\x80\x02K\x01.")
     with pytest.raises(SourceError, match="twice"):
-        archive.read(path, tmp_path)
+        archive.read_archive(path, tmp_path)
     os.remove(path)
     os.mkfifo(path)
     with pytest.raises(SourceError, match="no regular file"):
-        archive.read(path, tmp_path)
+        archive.read_archive(path, tmp_path)
 
 
 def test_a_changed_byte_is_an_error_or_changes_nothing_but_elements(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_changed_byte_is_an_error_or_changes_nothing_but_elements(tmp_path: Pa
     for place in range(0, len(content), 3):
         path.write_bytes(content[:place] + bytes([content[place] ^ (1 << random.randrange(8))]) + content[place + 1 :])
         try:
-            found = archive.read(path, tmp_path)
+            found = archive.read_archive(path, tmp_path)
         except SourceError as error:
             assert str(path) in str(error)
             refused += 1
@@ -211,7 +211,7 @@ def test_a_changed_byte_is_an_error_or_changes_nothing_but_elements(tmp_path: Pa
     for cut in range(0, len(content), 97):
         path.write_bytes(content[:cut])
         with pytest.raises(SourceError, match=r"a\.pt"):
-            archive.read(path, tmp_path)
+            archive.read_archive(path, tmp_path)
 
 
 def test_generated_pickles_come_to_values_or_errors(tmp_path: Path) -> None:
@@ -222,14 +222,14 @@ def test_generated_pickles_come_to_values_or_errors(tmp_path: Path) -> None:
             data[random.randrange(len(data))] = random.randrange(256)
         path = tmp_path / "a.pt"
         try:
-            archive.pickled.value(bytes(data), archive.KNOWN, path)
+            archive.pickled.unpickle_value(bytes(data), archive.KNOWN, path)
         except SourceError as error:
             assert "a.pt" in str(error)
 
 
 def test_a_file_that_shrinks_says_so(tmp_path: Path) -> None:
     path = written(tmp_path / "a.pt", {"a": torch.ones(1000)})
-    found: Lazy = archive.read(path, tmp_path)["a"]
+    found: Lazy = archive.read_archive(path, tmp_path)["a"]
     os.truncate(path, 500)
     with pytest.raises(SourceError, match="changed while it was read"):
         found.whole()
@@ -240,5 +240,5 @@ def test_an_archive_within_a_file_is_read(tmp_path: Path) -> None:
     torch.save(torch.arange(5), buffer)
     path = tmp_path / "a.distcp"
     path.write_bytes(b"before" + buffer.getvalue() + b"behind")
-    found = archive.read(path, tmp_path, begin=6, size=len(buffer.getvalue()))
+    found = archive.read_archive(path, tmp_path, begin=6, size=len(buffer.getvalue()))
     assert torch.equal(found.whole(), torch.arange(5))

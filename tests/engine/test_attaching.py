@@ -15,33 +15,33 @@ import pytest
 from attaching import WAYS, attached
 from planting import FAULTS, tried
 
-from bridge.trace.comparison import compare
-from bridge.trace.naming import layers, parameters, unwrapped
-from bridge.trace.run import Run
+from bridge.trace.comparison import compare_runs
+from bridge.trace.naming import layers_by_name, parameters_by_name, unwrap_module
+from bridge.trace.run import TracedRun
 
 pytestmark = pytest.mark.usefixtures("foreign")
 Ranks = Callable[..., list[Any]]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
     """The training on one rank, in one pass a step."""
     folder = tmp_path_factory.mktemp("alone")
     assert attached(0, 1, "plain", folder) == []
-    return Run.read(folder)
+    return TracedRun.read(folder)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_attached_logs_what_one_rank_logs(way: str, run: Ranks, alone: Run, tmp_path: Path) -> None:
+def test_what_is_attached_logs_what_one_rank_logs(way: str, run: Ranks, alone: TracedRun, tmp_path: Path) -> None:
     if way == "accelerate" and find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed")
     assert run(WAYS[way][0], attached, way, tmp_path) == [[]] * WAYS[way][0], "no false alarm"
-    found = compare(Run.read(tmp_path), alone)
+    found = compare_runs(TracedRun.read(tmp_path), alone)
     assert [(str(line.name), line.verdict, line.cause) for line in found.faults] == []
     weights = {line.name for line in found.lines if line.name.phase in ("reduce", "update") and line.verdict != "unseen"}
-    assert len({name for name in weights if name.kind == "gradient"}) == 2 * len(parameters(model()))
+    assert len({name for name in weights if name.kind == "gradient"}) == 2 * len(parameters_by_name(model()))
     hidden = {line.name.layer for line in found.lines if line.verdict == "unseen" and line.name.kind == "output"}
-    assert hidden == (set(layers(model())) if way == "torch.compile" else set())
+    assert hidden == (set(layers_by_name(model())) if way == "torch.compile" else set())
 
 
 def model() -> Any:
@@ -57,9 +57,9 @@ def test_names_are_the_same_under_every_wrapper() -> None:
     plain, wrapped = model(), model()
     for at, block in enumerate(wrapped.blocks):
         wrapped.blocks[at] = torch.compile(checkpoint_wrapper(block), backend="eager")
-    assert list(layers(wrapped)) == list(layers(plain)) == ["tok", "pos", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
-    assert list(parameters(wrapped)) == list(parameters(plain))
-    assert unwrapped(wrapped.blocks[0]).__class__ is plain.blocks[0].__class__
+    assert list(layers_by_name(wrapped)) == list(layers_by_name(plain)) == ["tok", "pos", "blocks.0", "blocks.1", "blocks.2", "norm", "head"]
+    assert list(parameters_by_name(wrapped)) == list(parameters_by_name(plain))
+    assert unwrap_module(wrapped.blocks[0]).__class__ is plain.blocks[0].__class__
 
 
 @pytest.mark.parametrize("name", ["A1", "A3", "A12", "A17", "A22", "A23", "A24", "A25", "A26", "A28", "B7", "F5"])
@@ -97,7 +97,7 @@ def test_a_script_is_watched_without_an_edit(tmp_path: Path) -> None:
     assert "trace run: 2 faults and 0 remarks" in done.stdout
     first = json.loads((folder / "findings.jsonl").read_text().splitlines()[0])
     assert (first["id"], first["step"], first["where"]) == ("gradient-stale", 2, "0.weight")
-    assert Run.read(folder).steps == (0, 1, 2, 3)
+    assert TracedRun.read(folder).steps == (0, 1, 2, 3)
 
 
 STAGES = """
@@ -147,7 +147,7 @@ def test_pipelines_are_watched_without_an_edit_and_wait_for_nobody(kind: str, tm
     assert done.returncode == 0, done.stderr
     assert "trace run: 0 faults" in done.stdout
     runs = [folder] if kind == "schedule" else [folder, folder / "apart1"]
-    assert [Run.read(run).steps for run in runs] == [(0, 1, 2, 3)] * len(runs)
+    assert [TracedRun.read(run).steps for run in runs] == [(0, 1, 2, 3)] * len(runs)
     assert ("ranks do not begin to train at the same time" in done.stderr) == (kind == "by hand")
 
 

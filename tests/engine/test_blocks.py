@@ -22,10 +22,10 @@ import compat.deepspeed
 from bridge.cli import run as cli
 from bridge.engine import initialize
 from bridge.engine.models import slicing
-from bridge.engine.models.blocks import Call
+from bridge.engine.models.blocks import BlockCall
 from bridge.engine.models.cutting import Uncut, cut_of
-from bridge.engine.models.slicing import sliced
-from bridge.engine.models.splitting import proved, tensor_plan
+from bridge.engine.models.slicing import slice_model
+from bridge.engine.models.splitting import prove_split, tensor_plan
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan import Plan
 from bridge.trace.desync import Policy
@@ -70,7 +70,7 @@ def most_held(rank: int, world: int, name: str) -> tuple[int, int]:
     engine, found = initialize(small(name), Plan.of(plan), seed=5), [0]
 
     def look(*_: Any) -> None:
-        own = (engine.weights.stored(), engine.weights.masters_apart(), engine.gradients.tensors(), engine.optimizer.tensors())
+        own = (engine.weights.local_buffers(), engine.weights.masters_apart(), engine.gradients.tensors(), engine.optimizer.tensors())
         tensors = (tensor for each in (*own, engine.model.parameters()) for tensor in each)
         with torch._C.DisableTorchFunctionSubclass():  # also those of weights that are not whole now
             storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, tensors)}
@@ -195,7 +195,7 @@ def test_tensor_ranks_split_what_a_plan_covers() -> None:
 
 def test_a_split_that_gives_other_logits_is_refused() -> None:
     model = small("llama")
-    with pytest.raises(ConfigError, match="the split model gives other logits"), proved(model, 1):
+    with pytest.raises(ConfigError, match="the split model gives other logits"), prove_split(model, 1):
         model.model.layers[1].self_attn.o_proj.weight.data.mul_(1.5)
 
 
@@ -209,7 +209,7 @@ def test_modules_that_need_whole_sequences_are_found() -> None:
     assert found is not None
     assert found.whole == tuple(f"model.layers.{number}" for number in range(4)), "what each layer adds is for all tokens"
     dropped = small("gpt_neox", hidden_dropout=0.1)
-    assert sliced(dropped, []).whole == cut_of(dropped).blocks, "dropout draws its mask for whole sequences"
+    assert slice_model(dropped, []).whole == cut_of(dropped).blocks, "dropout draws its mask for whole sequences"
 
 
 class Twice(nn.Module):
@@ -228,7 +228,7 @@ class Twice(nn.Module):
 def test_a_block_that_calls_its_modules_more_often_for_fewer_tokens_takes_whole_sequences() -> None:
     model, stream = nn.Sequential(Twice()), torch.ones(2, 8, 4)
     seen = slicing._Unit([(((stream,), {}), model[0].product(stream))])
-    run = slicing._Run(Call([stream], {}), stream, model(stream), {"0.product": seen})
+    run = slicing._Run(BlockCall([stream], {}), stream, model(stream), {"0.product": seen})
     with torch.no_grad():
         assert not slicing._by_token(model, "0", run)
 

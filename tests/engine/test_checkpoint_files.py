@@ -214,7 +214,7 @@ def test_files_of_another_run_are_told_apart(saved: Path, tmp_path: Path) -> Non
 
 
 def test_anyone_can_check_the_digests(saved: Path) -> None:
-    digests.verify(saved / "step0", saved, ["state.json", file_of(0)], digests.read(saved / "step0", saved))
+    digests.verify_digests(saved / "step0", saved, ["state.json", file_of(0)], digests.read_digests(saved / "step0", saved))
 
 
 @pytest.mark.parametrize("level", [0, 3])

@@ -18,8 +18,8 @@ import compat
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.plan import Debug, Plan
-from bridge.trace.run import Entry, Run
-from bridge.trace.summary import sampled
+from bridge.trace.run import LoggedTensor, TracedRun
+from bridge.trace.summary import sample_indices
 
 Ranks = Callable[..., list[Any]]
 
@@ -38,22 +38,22 @@ def settings(folder: Path, **debug: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name.startswith("debug.")}
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[LoggedTensor]:
     """All tensors of a run."""
-    run = Run.read(folder)
+    run = TracedRun.read(folder)
     assert run.steps == (0, 1, 2)
     return [entry for step in run.steps for entry in run.entries(step)]
 
 
-def weights(found: list[Entry]) -> dict[tuple[int, str], Entry]:
+def weights(found: list[LoggedTensor]) -> dict[tuple[int, str], LoggedTensor]:
     """By step and the parameter's name."""
     return {(entry.name.step, f"{entry.name.layer}.{entry.name.tensor}"): entry for entry in found}
 
 
-def expected_at(values: torch.Tensor, entry: Entry) -> None:
+def expected_at(values: torch.Tensor, entry: LoggedTensor) -> None:
     """The samples of `entry` are those of `values`."""
     assert entry.samples is not None
-    assert torch.equal(entry.samples, values.reshape(-1)[sampled(entry.shape, 5)])
+    assert torch.equal(entry.samples, values.reshape(-1)[sample_indices(entry.shape, 5)])
 
 
 def test_layer_outputs(run: Ranks, tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def test_the_demo_trains_and_resumes(planted: Path) -> None:
 
 def test_a_rank_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(BridgeError, match=r"rank [01] ended with code 1: .*ValueError: invalid literal for int"):
-        list(local.ranks(2, "bridge.cli.demo.rank", "{}", str(tmp_path), "x", "1", "[null, null]"))
+        list(local.run_ranks(2, "bridge.cli.demo.rank", "{}", str(tmp_path), "x", "1", "[null, null]"))
 
 
 def test_the_last_words_of_a_rank_are_its_own() -> None:
     said = "ValueError: its own\nnanobind: leaked 2 functions!\n - leaked function \"f\"\n"
-    assert local._last(StringIO(said)) == "ValueError: its own"
+    assert local._last_line(StringIO(said)) == "ValueError: its own"

@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from bridge import comm
 from bridge.engine import device, initialize
 from bridge.engine.environment import Environment, local_rank
-from bridge.engine.randomness import reseed
+from bridge.engine.randomness import seed_generators
 from bridge.errors import ConfigError
 from bridge.plan import Plan
 from bridge.trace import attach
-from bridge.trace.digest import bits, digest
+from bridge.trace.digest import digest_tensor, hash_bits
 
 
 class Machine:
@@ -77,8 +77,8 @@ def test_a_joined_rank_keeps_its_local_rank() -> None:
 def test_the_generator_of_the_rank_s_own_device_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(4, monkeypatch)
     before = torch.get_rng_state()
-    reseed(7, torch.device("cuda", 2))
-    reseed(8, torch.device("cpu"))
+    seed_generators(7, torch.device("cuda", 2))
+    seed_generators(8, torch.device("cpu"))
     torch.set_rng_state(before)
     assert machine.seeds == {2: 7}
 
@@ -132,7 +132,7 @@ def test_what_only_the_device_waits_for_is_reported_to_other_ranks(monkeypatch: 
     said: list[str] = []
     store: Any = SimpleNamespace(check=lambda keys: False)
     late("reduce gradients", 3600, peer=3)
-    assert '"waits": "reduce gradients"' in comm.HERE.told(1)
+    assert '"waits": "reduce gradients"' in comm.HERE.state_as_json(1)
     monkeypatch.setattr(comm, "SILENCE", 0.0)
     watcher = comm.Watcher(store, 0, said.append)
     time.sleep(0.01)
@@ -144,7 +144,7 @@ def test_what_only_the_device_waits_for_is_reported_to_other_ranks(monkeypatch: 
 def test_a_collective_that_hangs_on_the_device_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[str] = []
     monkeypatch.setattr(comm, "PATIENCE", comm.timedelta(seconds=0.02))
-    monkeypatch.setattr(comm, "joined", lambda: (0, 2))
+    monkeypatch.setattr(comm, "rank_and_world", lambda: (0, 2))
     monkeypatch.setattr(comm.dist, "destroy_process_group", lambda: ends.append("left"))
     monkeypatch.setattr(comm.dist.distributed_c10d, "_abort_process_group", lambda: ends.append("aborted"))
     monkeypatch.setattr(comm, "_HANDLES", {})
@@ -261,5 +261,5 @@ def test_watching_waits_for_the_device_as_often_in_a_deep_model() -> None:
 def test_digests_are_the_same_on_every_device(dtype: torch.dtype) -> None:
     values = (torch.arange(300_001) % 257).sub(100).to(dtype)
     for part in (values, values[1:], values[:3]):
-        assert torch.equal(digest(part), digest(part.cuda()).cpu())
-        assert torch.equal(bits(part), bits(part.cuda()).cpu())
+        assert torch.equal(digest_tensor(part), digest_tensor(part.cuda()).cpu())
+        assert torch.equal(hash_bits(part), hash_bits(part.cuda()).cpu())

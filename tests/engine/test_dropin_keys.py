@@ -41,7 +41,7 @@ def heard(values: Mapping[str, Any], base: Mapping[str, Any], path: str) -> bool
         config = config_of({**base, **values})
         if config.effective.flat().get(path) == usual.effective.flat().get(path) or any(dropin.beyond(config)):
             return True
-        plan = dropin.opened(lift(config), own=False)
+        plan = dropin.leave_open(lift(config), own=False)
         _, findings = check(plan, 1)
     except BridgeError:
         return True
@@ -49,7 +49,7 @@ def heard(values: Mapping[str, Any], base: Mapping[str, Any], path: str) -> bool
         return True
     rules = plan_claims(DIALECT)
     named = {carrier for it in findings if it.path in rules for carrier in rules[it.path].carriers(it.path)}
-    return path in named | {finding.path for finding in dropin.left(config)}
+    return path in named | {finding.path for finding in dropin.find_unsupported(config)}
 
 
 @pytest.mark.parametrize("base", BASES)

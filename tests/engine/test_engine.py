@@ -13,7 +13,7 @@ from torch import nn
 
 import bridge.engine
 from bridge.engine.layers import chain_of, facts
-from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, summed_cross_entropy
+from bridge.engine.models.gpt import GPT, Architecture, mean_cross_entropy, sum_cross_entropy
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout import partition
 from bridge.layout.pipeline import Pipeline
@@ -244,7 +244,7 @@ def test_misuse_is_said() -> None:
         found.backward(found(*batch()))
     with pytest.raises(BridgeError, match=r"engine\(mask=...\): a model that is a list of layers takes no named inputs"):
         found(*batch(), mask=None)
-    tokens = engine(loss="per_token", loss_fn=summed_cross_entropy)
+    tokens = engine(loss="per_token", loss_fn=sum_cross_entropy)
     losses = [tokens(*batch()) for _ in range(2)]
     with pytest.raises(BridgeError, match=r"backward: 2 forward passes wait for backward, but with plan.loss per_token only one"):
         tokens.backward(losses[1])

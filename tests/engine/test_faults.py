@@ -15,23 +15,23 @@ from runs import Case
 from traces import traced
 
 import bridge
-from bridge.trace.comparison import compare
-from bridge.trace.run import Run
+from bridge.trace.comparison import compare_runs
+from bridge.trace.run import TracedRun
 
 Ranks = Callable[..., list[Any]]
 DOCS = Path(bridge.__file__).parents[1] / "docs"
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Run]:
+def good(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], TracedRun]:
     """Runs without fault on one rank, by optimizer."""
-    folder, runs = tmp_path_factory.mktemp("good"), dict[str, Run]()
+    folder, runs = tmp_path_factory.mktemp("good"), dict[str, TracedRun]()
 
-    def found(optimizer: Any) -> Run:
+    def found(optimizer: Any) -> TracedRun:
         key = str(optimizer)
         if key not in runs:
             traced(0, 1, Case({**optimizer, **LEVELS, "batch.micro": 8}), folder / str(len(runs)))
-            runs[key] = Run.read(folder / str(len(runs)))
+            runs[key] = TracedRun.read(folder / str(len(runs)))
         return runs[key]
 
     return found
@@ -48,11 +48,11 @@ def test_checks_locate_faults(name: str, run: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("piped", [False, True], ids=["", "pipeline"])
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.detector == "diff"])
-def test_diff_locates_faults(name: str, piped: bool, run: Ranks, good: Callable[[Any], Run], tmp_path: Path) -> None:
+def test_diff_locates_faults(name: str, piped: bool, run: Ranks, good: Callable[[Any], TracedRun], tmp_path: Path) -> None:
     fault = FAULTS[name]
     layout = fault.layouts[piped]
     run(world_of(layout), struck, name, layout, tmp_path)
-    found = compare(Run.read(tmp_path), good(fault.optimizer)).divergence
+    found = compare_runs(TracedRun.read(tmp_path), good(fault.optimizer)).divergence
     assert found is not None
     assert (str(found.name), fault.words in found.cause) == (fault.named, True), found
 
@@ -101,7 +101,7 @@ def test_no_false_alarm_on_generated_layouts(seed: int, run: Ranks, tmp_path: Pa
     alone = {name: value for name, value in plan.items() if not name.startswith(("parallel.", "zero.", "batch.", "schedule."))}
     run(world, traced, Case(plan, seed=seed, dtype=torch.float32), tmp_path / "split", False, True)
     run(1, traced, Case({**alone, "batch.micro": 8}, seed=seed, dtype=torch.float32), tmp_path / "alone")
-    found = compare(Run.read(tmp_path / "split"), Run.read(tmp_path / "alone"))
+    found = compare_runs(TracedRun.read(tmp_path / "split"), TracedRun.read(tmp_path / "alone"))
     assert [(str(line.name), line.distance, line.bound, line.cause) for line in found.faults[:3]] == []
     assert {line.verdict for line in found.lines} <= {"equal", "rounding"}
 

@@ -13,11 +13,11 @@ from torch import nn
 
 from bridge.cli import run as command
 from bridge.engine import initialize
-from bridge.engine.optimizer import grouped
+from bridge.engine.optimizer import groups_of_file
 from bridge.errors import SourceError
 from bridge.plan import Plan
 from bridge.state import groups
-from bridge.state.hub import Group, Hub, Origin, Parameter, Where
+from bridge.state.hub import Hub, Origin, Parameter, ParameterGroup, Where
 from bridge.state.lazy import Held
 
 ADAM = {"optimizer.name": "adamw", "optimizer.lr": 0.1, "optimizer.weight_decay": 0.5}
@@ -30,7 +30,7 @@ def net() -> nn.Sequential:
 
 def hub(*rows: tuple[list[str], dict[str, Any]]) -> Hub:
     held = {name: Parameter(Held(weight.detach())) for name, weight in net().named_parameters()}
-    return Hub(Origin("a test"), held, groups=tuple(Group(tuple(names), settings) for names, settings in rows))
+    return Hub(Origin("a test"), held, groups=tuple(ParameterGroup(tuple(names), settings) for names, settings in rows))
 
 
 MATRICES, VECTORS = ["0.weight", "2.weight"], ["0.bias", "1.weight", "1.bias", "2.bias"]
@@ -56,7 +56,7 @@ DECAYS, SPARED = {"lr": 0.1, "weight_decay": 0.5}, {"lr": 0.1, "weight_decay": 0
     ],
 )
 def test_a_run_is_told_groups_that_its_config_does_not_mean(rows: Any, scope: str, by_place: bool, expected: bool) -> None:
-    assert groups.needed(hub(*rows), scope, by_place) is expected
+    assert groups.needs_group_file(hub(*rows), scope, by_place) is expected
 
 
 def test_rates_are_what_a_schedule_starts_from() -> None:
@@ -64,19 +64,19 @@ def test_rates_are_what_a_schedule_starts_from() -> None:
     held = replace(hub((VECTORS, {"lr": 0.01}), (MATRICES, {"lr": 0.05})), where=Where(steps=4))
     rising = {"optimizer.schedule.name": "constant", "optimizer.schedule.warmup_steps": 8}
     steered = Plan.of({**ADAM, **rising}).optimizer
-    assert [row["lr"] for row in groups.rows(held, steered)] == pytest.approx([0.02, 0.1])
+    assert [row["lr"] for row in groups.groups_to_write(held, steered)] == pytest.approx([0.02, 0.1])
     noted = hub((VECTORS, {"lr": 0.001, "initial_lr": 0.02}), (MATRICES, {"lr": 0.005, "initial_lr": 0.1}))
-    assert [row["lr"] for row in groups.rows(noted, steered)] == pytest.approx([0.02, 0.1])
-    assert [row["lr"] for row in groups.rows(held, Plan.of(ADAM).optimizer)] == [0.01, 0.05]
+    assert [row["lr"] for row in groups.groups_to_write(noted, steered)] == pytest.approx([0.02, 0.1])
+    assert [row["lr"] for row in groups.groups_to_write(held, Plan.of(ADAM).optimizer)] == [0.01, 0.05]
 
 
 def test_the_engine_takes_them() -> None:
     """As torch itself does with the same groups, under a schedule that halves all rates."""
     rows = [{"params": MATRICES, "lr": 0.1}, {"params": VECTORS, "lr": 0.02, "weight_decay": 0.0, "betas": [0.5, 0.6]}]
     plan = Plan.of({**ADAM, "optimizer.schedule.name": "linear", "optimizer.schedule.total_steps": 2})
-    engine = initialize(net(), plan, lambda output, targets: (output * targets).sum(), groups=grouped(rows, plan.optimizer))
+    engine = initialize(net(), plan, lambda output, targets: (output * targets).sum(), groups=groups_of_file(rows, plan.optimizer))
     mine = net()
-    optimizer = torch.optim.AdamW(groups.built(rows, dict(mine.named_parameters()), "rows"), lr=0.1, weight_decay=0.5)
+    optimizer = torch.optim.AdamW(groups.build_groups(rows, dict(mine.named_parameters()), "rows"), lr=0.1, weight_decay=0.5)
     for step in range(2):
         engine.train_batch([(torch.ones(1, 3), torch.ones(1, 2) * (step + 1))])
         (mine(torch.ones(1, 3)) * (step + 1)).sum().backward()
@@ -103,7 +103,7 @@ def test_the_engine_takes_them() -> None:
 def test_a_file_that_is_odd_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "groups.json").write_text(text)
     with pytest.raises(SourceError, match=problem.replace("[", r"\[")):
-        groups.read(tmp_path / "groups.json")
+        groups.read_groups(tmp_path / "groups.json")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_file_that_is_odd_is_refused(tmp_path: Path, text: str, problem: str) 
 )
 def test_groups_hold_each_parameter_once(names: list[list[str]], problem: str) -> None:
     with pytest.raises(SourceError, match=problem):
-        groups.built([{"params": group} for group in names], dict(net().named_parameters()), "rows")
+        groups.build_groups([{"params": group} for group in names], dict(net().named_parameters()), "rows")
 
 
 def test_train_takes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_masters_are_those_of_zero_to_fp32(made: Made, name: str) -> None:
 
     with redirect_stdout(StringIO()):
         known = get_fp32_state_dict_from_zero_checkpoint(str(made(name)))
-    hub = formats.read(made(name))
+    hub = formats.read_checkpoint(made(name))
     assert set(known) == {*hub.parameters, *hub.ties, *hub.buffers}
     for key, value in known.items():
         own = hub.ties.get(key, key)
@@ -113,8 +113,8 @@ def test_moments_are_those_of_ds_to_universal(made: Made, name: str, tmp_path: P
                 input_folder=str(place), output_folder=str(target), inject_missing_state=STARTED[name].level < 3, **options
             )
         )
-    hub = formats.read(made(name))
-    for key, held in hub.trained.items():
+    hub = formats.read_checkpoint(made(name))
+    for key, held in hub.trainable_parameters.items():
         for kind, lazy in {"fp32": held.best, **held.moments}.items():
             known = torch.load(target / "zero" / key / f"{kind}.pt", weights_only=False)
             known = known if isinstance(known, torch.Tensor) else known["param"]
@@ -126,7 +126,7 @@ def test_moments_are_those_of_ds_to_universal(made: Made, name: str, tmp_path: P
 @pytest.mark.parametrize("name", ["fp32 level 0", "fp16 level 0"])
 def test_a_run_without_sharding_is_read_by_place(made: Made, name: str) -> None:
     found = torch.load(made(name) / "global_step3" / "mp_rank_00_model_states.pt", weights_only=False)
-    hub = formats.read(made(name))
+    hub = formats.read_checkpoint(made(name))
     held = found["optimizer"].get("optimizer_state_dict", found["optimizer"])
     for number, (key, parameter) in enumerate(hub.parameters.items()):
         assert torch.equal(parameter.weight.whole(), found["module"][key])
@@ -137,10 +137,10 @@ def test_a_run_without_sharding_is_read_by_place(made: Made, name: str) -> None:
 @pytest.mark.parametrize("name", ["fp32 level 0, odd", "fp16 level 0, odd"])
 def test_what_is_frozen_without_sharding_is_told_by_shapes_and_masters(made: Made, name: str) -> None:
     """No file says it: the optimizer has numbers, and of one parameter fewer than the model."""
-    hub = formats.read(made(name))
+    hub = formats.read_checkpoint(made(name))
     assert [name for name, held in hub.parameters.items() if not held.trained] == ["frozen"]
-    assert all(held.moments["exp_avg"].shape == held.weight.shape for held in hub.trained.values())
-    assert set(hub.groups[0].names) == set(hub.trained)
+    assert all(held.moments["exp_avg"].shape == held.weight.shape for held in hub.trainable_parameters.values())
+    assert set(hub.groups[0].names) == set(hub.trainable_parameters)
 
 
 def test_frozen_parameters_that_shapes_do_not_tell_are_no_guess(tmp_path: Path) -> None:
@@ -154,19 +154,19 @@ def test_frozen_parameters_that_shapes_do_not_tell_are_no_guess(tmp_path: Path) 
         folder.mkdir()
         torch.save(found, folder / "mp_rank_00_model_states.pt")
         if masters:
-            assert [name for name, held in formats.read(folder).parameters.items() if held.trained] == ["b"]
+            assert [name for name, held in formats.read_checkpoint(folder).parameters.items() if held.trained] == ["b"]
         else:
             with pytest.raises(SourceError, match="1 of 2 parameters are frozen, and the shapes do not show which"):
-                formats.read(folder)
+                formats.read_checkpoint(folder)
 
 
 def test_frozen_parameters_that_were_left_out_are_told(made: Made, tmp_path: Path) -> None:
     source = made("bf16 level 2, without frozen")
-    hub = formats.read(source)
+    hub = formats.read_checkpoint(source)
     assert "frozen" not in hub.parameters and [finding.path for finding in hub.findings] == ["frozen"]
     code, said = converted(source, "safetensors", tmp_path / "out")
     assert code == 2 and "frozen: saved with exclude_frozen_parameters" in said
-    assert not [finding for finding in formats.read(made("bf16 level 2, odd")).findings if finding.path == "frozen"]
+    assert not [finding for finding in formats.read_checkpoint(made("bf16 level 2, odd")).findings if finding.path == "frozen"]
 
 
 def test_transformers_opens_the_weights_of_a_plain_export(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,11 +194,11 @@ def test_transformers_opens_the_weights_of_a_plain_export(tmp_path: Path, capsys
 
 
 def test_the_run_is_read_beside_its_tensors(made: Made) -> None:
-    hub = formats.read(made("fp16 level 3"))
+    hub = formats.read_checkpoint(made("fp16 level 3"))
     assert (hub.where.steps, hub.where.skipped, hub.where.samples) == (3, 0, 12)
     assert (hub.origin.format, hub.origin.release, hub.origin.layout) == ("deepspeed", "0.19.8", {"zero": 3, "ranks": 2})
     assert hub.scale is not None and (hub.scale.value, hub.scale.window, hub.scale.good, hub.scale.tolerated) == (256, 4, 3, 1)
-    assert hub.schedule == {"last_batch_iteration": 2} and hub.client == {"epoch": 3} and hub.computed == "F16"
+    assert hub.schedule == {"last_batch_iteration": 2} and hub.client == {"epoch": 3} and hub.weight_dtype == "F16"
     assert [len(group.names) for group in hub.groups] == [21] and hub.groups[0].settings["betas"] == [0.9, 0.95]
 
 
@@ -262,7 +262,7 @@ def test_every_format_gives_back_what_it_can_hold(made: Made, name: str, through
     assert code == (2 if weights or less else 0), said
     if not weights and to != "dcp":
         equal(made(name), tmp_path / "there")
-    known, found = formats.read(made(name)), formats.read(tmp_path / "there")
+    known, found = formats.read_checkpoint(made(name)), formats.read_checkpoint(tmp_path / "there")
     for key, held in known.parameters.items():
         assert torch.equal(held.best.whole().float(), found.parameters[key].best.whole()), key
     if weights:
@@ -293,7 +293,7 @@ def test_parameters_that_were_dealt_out_go_on(run: Run, tmp_path: Path) -> None:
     task = Task(precision="fp32", matrices=True, zero={"round_robin_gradients": True})
     unbroken = run(2, checkpoints.deepspeed, replace(task, last=7, save=None))[0]
     run(2, checkpoints.deepspeed, replace(task, save=tmp_path / "a"))
-    assert [len(group.names) for group in formats.read(tmp_path / "a").groups] == [16, 5]
+    assert [len(group.names) for group in formats.read_checkpoint(tmp_path / "a").groups] == [16, 5]
     converted(tmp_path / "a", "native", tmp_path / "b")
     found = run(1, checkpoints.native, replace(task, zero={}, first=3, last=5, load=tmp_path / "b", save=tmp_path / "c"))[0]
     assert found == pytest.approx(unbroken[3:5], abs=1e-6)
@@ -329,7 +329,7 @@ def test_the_loss_scale_goes_on(run: Run, tmp_path: Path) -> None:
     rest = replace(task, level=3, first=5, last=8, load=tmp_path / "three", save=tmp_path / "four")
     found = run(2, checkpoints.deepspeed, rest)[0]
     assert found[:, 0].tolist() == unbroken[5:, 0].tolist() and found == pytest.approx(unbroken[5:], rel=1e-3)
-    scales = [formats.read(tmp_path / name).scale for name in ("all", "four")]
+    scales = [formats.read_checkpoint(tmp_path / name).scale for name in ("all", "four")]
     assert scales[0] == scales[1] and scales[0] is not None and (scales[0].value, scales[0].good) == (512, 4)
 
 
@@ -339,7 +339,7 @@ def test_what_transformers_saves_is_read_and_what_is_written_it_loads(kind: str,
     known = dict(model.named_parameters())
     for name, options in {"one": {}, "many": {"max_shard_size": "4KB"}}.items():
         model.save_pretrained(tmp_path / name, **options)
-        hub = formats.read(tmp_path / name)
+        hub = formats.read_checkpoint(tmp_path / name)
         assert {key: tuple(value.shape) for key, value in known.items()} == {k: v.weight.shape for k, v in hub.parameters.items()}
         assert all(torch.equal(hub.parameters[key].weight.whole(), value) for key, value in known.items())
     for number, (to, options) in enumerate((("safetensors", ()), ("bin", ("--shard-size", "0.000004")))):
@@ -363,8 +363,8 @@ def test_parts_that_torch_wrote_make_its_tensors(run: Run, tmp_path: Path) -> No
 
     run(2, checkpoints.fsdp, Task(kind="odd", save=tmp_path / "made"))
     dcp_to_torch_save(tmp_path / "made", tmp_path / "whole.pt")
-    known, hub = torch.load(tmp_path / "whole.pt", weights_only=False), formats.read(tmp_path / "made")
-    assert (hub.ties, list(hub.buffers), list(hub.trained)) == (
+    known, hub = torch.load(tmp_path / "whole.pt", weights_only=False), formats.read_checkpoint(tmp_path / "made")
+    assert (hub.ties, list(hub.buffers), list(hub.trainable_parameters)) == (
         {"head.weight": "tokens.weight"},
         ["seen"],
         ["scale", "tokens.weight", "mixed.weight", "mixed.bias"],
@@ -409,7 +409,7 @@ def test_a_flaw_of_torchs_checkpoint_names_the_file(run: Run, tmp_path: Path, fl
     spoil, said = METADATA_FLAWS[flaw]
     spoil(tmp_path / "spoiled")
     with pytest.raises(SourceError) as caught:
-        hub = formats.read(tmp_path / "spoiled")
+        hub = formats.read_checkpoint(tmp_path / "spoiled")
         assert all(held.whole() is not None for _, _, held in hub.tensors())
     assert said in str(caught.value), caught.value
 
@@ -491,7 +491,7 @@ def test_a_flaw_is_an_error_that_names_the_file(made: Made, tmp_path: Path, flaw
     spoil, said = FLAWS[flaw]
     spoil(place)
     with pytest.raises(BridgeError) as caught:
-        formats.read(place.parent)
+        formats.read_checkpoint(place.parent)
     assert said in str(caught.value), caught.value
     with redirect_stdout(StringIO()):
         assert command(["checkpoint", "convert", str(place.parent), "--to", "native", "-o", str(tmp_path / "out")]) == 1
@@ -504,15 +504,15 @@ def test_a_link_and_a_path_lead_nowhere(made: Made, tmp_path: Path) -> None:
     (place / SECOND).rename(tmp_path / "elsewhere" / SECOND)
     (place / SECOND).symlink_to(tmp_path / "elsewhere" / SECOND)
     with pytest.raises(SourceError, match="a link that leads to"):
-        formats.read(place.parent)
+        formats.read_checkpoint(place.parent)
     for name in ("../spoiled/global_step3", "/etc", ".."):
         (place.parent / "latest").write_text(name)
         with pytest.raises(SourceError, match="expected a plain name"):
-            formats.read(place.parent)
+            formats.read_checkpoint(place.parent)
     index = {"weight_map": {"a": "../model.safetensors"}}
     (tmp_path / "elsewhere" / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(SourceError, match="expected a plain name"):
-        formats.read(tmp_path / "elsewhere")
+        formats.read_checkpoint(tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize("name", ["fp16 level 0", "bf16 level 1", "bf16 level 3, odd"])
@@ -536,7 +536,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def ended(written: formats.Written, target: Path, hub: Hub, after: int, processes: int) -> None:
+def ended(written: formats.PlannedFiles, target: Path, hub: Hub, after: int, processes: int) -> None:
     """Write in a process that SIGKILL ends after so many bytes."""
     child = os.fork()
     if not child:
@@ -548,7 +548,7 @@ def ended(written: formats.Written, target: Path, hub: Hub, after: int, processe
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            writing.write(written, target, hub.origin.files, moved, processes)
+            writing.write_checkpoint(written, target, hub.origin.files, moved, processes)
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -562,9 +562,9 @@ def test_a_killed_conversion_goes_on_to_the_same_bytes(
     monkeypatch.setattr(writing, "STAGE", 3000)
     monkeypatch.setattr(lazy_tensors, "STRIP", 1000)
     monkeypatch.setattr(writing, "STRIP", 1000)
-    hub = formats.read(made("fp16 level 3"))
-    written = formats.named("deepspeed").plan(hub, formats.Wanted(ranks=3, level=2))
-    writing.write(written, tmp_path / "known", hub.origin.files, lambda count, fresh: None)
+    hub = formats.read_checkpoint(made("fp16 level 3"))
+    written = formats.format_of_name("deepspeed").plan(hub, formats.Wanted(ranks=3, level=2))
+    writing.write_checkpoint(written, tmp_path / "known", hub.origin.files, lambda count, fresh: None)
     total, random, found = sum(file.size for file in written.files), Random(3), 0
     known = contents(tmp_path / "known")
     for number in range(20):
@@ -572,7 +572,7 @@ def test_a_killed_conversion_goes_on_to_the_same_bytes(
         ended(written, target, hub, random.randrange(total), processes)
         assert not target.exists()
         again: list[tuple[int, bool]] = []
-        writing.write(written, target, hub.origin.files, lambda *said, again=again: again.append(said), processes)  # type: ignore[misc]
+        writing.write_checkpoint(written, target, hub.origin.files, lambda *said, again=again: again.append(said), processes)  # type: ignore[misc]
         assert contents(target) == known
         assert sum(count for count, _ in again) == total
         found += sum(count for count, fresh in again if not fresh)
@@ -581,25 +581,25 @@ def test_a_killed_conversion_goes_on_to_the_same_bytes(
 
 def test_what_fails_in_one_of_several_processes_is_told(made: Made, tmp_path: Path) -> None:
     place = spoiled(made, tmp_path)
-    hub = formats.read(place)
-    written = formats.named("safetensors").plan(hub, formats.Wanted(shard=500))
+    hub = formats.read_checkpoint(place)
+    written = formats.format_of_name("safetensors").plan(hub, formats.Wanted(shard=500))
     os.truncate(place / MODEL, 3000)
     with pytest.raises(SourceError, match="changed while it was read"):
-        writing.write(written, tmp_path / "out", hub.origin.files, lambda count, fresh: None, 3)
+        writing.write_checkpoint(written, tmp_path / "out", hub.origin.files, lambda count, fresh: None, 3)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_beginning_that_is_another_is_written_anew(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "STAGE", 3000)
-    hub = formats.read(made("fp16 level 3"))
-    written = formats.named("safetensors").plan(hub, formats.Wanted())
-    writing.write(written, tmp_path / "known", hub.origin.files, lambda count, fresh: None)
+    hub = formats.read_checkpoint(made("fp16 level 3"))
+    written = formats.format_of_name("safetensors").plan(hub, formats.Wanted())
+    writing.write_checkpoint(written, tmp_path / "known", hub.origin.files, lambda count, fresh: None)
     ended(written, tmp_path / "out", hub, sum(file.size for file in written.files) // 2, 1)
     (beside,) = (tmp_path / ".out.partial").glob("*.part")
     content = bytearray(beside.read_bytes())
     content[700] ^= 1
     beside.write_bytes(content)
-    writing.write(written, tmp_path / "out", hub.origin.files, lambda count, fresh: None)
+    writing.write_checkpoint(written, tmp_path / "out", hub.origin.files, lambda count, fresh: None)
     equal(tmp_path / "known", tmp_path / "out")
 
 
@@ -623,14 +623,14 @@ def test_a_disk_without_room_is_told_before(made: Made, tmp_path: Path, monkeypa
 def test_a_disk_that_fills_says_what_is_left_and_how_to_go_on(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], processes: int
 ) -> None:
-    whole = writing._filled
+    whole = writing._fill_file
 
     def full(path: Path, *arguments: Any) -> str:
         if path.name == "state.json":
             raise OSError(28, "No space left on device", str(path))
         return whole(path, *arguments)
 
-    monkeypatch.setattr(writing, "_filled", full)
+    monkeypatch.setattr(writing, "_fill_file", full)
     words = ["checkpoint", "convert", str(made("fp32 level 2")), "--to", "native", "-o", str(tmp_path / "out")]
     assert command([*words, "--processes", str(processes)]) == 1
     said = capsys.readouterr().err
@@ -647,7 +647,7 @@ def test_a_source_that_fails_in_the_middle_leaves_nothing(
     def fails(*arguments: Any) -> str:
         raise SourceError("the checkpoint changed while it was read")
 
-    monkeypatch.setattr(writing, "_filled", fails)
+    monkeypatch.setattr(writing, "_fill_file", fails)
     assert command(["checkpoint", "convert", str(made("fp32 level 2")), "--to", "native", "-o", str(tmp_path / "out")]) == 1
     assert "while it was read" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
@@ -661,18 +661,18 @@ def test_a_size_of_files_that_is_none_is_refused(made: Made, tmp_path: Path, siz
 
 @pytest.mark.parametrize("level", ["2", "3"])
 def test_more_ranks_than_elements_are_refused_at_once(made: Made, tmp_path: Path, level: str) -> None:
-    hub = formats.read(made("fp32 level 2"))
+    hub = formats.read_checkpoint(made("fp32 level 2"))
     with pytest.raises(SourceError, match="found 16,384 ranks for only 4,912 trained elements"):
-        formats.planned(formats.named("deepspeed"), hub, formats.Wanted(ranks=16384, level=int(level)))
+        formats.plan_files(formats.format_of_name("deepspeed"), hub, formats.Wanted(ranks=16384, level=int(level)))
 
 
 def test_groups_that_a_universal_checkpoint_does_not_know_stay_unknown(made: Made, tmp_path: Path) -> None:
     """It has rows for any groups of the run that loads it; one group of all would have that run's others begin anew."""
-    hub = replace(formats.read(made("fp32 level 2")), groups=(), settings={"lr": 0.5})
+    hub = replace(formats.read_checkpoint(made("fp32 level 2")), groups=(), settings={"lr": 0.5})
     for name in ("one", "two"):
-        files = formats.planned(formats.named("universal"), hub, formats.Wanted())
-        writing.write(files, tmp_path / name, (), lambda count, fresh: None)
-        hub = formats.read(tmp_path / name)
+        files = formats.plan_files(formats.format_of_name("universal"), hub, formats.Wanted())
+        writing.write_checkpoint(files, tmp_path / name, (), lambda count, fresh: None)
+        hub = formats.read_checkpoint(tmp_path / name)
         assert hub.groups == () and hub.settings["lr"] == 0.5
     rows = torch.load(next((tmp_path / "two").rglob("optimizer_state.pt")), weights_only=False)["param_groups"]
     assert len(rows) > 2 and {row["lr"] for row in rows} == {0.5}
@@ -682,11 +682,11 @@ def test_every_file_of_a_universal_checkpoint_counts(made: Made, tmp_path: Path)
     converted(made("fp32 level 2"), "universal", tmp_path / "out")
     place = tmp_path / "out" / "global_step3_universal"
     known = set(place.rglob("*.pt"))
-    assert set(formats.read(tmp_path / "out").origin.files) == known and len(known) == 3 + 21 * 4
+    assert set(formats.read_checkpoint(tmp_path / "out").origin.files) == known and len(known) == 3 + 21 * 4
     for name in ("model.norm.weight", "lm_head.weight"):
         (place / "zero" / name / "fp32.pt").unlink()
     with pytest.raises(SourceError) as told:
-        formats.read(tmp_path / "out")
+        formats.read_checkpoint(tmp_path / "out")
     assert len(told.value.problems) == 2 and all("fp32.pt: missing" in line for line in told.value.problems)
 
 
@@ -701,7 +701,7 @@ def test_files_are_held_against_their_digests(made: Made, tmp_path: Path) -> Non
     assert command(["checkpoint", "inspect", str(tmp_path / "out"), "--check"]) == 1
     shards[2].unlink()
     with pytest.raises(SourceError, match=shards[2].name):
-        formats.read(tmp_path / "out")
+        formats.read_checkpoint(tmp_path / "out")
 
 
 def pickled(folder: Path) -> list[tuple[Path, int]]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from planting import LOGS, STACKS, Loop, nudges, plants
 
-from bridge.trace.comparison import compare
+from bridge.trace.comparison import compare_runs
 from bridge.trace.keeping import Keep
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 pytestmark = pytest.mark.usefixtures("foreign")
 SHARDED = ("FSDP1", "FSDP2", "DeepSpeed ZeRO 1", "DeepSpeed ZeRO 2", "DeepSpeed ZeRO 3")
@@ -39,24 +39,24 @@ def trained(rank: int, world: int, stack: str, folder: Path, ways: Sequence[str]
 
 def held(folder: Path, rank: int, kind: str) -> int:
     """How many tensors of a kind a rank logged, over all steps."""
-    run = Run.read(folder)
+    run = TracedRun.read(folder)
     return sum(part.rank == rank and part.record.name.kind == kind for step in run.steps for part in run.parts(step))
 
 
 @pytest.mark.parametrize("stack", SHARDED)
 def test_a_thin_log_is_a_part_of_the_whole_one(stack: str, run: Any, tmp_path: Path) -> None:
     run(2, trained, stack, tmp_path, list(KEEPS))
-    whole = Run.read(tmp_path / "whole")
+    whole = TracedRun.read(tmp_path / "whole")
     for name, keep in KEEPS.items():
-        thin = Run.read(tmp_path / name)
-        found = compare(thin, whole)
+        thin = TracedRun.read(tmp_path / name)
+        found = compare_runs(thin, whole)
         assert found.divergence is None, (name, found.divergence)
-        assert {line.name.step for line in found.lines} == set(thin.logged), name
+        assert {line.name.step for line in found.lines} == set(thin.steps_with_all_tensors), name
         assert any(line.verdict == "equal" and line.name.kind == "weight" for line in found.lines), name
         silent = [rank for rank in range(2) if keep.ranks and rank not in keep.ranks]
         assert not any(held(tmp_path / name, rank, "weight") for rank in silent)
-    assert set(Run.read(tmp_path / "every").logged) == {0, 2}
-    assert set(Run.read(tmp_path / "budget").logged) < set(whole.logged), "it is less than all of it takes"
+    assert set(TracedRun.read(tmp_path / "every").steps_with_all_tensors) == {0, 2}
+    assert set(TracedRun.read(tmp_path / "budget").steps_with_all_tensors) < set(whole.steps_with_all_tensors), "it is less than all of it takes"
     if stack.startswith("DeepSpeed"):
         assert held(tmp_path / "once", 0, "weight") == held(tmp_path / "whole", 1, "weight") > 0
         assert held(tmp_path / "once", 1, "weight") == held(tmp_path / "once", 1, "gradient") == 0
@@ -68,5 +68,5 @@ def test_a_thin_log_is_a_part_of_the_whole_one(stack: str, run: Any, tmp_path: P
 def test_what_differs_between_ranks_is_not_left_out(stack: str, run: Any, tmp_path: Path) -> None:
     """The weights with which the second rank computes are others than those that it updates, which both ranks put together."""
     run(2, trained, stack, tmp_path, ["odd once", "once"])
-    parted = compare(Run.read(tmp_path / "odd once"), Run.read(tmp_path / "once"), every=False).divergence
+    parted = compare_runs(TracedRun.read(tmp_path / "odd once"), TracedRun.read(tmp_path / "once"), every=False).divergence
     assert parted is not None and str(parted.name) == "2/forward/blocks.0/output" and parted.ranks == (1,)

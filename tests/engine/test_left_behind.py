@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from bridge.cli import run as command
 from bridge.engine import initialize
-from bridge.engine.optimizer import Group
+from bridge.engine.optimizer import ParameterGroupSettings
 from bridge.plan import Plan
 from bridge.state import formats
-from bridge.state.hub import plain
-from bridge.state.writing import write
+from bridge.state.hub import as_plain
+from bridge.state.writing import write_checkpoint
 
 
 def small() -> nn.Sequential:
@@ -58,7 +58,7 @@ def test_the_engine_says_where_it_treats_parameters_otherwise(tmp_path: Path) ->
     engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum())
     with pytest.warns(UserWarning, match="6 parameters, such as 1.weight, had weight_decay 0.0 instead of 0.1"):
         engine.load_checkpoint(tmp_path / "b")
-    spared = Group(frozenset(name for name, _ in net.named_parameters() if name[0] != "0"), {"weight_decay": 0.0})
+    spared = ParameterGroupSettings(frozenset(name for name, _ in net.named_parameters() if name[0] != "0"), {"weight_decay": 0.0})
     engine = initialize(small(), Plan.of(plan), lambda output, targets: output.sum(), groups=[spared])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -66,7 +66,7 @@ def test_the_engine_says_where_it_treats_parameters_otherwise(tmp_path: Path) ->
 
 
 def said(folder: Path) -> dict[str, str]:
-    return {finding.path: finding.effect.value for finding in formats.read(folder).findings}
+    return {finding.path: finding.effect.value for finding in formats.read_checkpoint(folder).findings}
 
 
 @pytest.mark.parametrize(("optimizer", "kind"), [("NAdam", "mu_product"), ("Adafactor", "row_var"), ("ASGD", "eta")])
@@ -77,7 +77,7 @@ def test_states_that_are_no_moments_are_named(tmp_path: Path, optimizer: str, ki
 
 
 def test_a_rate_that_is_a_tensor_stays_a_number(tmp_path: Path) -> None:
-    hub = formats.read(saved(tmp_path / "a", "AdamW", lr=torch.tensor(0.01)))
+    hub = formats.read_checkpoint(saved(tmp_path / "a", "AdamW", lr=torch.tensor(0.01)))
     assert hub.groups[0].settings["lr"] == pytest.approx(0.01) and not hub.findings
 
 
@@ -96,7 +96,7 @@ def test_a_counter_of_the_script_stays_what_it_is(tmp_path: Path, extra: dict[st
 
 def test_frozen_constants_are_no_ties(tmp_path: Path) -> None:
     """Both norms begin as ones, and a rate of 0 leaves them so."""
-    hub = formats.read(saved(tmp_path / "a", "AdamW", frozen="1.weight", lr=0.0))
+    hub = formats.read_checkpoint(saved(tmp_path / "a", "AdamW", frozen="1.weight", lr=0.0))
     assert not hub.ties and not hub.parameters["1.weight"].trained
 
 
@@ -108,13 +108,13 @@ KEPT = {"seen": (1, (2, 3)), **SETS, "milestones": {30: 1, (1, 2): [5]}, "stageb
 @pytest.mark.parametrize("to", ["native", "dcp", "deepspeed", "universal", "megatron"])
 def test_plain_values_of_a_script_come_back_as_they_were(tmp_path: Path, to: str) -> None:
     """Milestones of a schedule, say, which a scheduler would not find under strings."""
-    found, left = plain(KEPT, "client")
-    assert found == KEPT and not left and plain({"a": (nn.Linear(1, 1),)}, "client")[1]
+    found, left = as_plain(KEPT, "client")
+    assert found == KEPT and not left and as_plain({"a": (nn.Linear(1, 1),)}, "client")[1]
     source = saved(tmp_path / "a", "AdamW", {f"own {key}": value for key, value in KEPT.items() if key != "milestones"})
-    hub = replace(formats.read(source), client=KEPT)
-    files = formats.planned(formats.named(to), hub, formats.Wanted())
-    write(files, tmp_path / to, (), lambda count, fresh: None)
-    back = formats.read(tmp_path / to).client
+    hub = replace(formats.read_checkpoint(source), client=KEPT)
+    files = formats.plan_files(formats.format_of_name(to), hub, formats.Wanted())
+    write_checkpoint(files, tmp_path / to, (), lambda count, fresh: None)
+    back = formats.read_checkpoint(tmp_path / to).client
     assert {key: back[key] for key in KEPT} == KEPT
     assert {key: type(back[key]) for key in KEPT} == {key: type(value) for key, value in KEPT.items()}
 

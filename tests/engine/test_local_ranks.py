@@ -36,7 +36,7 @@ def test_a_rank_that_dies_ends_the_others_and_is_the_one_that_is_quoted(tmp_path
     monkeypatch.setattr(local, "GRACE", 0.1)
     said: list[str] = []
     with pytest.raises(BridgeError, match="rank 1 ended with code 1: its last words"):
-        said.extend(local.ranks(2, "dying"))
+        said.extend(local.run_ranks(2, "dying"))
     assert len(set(said[0].split())) == 1, "what a rank needs was loaded before it was forked"
 
 
@@ -48,7 +48,7 @@ def test_a_lock_that_a_killed_build_left_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(local, "STALE", 0.0)
     os.utime(lock, (0, 0))
     with pytest.raises(BridgeError, match="cpu_adam/lock: a killed build left this lock"):
-        next(local.ranks(2, "dying"))
+        next(local.run_ranks(2, "dying"))
 
 
 def met(rank: int, world: int) -> bool:
@@ -74,4 +74,4 @@ def test_a_rank_that_failed_alone_ends_with_what_it_has_to_say(monkeypatch: pyte
     monkeypatch.setattr(measure, "together", lambda patience: patience == 0.0)
     stack: Any = SimpleNamespace(name="stack", open=fails)
     with pytest.raises(measure.StrandedError, match="stack: failed before training: ValueError: its own defect"):
-        measure.measure(measure.Run(stack, Plan()), Workload(Architecture()))
+        measure.measure(measure.EngineRun(stack, Plan()), Workload(Architecture()))

@@ -18,7 +18,7 @@ import logits
 import torch
 
 import bridge.engine
-from bridge.engine.compiling import uncompiled
+from bridge.engine.compiling import disable_compile
 from bridge.engine.models.dense import Dense
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.errors import ConfigError
@@ -79,7 +79,7 @@ type_of = lambda config: config["model_type"]  # noqa: E731 - an id is a functio
 
 @pytest.fixture(scope="module")
 def megatron() -> Iterator[None]:
-    with uncompiled(), quiet(), logits.alone():
+    with disable_compile(), quiet(), logits.alone():
         yield
 
 

@@ -203,13 +203,13 @@ def test_a_plan_is_refused_with_the_field_in_the_way() -> None:
 
 def test_the_redirection_is_refused_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(BridgeError, match="found CUDA on this machine"), cpu.redirected():
+    with pytest.raises(BridgeError, match="found CUDA on this machine"), cpu.redirect_cuda():
         pass
 
 
 def test_the_redirection_ends() -> None:
     before = torch.cuda.current_device
-    with cpu.redirected():
+    with cpu.redirect_cuda():
         assert torch.zeros(2, device="cuda:0").to("cuda").cuda().device.type == "cpu"
         assert torch.zeros(2, device=torch.cuda.current_device()).type() == "torch.cuda.FloatTensor"
     assert torch.cuda.current_device is before and torch.zeros(2).type() == "torch.FloatTensor"

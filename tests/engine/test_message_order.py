@@ -18,11 +18,20 @@ from torch import Tensor
 from bridge.comm import Group, Ledger
 from bridge.engine.messages import Form, Forms, Messages
 from bridge.errors import ConfigError
-from bridge.layout.schedule import SCHEDULES, Action, Kind, Schedule, Shape, generate, program, trimmed
+from bridge.layout.schedule import (
+    SCHEDULES,
+    Action,
+    ActionKind,
+    Schedule,
+    ScheduleShape,
+    generate_schedule,
+    program_rows,
+    trim_backward,
+)
 
 MANY = settings(derandomize=True, database=None, deadline=None, max_examples=int(os.environ.get("SCHEDULES", "200")))
 CPU = torch.device("cpu")
-SENDS, RECEIVES = (Kind.SEND_FORWARD, Kind.SEND_BACKWARD), (Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD)
+SENDS, RECEIVES = (ActionKind.SEND_FORWARD, ActionKind.SEND_BACKWARD), (ActionKind.RECEIVE_FORWARD, ActionKind.RECEIVE_BACKWARD)
 Link = tuple[str, int, int]
 """A group by its purpose, with the rank that sends and the one that receives."""
 
@@ -108,17 +117,17 @@ class Rank:
             return False
         action = self.row[self.place]
         if action.kind in RECEIVES:
-            twin = Kind.SEND_FORWARD if action.kind is Kind.RECEIVE_FORWARD else Kind.SEND_BACKWARD
+            twin = ActionKind.SEND_FORWARD if action.kind is ActionKind.RECEIVE_FORWARD else ActionKind.SEND_BACKWARD
             if Action(action.stage, twin, action.microbatch) not in done:
                 return False
-            source = action.stage - 1 if action.kind is Kind.RECEIVE_FORWARD else action.stage
+            source = action.stage - 1 if action.kind is ActionKind.RECEIVE_FORWARD else action.stage
             found = self.messages.receive(action)
             expected = self.content(source, action.microbatch)
             assert [part.tolist() for part in found] == [part.tolist() for part in expected]
         elif action.kind in SENDS:
-            source = action.stage - 1 if action.kind is Kind.SEND_FORWARD else action.stage
+            source = action.stage - 1 if action.kind is ActionKind.SEND_FORWARD else action.stage
             self.messages.send(action, self.content(source, action.microbatch))
-        elif action.kind is Kind.FORWARD:
+        elif action.kind is ActionKind.FORWARD:
             self.forward.add((action.stage, action.microbatch))
         done.add(action)
         self.place += 1
@@ -169,16 +178,16 @@ def cases(draw: st.DrawFn) -> tuple[Schedule, Sequence[Any], Sequence[int], Any,
     """A schedule over stages whole or in parts, of which the first may be frozen; tensors by stage; how messages are sent."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     ranks, virtual = draw(st.integers(2, 5)), draw(st.integers(1, 4))
-    shape = Shape(ranks, ranks * virtual, draw(st.integers(ranks, 3 * ranks)), draw(st.integers(1, 8)), draw(st.integers(1, 3)))
+    shape = ScheduleShape(ranks, ranks * virtual, draw(st.integers(ranks, 3 * ranks)), draw(st.integers(1, 8)), draw(st.integers(1, 3)))
     try:
-        found = generate(name, shape)
+        found = generate_schedule(name, shape)
     except ConfigError:
         assume(False)
         raise
     if draw(st.booleans()):
-        found = found.expanded(draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages)))
+        found = found.split_stages(draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages)))
     first = draw(st.integers(0, found.stages - 1)) if draw(st.booleans()) else 0
-    rows = [trimmed(row, first) for row in program(found)]
+    rows = [trim_backward(row, first) for row in program_rows(found)]
     widths = draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages))
     more = {"variable": draw(st.booleans()), "overlap": draw(st.booleans())}
     return found, rows, widths, more, draw(st.booleans())
@@ -208,8 +217,8 @@ def test_a_crossing_is_seen() -> None:
 
 
 def test_interleaved_schedules_would_wait_in_a_circle_if_links_opened_by_themselves() -> None:
-    schedule = generate("interleaved_1f1b", Shape(4, 8, 11, 7))
-    rows = [trimmed(row, 0) for row in program(schedule)]
+    schedule = generate_schedule("interleaved_1f1b", ScheduleShape(4, 8, 11, 7))
+    rows = [trim_backward(row, 0) for row in program_rows(schedule)]
     wires = ran(schedule, rows, [1] * schedule.stages, {"variable": False, "overlap": True}, False)
     assert not waits_in_a_circle(wires)
     for log in wires.log.values():

@@ -57,7 +57,7 @@ def universal(source: Path, target: Path) -> None:
 @pytest.mark.parametrize("name", TRIED)
 def test_parts_become_the_model_that_the_engine_had(saved: Mapping[str, Any], tmp_path: Path, name: str) -> None:
     folder, masters = saved[name]
-    hub = formats.read(folder)
+    hub = formats.read_checkpoint(folder)
     found = {native(own): held.best.whole() for own, held in hub.parameters.items()}
     assert found.keys() == masters.keys() and all(torch.equal(found[own], masters[own]) for own in masters)
     assert (hub.where.steps, hub.where.samples, hub.client) == (2, 8, {"epoch": 3})
@@ -101,8 +101,8 @@ def test_parts_that_do_not_belong_together_are_named(saved: Mapping[str, Any], t
         other.write_bytes(there.read_bytes())
         there.write_bytes(content)
     with pytest.raises(SourceError, match=r"global_step2.*(?:part|rank|layer|written as|no model)"):
-        format, place = formats.found(tmp_path / "copy")
-        formats.verified(format, place)
+        format, place = formats.find_checkpoint(tmp_path / "copy")
+        formats.verify_checkpoint(format, place)
         formats.read_at(format, place)
 
 
@@ -112,7 +112,7 @@ def test_folders_of_automodel_are_read(run: Run, tmp_path: Path) -> None:
     place.mkdir(parents=True)
     run(2, checkpoints.automodel, place)
     (tmp_path / "run" / "LATEST").symlink_to(place.name)
-    hub = formats.read(tmp_path / "run")
+    hub = formats.read_checkpoint(tmp_path / "run")
     whole, moments = torch.load(place.with_suffix(".pt"))
     assert hub.parameters.keys() == whole.keys() and hub.origin.format == "automodel"
     for name, held in hub.parameters.items():
@@ -121,4 +121,4 @@ def test_folders_of_automodel_are_read(run: Run, tmp_path: Path) -> None:
     assert (hub.schedule or {})["last_epoch"] == 1 and [finding.path for finding in hub.findings] == ["rng"]
     (place / "model" / ".metadata").unlink()
     with pytest.raises(SourceError, match=r"consolidate.sh"):
-        formats.read(tmp_path / "run")
+        formats.read_checkpoint(tmp_path / "run")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.cli import run as command
 from bridge.state import formats, moments, writing
-from bridge.state.hub import Group, Hub, Origin, Parameter
+from bridge.state.hub import Hub, Origin, Parameter, ParameterGroup
 from bridge.state.lazy import Held
 from compat.deepspeed.state.universal import Universal
 
@@ -41,7 +41,7 @@ def hub(found: dict[str, dict[str, torch.Tensor]], betas: tuple[float, float] | 
         name: Parameter(Held(torch.zeros(kinds[moments.FIRST].shape)), None, {k: Held(v) for k, v in kinds.items()}, steps)
         for name, kinds in found.items()
     }
-    group = Group(tuple(parameters), {} if betas is None else {"betas": list(betas)})
+    group = ParameterGroup(tuple(parameters), {} if betas is None else {"betas": list(betas)})
     return Hub(Origin("universal"), parameters, groups=(group,))
 
 
@@ -49,7 +49,7 @@ def hub(found: dict[str, dict[str, torch.Tensor]], betas: tuple[float, float] | 
 @given(st.integers(0, 10**6), st.integers(1, 40), BETAS, st.integers(1, 60), st.floats(-20, 15))
 def test_a_run_is_never_doubted(seed: int, steps: int, betas: tuple[float, float], size: int, exponent: float) -> None:
     found = trained(seed, steps, betas, size, exponent)
-    assert not list(moments.impossible(hub(found, betas, steps)))
+    assert not list(moments.find_impossible(hub(found, betas, steps)))
 
 
 @pytest.mark.parametrize("kind", [moments.FIRST, moments.SECOND])
@@ -57,26 +57,26 @@ def test_a_run_is_never_doubted(seed: int, steps: int, betas: tuple[float, float
 def test_moments_of_another_parameter_are_named(kind: str, steps: int) -> None:
     found = trained(1, steps, (0.9, 0.999), 4096, 0.0)
     found["a"][kind], found["b"][kind] = found["b"][kind], found["a"][kind]
-    assert {finding.path for finding in moments.impossible(hub(found, (0.9, 0.999), steps))} == {"moments.a", "moments.b"}
+    assert {finding.path for finding in moments.find_impossible(hub(found, (0.9, 0.999), steps))} == {"moments.a", "moments.b"}
 
 
 def test_a_second_moment_that_was_lost_is_named() -> None:
     found = trained(1, 3, (0.9, 0.999), 64, 0.0)
     found["a"][moments.SECOND] = torch.zeros(64)
-    (finding,) = moments.impossible(hub(found, (0.9, 0.999), 3))
+    (finding,) = moments.find_impossible(hub(found, (0.9, 0.999), 3))
     assert finding.path == "moments.a" and "inf times" in finding.message
 
 
 def test_without_betas_nothing_is_said() -> None:
     found = trained(1, 3, (0.9, 0.999), 64, 0.0)
     found["a"][moments.SECOND] = torch.zeros(64)
-    assert not list(moments.impossible(hub(found, None, 3)))
+    assert not list(moments.find_impossible(hub(found, None, 3)))
 
 
 def test_the_command_line_names_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In a universal checkpoint without checksums, as DeepSpeed's own program leaves it."""
     written = Universal().plan(hub(trained(1, 3, (0.9, 0.999), 64, 0.0), (0.9, 0.999), 3), formats.Wanted())
-    writing.write(written, tmp_path / "out", (), lambda size, made: None)
+    writing.write_checkpoint(written, tmp_path / "out", (), lambda size, made: None)
     (place,) = (tmp_path / "out").glob("global_step*_universal")
     (place / "SHA256SUMS").unlink()
     assert command(["checkpoint", "inspect", str(tmp_path / "out"), "--check"]) == 0

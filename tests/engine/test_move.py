@@ -91,7 +91,7 @@ def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     flags = (tmp_path / "megatron" / "launch.args").read_text()
     wanted = ("--load checkpoint", "--exit-on-missing-checkpoint", "--no-load-rng", "--use-distributed-optimizer", "--swiglu")
     assert all(flag in flags for flag in (*wanted, "--position-embedding-type rope")) and "fsdp" not in flags
-    held = formats.read(tmp_path / "megatron" / "checkpoint")
+    held = formats.read_checkpoint(tmp_path / "megatron" / "checkpoint")
     assert held.origin.format == "megatron" and held.where.samples == 5 * TASK.batch
     assert "args" not in said.partition("\n")[0] and held.client["megatron"]["args"]["consumed_train_samples"] == 20
     assert "decoder.layers.0.self_attention.linear_qkv.weight" in held.parameters
@@ -107,7 +107,7 @@ def test_a_run_moves_to_megatron_and_back(begun: Path, tmp_path: Path) -> None:
     with redirect_stdout(StringIO()) as out:
         command(["checkpoint", "diff", str(begun / "run"), str(tmp_path / "back" / "checkpoint")])
     assert "63 tensors: 63 equal" in out.getvalue()
-    assert formats.read(tmp_path / "back" / "checkpoint").origin.format == "universal"
+    assert formats.read_checkpoint(tmp_path / "back" / "checkpoint").origin.format == "universal"
     place = tmp_path / "back" / "checkpoint" / "global_step5_universal" / "zero" / "optimizer_state.pt"
     rows = torch.load(place, weights_only=False)["param_groups"]
     assert len(rows) > 2 and {row["lr"] for row in rows} == {0.005}  # so that DeepSpeed loads every group of its own
@@ -135,7 +135,7 @@ def test_the_launch_starts_from_the_checkpoint(begun: Path, tmp_path: Path) -> N
     text = (tmp_path / "out" / "launch.sh").read_text()
     assert text.endswith("--deepspeed_config ds_config.json --data tokens.npy --save checkpoint\n")
     assert subprocess.run(["sh", "-n", tmp_path / "out" / "launch.sh"], check=False).returncode == 0
-    assert formats.read(tmp_path / "out" / "checkpoint").client == {"epoch": 3, "step": 5}  # what the script asks for
+    assert formats.read_checkpoint(tmp_path / "out" / "checkpoint").client == {"epoch": 3, "step": 5}  # what the script asks for
 
 
 def ends_of(page: str) -> list[int]:
@@ -190,7 +190,7 @@ def test_groups_of_parameters_go_along(run: Run, tmp_path: Path) -> None:
     begin(tmp_path, run, GROUPED)
     code, found = proved(tmp_path, tmp_path / "ds_config.json", tmp_path / "out", "native")
     assert (code, found["verdict"]) == (0, "same") and found["distance"]["loss"] < 1e-6, found
-    rows = groups.read(tmp_path / "out" / groups.FILE)
+    rows = groups.read_groups(tmp_path / "out" / groups.FILE)
     told = [(len(row["params"]), row["lr"], row["weight_decay"]) for row in rows]
     assert told == [(14, 0.01, 0.1), (5, 0.01, 0.0), (2, 3e-3, 0.1)]
     assert rows[2]["betas"] == [0.8, 0.9] and rows[2]["params"] == ["model.embed_tokens.weight", "lm_head.weight"]
@@ -214,7 +214,7 @@ def test_groups_of_parameters_are_proved(run: Run, tmp_path: Path, to: str) -> N
     _, found = proved(tmp_path, tmp_path / "ds_config.json", tmp_path / "out", to)
     assert found["verdict"] == "same" and found["distance"]["loss"] < 1e-6, found
     config = tmp_path / "out" / ("launch.args" if to == "megatron" else "recipe.yaml")
-    options = moving.Options(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
+    options = moving.MoveOptions(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         moving.move(moving.Job(str(config), world_size=2, json=True), options)
     found = json.loads(out.getvalue())["proof"]
@@ -247,14 +247,14 @@ def test_what_cannot_be_moved_or_proved_is_refused_before_anything_is_written(be
 
 
 def test_a_cut_keeps_the_first_layers_of_all_that_there_is(begun: Path, run: Run, tmp_path: Path) -> None:
-    hub = formats.read(begun / "run")
+    hub = formats.read_checkpoint(begun / "run")
     assert cutting.layers_of(hub) == {"model.layers": 2}
-    found = cutting.cut(hub, 1)
+    found = cutting.cut_layers(hub, 1)
     assert {name for name in hub.parameters if ".layers.1." in name} == set(hub.parameters) - set(found.parameters)
-    assert found.groups[0].names == tuple(found.parameters) and cutting.elements(found) == cutting.elements(hub, 1)
+    assert found.groups[0].names == tuple(found.parameters) and cutting.count_elements(found) == cutting.count_elements(hub, 1)
     given = json.loads((begun / "model" / "config.json").read_text())
-    assert cutting.fewer({**given, "layer_types": ["a", "b"]}, 1) == {**given, "num_hidden_layers": 1, "layer_types": ["a"]}
-    assert cutting.undropped({"attn_pdrop": 0.1, "attention_dropout": 0.0, "vocab_size": 3}) == (
+    assert cutting.config_with_layers({**given, "layer_types": ["a", "b"]}, 1) == {**given, "num_hidden_layers": 1, "layer_types": ["a"]}
+    assert cutting.without_dropout({"attn_pdrop": 0.1, "attention_dropout": 0.0, "vocab_size": 3}) == (
         {"attn_pdrop": 0.0, "attention_dropout": 0.0, "vocab_size": 3},
         ("attn_pdrop",),
     )
@@ -278,7 +278,7 @@ def steady(rank: int, world: int, config: dict[str, Any], save: Path) -> None:
 
 
 def proved(begun: Path, config: Path, output: Path, to: str, most: int = moving.LARGE) -> tuple[int, dict[str, Any]]:
-    options = moving.Options(begun / "run", to, output, model=begun / "model", prove=2, most=most)
+    options = moving.MoveOptions(begun / "run", to, output, model=begun / "model", prove=2, most=most)
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         code = moving.move(moving.Job(str(config), json=True), options)
     return code, json.loads(out.getvalue())["proof"]
@@ -310,7 +310,7 @@ def test_a_move_is_proved_in_halves(run: Run, tmp_path: Path, kind: str, precisi
     assert (code, found["verdict"]) == (0, "same"), found
     config = {**checkpoints.config_of(replace(task, level=4 - level), 2)}
     (tmp_path / "other.json").write_text(json.dumps(config))
-    options = moving.Options(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
+    options = moving.MoveOptions(tmp_path / "out" / "checkpoint", "deepspeed", tmp_path / "back", prove=2, model=tmp_path / "model")
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         moving.move(moving.Job(str(tmp_path / "other.json"), world_size=2, json=True), options)
     assert json.loads(out.getvalue())["proof"]["verdict"] == "same", out.getvalue()

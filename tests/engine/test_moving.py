@@ -115,9 +115,9 @@ def test_masters_that_megatron_lost_are_told(run: Run, tmp_path: Path) -> None:
     launch = Launch("tied", {"pipeline": 2}, last=1, precision="bf16")
     run(2, megatron_checkpoints.megatron, replace(launch, save=tmp_path / "full"))
     run(2, megatron_checkpoints.megatron, replace(launch, save=tmp_path / "own", sharding="dp_reshardable"))
-    lost = [finding.message for finding in formats.read(tmp_path / "full").findings if finding.path == "masters"]
+    lost = [finding.message for finding in formats.read_checkpoint(tmp_path / "full").findings if finding.path == "masters"]
     assert lost and "decoder.final_layernorm.weight" in lost[-1]
-    assert not [finding for finding in formats.read(tmp_path / "own").findings if finding.path == "masters"]
+    assert not [finding for finding in formats.read_checkpoint(tmp_path / "own").findings if finding.path == "masters"]
 
 
 BY_RANK = {
@@ -138,4 +138,4 @@ def test_files_by_rank_hold_what_one_checkpoint_does(run: Run, tmp_path: Path, l
     (path, *_) = sorted((tmp_path / "torch" / "iter_0000002").glob("*/model_optim_rng.pt"))
     path.unlink()
     with pytest.raises(SourceError, match=r"no file of tensor rank 0 of stage 0|model_optim_rng.pt"):
-        formats.read(tmp_path / "torch")
+        formats.read_checkpoint(tmp_path / "torch")

@@ -14,7 +14,7 @@ import torch
 
 from bridge.errors import SourceError
 from bridge.state import names
-from bridge.state.hub import Group, Hub, Model, Origin, Parameter
+from bridge.state.hub import Hub, Model, Origin, Parameter, ParameterGroup
 from bridge.state.lazy import Held
 
 SHARED = os.environ.get("STAGEBRIDGE_SHARED")
@@ -30,7 +30,7 @@ def hub_of(kind: str) -> tuple[Hub, Model]:
         moments = {"exp_avg": Held(numbers), "exp_avg_sq": Held(-numbers)}
         found[name] = Parameter(Held(weight.detach().bfloat16()), Held(weight.detach()), moments, 3.0)
     sides = {dim: tuple(name for name, held in found.items() if (len(held.weight.shape) == 1) == dim) for dim in (False, True)}
-    groups = tuple(Group(side, {"lr": 0.1, "weight_decay": 0.1 * (not dim)}) for dim, side in sides.items())
+    groups = tuple(ParameterGroup(side, {"lr": 0.1, "weight_decay": 0.1 * (not dim)}) for dim, side in sides.items())
     config: Any = net.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     ties = {name: of for name, of in (("lm_head.weight", _words(found)),) if name not in found}
@@ -45,9 +45,9 @@ def _words(found: Mapping[str, Parameter]) -> str:
 @pytest.mark.parametrize("kind", ["llama", "tied", "gpt2", "qwen2", "mixtral"])
 def test_weights_masters_moments_and_groups_come_back(kind: str, through: str) -> None:
     hub, model = hub_of(kind)
-    there = names.renamed(hub, names.named(through), model)
+    there = names.rename_parameters(hub, names.naming_of_name(through), model)
     assert set(there.parameters) != set(hub.parameters)
-    back = names.renamed(there, names.named("transformers" if kind == "mixtral" else "huggingface"), model)
+    back = names.rename_parameters(there, names.naming_of_name("transformers" if kind == "mixtral" else "huggingface"), model)
     assert (list(back.parameters), back.ties, back.groups) == (list(hub.parameters), hub.ties, hub.groups)
     for name, held in hub.parameters.items():
         other = back.parameters[name]
@@ -60,7 +60,7 @@ def test_weights_masters_moments_and_groups_come_back(kind: str, through: str) -
 def test_experts_of_a_running_model_are_those_of_its_files() -> None:
     """Stacked in one tensor in memory, each with names of its own in files, as transformers itself saves them."""
     hub, model = hub_of("mixtral")
-    apart = names.renamed(hub, names.named("huggingface"), model)
+    apart = names.rename_parameters(hub, names.naming_of_name("huggingface"), model)
     both = hub.parameters["model.layers.1.mlp.experts.gate_up_proj"].best.whole()
     down = hub.parameters["model.layers.1.mlp.experts.down_proj"].best.whole()
     top = "model.layers.1.block_sparse_moe.experts"
@@ -73,7 +73,7 @@ def test_experts_of_a_running_model_are_those_of_its_files() -> None:
 def test_an_attention_that_is_read_group_by_group() -> None:
     """Four heads in two groups: two queries, their key, their value; then the next ones."""
     hub, model = hub_of("llama")
-    there = names.renamed(hub, names.named("megatron"), model)
+    there = names.rename_parameters(hub, names.naming_of_name("megatron"), model)
     q, k, v = (hub.parameters[f"model.layers.0.self_attn.{part}_proj.weight"].best.whole() for part in "qkv")
     known = torch.cat((q[:8], k[:4], v[:4], q[8:], k[4:], v[4:]))
     assert torch.equal(there.parameters["decoder.layers.0.self_attention.linear_qkv.weight"].best.whole(), known)
@@ -81,8 +81,8 @@ def test_an_attention_that_is_read_group_by_group() -> None:
 
 def test_rows_of_no_word_are_left_and_told() -> None:
     hub, model = hub_of("tied")
-    there = names.renamed(hub, names.named("megatron"), Model(model.kv_heads))
-    back = names.renamed(there, names.named("huggingface"), Model(model.kv_heads, 30))
+    there = names.rename_parameters(hub, names.naming_of_name("megatron"), Model(model.kv_heads))
+    back = names.rename_parameters(there, names.naming_of_name("huggingface"), Model(model.kv_heads, 30))
     assert back.parameters["model.embed_tokens.weight"].weight.shape == (30, 16)
     assert "1 rows of embedding.word_embeddings.weight" in back.findings[-1].message
 
@@ -99,7 +99,7 @@ def _frozen_key(hub: Hub) -> Hub:
 
 def _two_groups(hub: Hub) -> Hub:
     name = "model.layers.0.mlp.up_proj.weight"
-    return Hub(hub.origin, hub.parameters, groups=(Group((name,), {}), Group(tuple(set(hub.parameters) - {name}), {})))
+    return Hub(hub.origin, hub.parameters, groups=(ParameterGroup((name,), {}), ParameterGroup(tuple(set(hub.parameters) - {name}), {})))
 
 
 REFUSED = {
@@ -116,7 +116,7 @@ REFUSED = {
 def test_what_no_map_holds_for_is_refused_by_name(case: str) -> None:
     change, model, said = REFUSED[case]
     with pytest.raises(SourceError, match=said):
-        names.renamed(change(hub_of("llama")[0]), names.named("megatron"), model)
+        names.rename_parameters(change(hub_of("llama")[0]), names.naming_of_name("megatron"), model)
 
 
 @pytest.mark.shared
@@ -133,9 +133,9 @@ def test_names_are_those_of_every_small_model() -> None:
         groups = config.get("num_key_value_heads") or config.get("num_attention_heads") or config.get("n_head") or 12
         held = {name: Parameter(Held(torch.rand(shape))) for name, shape in row["parameters"].items()}
         hub = Hub(Origin("made"), held)
-        there = names.renamed(hub, names.named("megatron"), Model(groups))
+        there = names.rename_parameters(hub, names.naming_of_name("megatron"), Model(groups))
         style = "transformers" if any(name.endswith("experts.down_proj") for name in held) else "huggingface"
-        back = names.renamed(there, names.named(style), Model(groups, family=row["arch"]))
+        back = names.rename_parameters(there, names.naming_of_name(style), Model(groups, family=row["arch"]))
         assert set(back.parameters) == set(held), row["name"]
         assert all(torch.equal(back.parameters[name].weight.whole(), own.weight.whole()) for name, own in held.items())
 
@@ -170,7 +170,7 @@ def test_the_tables_are_those_of_other_bridges() -> None:
 def _lying(naming: str) -> dict[str, set[str]]:
     """Which neutral parameters lie in each of theirs, with a star for a number."""
     found: dict[str, set[str]] = {}
-    for table in names.named(naming).tables():
+    for table in names.naming_of_name(naming).tables():
         for row in table.all:
             for kind in ("weight", "bias"):
                 name = row.theirs.format(layer="*", expert="*", kind=kind)

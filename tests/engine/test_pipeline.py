@@ -43,8 +43,8 @@ from bridge.engine.environment import Environment
 from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.errors import BridgeError, ConfigError
 from bridge.layout.pipeline import by_names
-from bridge.layout.schedule import Schedule, Shape, generate, prove
-from bridge.layout.schedule.table import written
+from bridge.layout.schedule import Schedule, ScheduleShape, generate_schedule, prove_schedule
+from bridge.layout.schedule.table import schedule_to_csv
 from bridge.plan import Plan
 
 CASES = dict(combinations())
@@ -149,7 +149,7 @@ def test_activations_in_flight_are_as_many_as_planned(run: Any, name: str, virtu
 
 def test_a_table_is_run(run: Any, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    table.write_text(written(generate("zero_bubble_v", Shape(2, 4, 4))))
+    table.write_text(schedule_to_csv(generate_schedule("zero_bubble_v", ScheduleShape(2, 4, 4))))
     case = Case({**SGD, **PIPED, "schedule.name": "csv", "schedule.csv": str(table)}, DEEP, batch=16)
     assert error(run(4, piped, case), one_process(16)) < 1e-9
 
@@ -160,14 +160,14 @@ def shuffled(seed: int, ranks: int) -> tuple[Schedule, int]:
     name, virtual = draw.choice(
         [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("looped_bfs", 2), ("zero_bubble", 2), ("zero_bubble_v", 2)]
     )
-    found, moved = generate(name, Shape(ranks, ranks * virtual, 4)), 0
+    found, moved = generate_schedule(name, ScheduleShape(ranks, ranks * virtual, 4)), 0
     for _ in range(60):
         rows = [list(row) for row in found.rows]
         row = draw.choice(rows)
         one, other = draw.sample(range(len(row)), 2)
         row[one], row[other] = row[other], row[one]
         changed = replace(found, rows=tuple(map(tuple, rows)))
-        if rows != [list(row) for row in found.rows] and not prove(changed):
+        if rows != [list(row) for row in found.rows] and not prove_schedule(changed):
             found, moved = changed, moved + 1
     return found, moved
 
@@ -178,7 +178,7 @@ def test_what_the_checker_passes_ends_well_and_loses_nothing(run: Any, tmp_path:
     for seed in seeds:
         schedule, moved = shuffled(seed, ranks)
         table, moves = tmp_path / f"{seed}.csv", moves + moved
-        table.write_text(written(schedule))
+        table.write_text(schedule_to_csv(schedule))
         values = {"parallel.pipeline": ranks, "schedule.name": "csv", "schedule.csv": str(table)}
         buffers = {"zero.weight_buffers": 1, "zero.grad_buffers": 1} if seed % 2 else {}
         cases.append(Case({**SGD, **values, **buffers, "batch.accumulation": 4}, DEEP, batch=8, steps=1))
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused_before_launch(values: dict[str, Any], mess
 
 def test_a_table_with_a_hole_is_refused_before_launch(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    table.write_text(written(generate("1f1b", Shape(2, 2, 4))).replace("1B2,", ""))
+    table.write_text(schedule_to_csv(generate_schedule("1f1b", ScheduleShape(2, 2, 4))).replace("1B2,", ""))
     with pytest.raises(ConfigError, match=r"table.csv: rank 1: backward of microbatch 2 on stage 1 occurs as nothing.*; add it"):
         started(parallel__pipeline=2, batch__accumulation=4, schedule__name="csv", schedule__csv=str(table))
 

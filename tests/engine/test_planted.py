@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import compat
-from bridge.edits import edited
+from bridge.edits import edit_config
 from bridge.translation import translate
 from bridge.verify.judge import Report, verify
-from bridge.verify.pair import fitted
+from bridge.verify.pair import fit_pair
 
 RELEASES = {"megatron": "0.16.1", "deepspeed": "0.19.8"}
 MEGATRON = """
@@ -51,8 +51,8 @@ def report(flags: str, to: str, wrong: Mapping[str, Any]) -> Report:
     releases = {**RELEASES, "megatron": "0.19.2"} if flags == LION else RELEASES  # the first that has Lion
     source = compat.load("megatron").read(text, version=releases["megatron"], world_size=1)
     result = translate(source, compat.load(to), releases[to], 1)
-    planted = replace(result, config=edited(result.config, wrong, 1)) if wrong else result
-    return verify(fitted(source, planted, {}, 1), {}, None, note=lambda line: None)
+    planted = replace(result, config=edit_config(result.config, wrong, 1)) if wrong else result
+    return verify(fit_pair(source, planted, {}, 1), {}, None, note=lambda line: None)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -74,6 +74,6 @@ def test_without_one_nothing_differs(flags: str, to: str) -> None:
 def test_a_length_that_its_stack_has_no_way_to_make_smaller_stays_on_both_sides() -> None:
     script = {"init": {"pp": 1, "tp": 1, "dp": 2}, "args": {"output_dir": "output", "max_steps": 1000}}
     source = compat.load("merak").read(script, world_size=2)
-    pair = fitted(source, translate(source, compat.load("megatron"), RELEASES["megatron"], 2), compat.backends(), 2)
+    pair = fit_pair(source, translate(source, compat.load("megatron"), RELEASES["megatron"], 2), compat.backends(), 2)
     lengths = {side: plan.optimizer.schedule.total_steps for side, plan in pair.plans.items()}
     assert lengths == {"source": 1000, "target": 1000}

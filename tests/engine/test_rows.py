@@ -15,7 +15,7 @@ from bridge.engine import initialize
 from bridge.engine.layers import Arguments
 from bridge.engine.models.blocks import Blocks, Segment
 from bridge.engine.models.cutting import Uncut, cut_of
-from bridge.engine.models.slicing import sliced
+from bridge.engine.models.slicing import slice_model
 from bridge.errors import BridgeError, ConfigError
 from bridge.plan import Plan
 
@@ -74,13 +74,13 @@ def test_blanks_have_the_shapes_of_the_batch_at_hand() -> None:
     given = Arguments((), {"pixel_values": torch.randn(3, 3, 48, 40, dtype=torch.float64)})
     blocks, value = Blocks(model, cut), None
     for layer in blocks.chain().layers:
-        value = layer(given if value is None else blocks.received(value.tensors, given))
+        value = layer(given if value is None else blocks.receive_stream(value.tensors, given))
     assert torch.equal(value.logits, model(**given.named).logits)
 
 
 def test_several_rows_do_not_split_their_tokens() -> None:
     with pytest.raises(ConfigError, match=r"parallel.sequence: T5ForConditionalGeneration has 2 rows of blocks"):
-        sliced(small("t5"), [])
+        slice_model(small("t5"), [])
 
 
 def train(model: nn.Module, **values: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from runs import SHAPE, Case, Outcome, distance, events, masks, plain, split_by_names, trained, trained_all, whole_logits
 
 from bridge.errors import ConfigError
-from bridge.layout.tensor import TensorPlan, cut
+from bridge.layout.tensor import TensorPlan, cut_range
 
 SGD = {"precision.compute": "fp64", "optimizer.name": "sgd", "optimizer.lr": 0.3, "optimizer.clip": 0.9}
 FULL = {"recompute.granularity": "full"}
@@ -193,4 +193,4 @@ def test_names_that_fit_nothing_are_refused(run: Any) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, 8, 29])
 def test_cuts_cover_a_dimension(size: int) -> None:
-    assert [place for rank in range(4) for place in cut(size, 4, rank)] == list(range(size))
+    assert [place for rank in range(4) for place in cut_range(size, 4, rank)] == list(range(size))

@@ -20,11 +20,11 @@ from bridge.engine.models.gpt import mean_cross_entropy
 from bridge.engine.runner import Engine
 from bridge.errors import SourceError
 from bridge.plan import Plan
-from bridge.trace.comparison import compare
-from bridge.trace.run import Part, Run, named
+from bridge.trace.comparison import compare_runs
+from bridge.trace.run import LoggedPart, TracedRun, entries_by_name
 
 Ranks = Callable[..., list[Any]]
-Alone = Callable[..., Run]
+Alone = Callable[..., TracedRun]
 
 LOGS = ("layer_outputs", "layer_gradients", "param_init", "all_param_gradients", "param_update")
 LEVELS = {f"debug.{name}": 5 for name in LOGS}
@@ -76,14 +76,14 @@ LAYOUTS = {
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     """Runs on one rank, each once."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, TracedRun] = {}
 
-    def found(case: Case, full: bool = False) -> Run:
+    def found(case: Case, full: bool = False) -> TracedRun:
         key = f"{case} {full}"
         if key not in runs:
             folder = tmp_path_factory.mktemp("alone")
             traced(0, 1, case, folder, full)
-            runs[key] = Run.read(folder)
+            runs[key] = TracedRun.read(folder)
         return runs[key]
 
     return found
@@ -94,10 +94,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 def test_runs_of_any_layout_log_the_same(layout: str, full: bool, run: Ranks, alone: Alone, tmp_path: Path) -> None:
     world, plan = LAYOUTS[layout]
     run(world, traced, Case({**PLAIN, **plan}, steps=2), tmp_path, full)
-    one, split = alone(ALONE, full), Run.read(tmp_path)
+    one, split = alone(ALONE, full), TracedRun.read(tmp_path)
     assert one.steps == split.steps == (0, 1, 2)
     for step in one.steps:
-        expected, found = named(one.entries(step)), named(split.entries(step))
+        expected, found = entries_by_name(one.entries(step)), entries_by_name(split.entries(step))
         assert list(found) == list(expected)
         for name, entry in found.items():
             reference = expected[name]
@@ -111,7 +111,7 @@ def test_runs_of_any_layout_log_the_same(layout: str, full: bool, run: Ranks, al
     assert logged_twice(split) == []
 
 
-def logged_twice(run: Run) -> list[str]:
+def logged_twice(run: TracedRun) -> list[str]:
     """What some rank logged of one tensor more than once, also where a forward runs again or backward in halves."""
     records = ((folder, record) for folder, steps in run.lines.items() for step in steps.values() for record in step.records)
     found = Counter(f"{folder.name} {record['name']} {record['placement']}" for folder, record in records)
@@ -123,7 +123,7 @@ def test_runs_of_any_layout_are_equal_up_to_rounding(layout: str, run: Ranks, al
     world, plan = LAYOUTS[layout]
     single = {**PLAIN, "precision.compute": "fp32"}
     run(world, traced, Case({**single, **plan}, steps=3, dtype=torch.float32), tmp_path)
-    found = compare(Run.read(tmp_path), alone(Case({**single, "batch.micro": 8}, steps=3, dtype=torch.float32)))
+    found = compare_runs(TracedRun.read(tmp_path), alone(Case({**single, "batch.micro": 8}, steps=3, dtype=torch.float32)))
     assert [str(line.name) for line in found.faults] == []
     assert {line.verdict for line in found.lines} <= {"equal", "rounding"}
     assert found.worst is not None
@@ -134,7 +134,7 @@ ADAMW = {**PLAIN, "precision.compute": "fp32", "optimizer.name": "adamw", "optim
 APART = {"batch.micro": 2, "batch.accumulation": 4}
 
 
-def adamw(folder: Path, strike: Strike | None = None, **more: Any) -> Run:
+def adamw(folder: Path, strike: Strike | None = None, **more: Any) -> TracedRun:
     """Five steps of AdamW on one rank in four microbatches, with a fault in the third."""
     torch.manual_seed(5)
     case = Case({**ADAMW, **APART, **{name.replace("_", ".", 1): value for name, value in more.items()}}, dtype=torch.float32)
@@ -144,13 +144,13 @@ def adamw(folder: Path, strike: Strike | None = None, **more: Any) -> Run:
         if step == 2 and strike:
             strike(engine, batches)
         engine.train_batch(batches)
-    return Run.read(folder)
+    return TracedRun.read(folder)
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e-4])
 def test_adaptive_updates_are_equal_up_to_rounding(rate: float, alone: Alone, tmp_path: Path) -> None:
     other = alone(Case({**ADAMW, "optimizer.lr": rate, "batch.micro": 8}, steps=5, dtype=torch.float32))
-    found = compare(adamw(tmp_path, optimizer_lr=rate), other)
+    found = compare_runs(adamw(tmp_path, optimizer_lr=rate), other)
     assert found.faults == ()
     assert found.worst is not None and found.worst.distance < found.worst.bound / 2, found.worst
 
@@ -169,7 +169,7 @@ def faster(engine: Engine, batches: Batches) -> None:
     ("strike", "named"), [(scaled, "3/forward/block1/output"), (faster, "3/update/embedding/weight/tokens.weight")]
 )
 def test_small_faults_are_found_beside_adaptive_updates(strike: Strike, named: str, alone: Alone, tmp_path: Path) -> None:
-    found = compare(adamw(tmp_path, strike), alone(Case({**ADAMW, "batch.micro": 8}, steps=5, dtype=torch.float32)))
+    found = compare_runs(adamw(tmp_path, strike), alone(Case({**ADAMW, "batch.micro": 8}, steps=5, dtype=torch.float32)))
     assert found.divergence is not None
     assert str(found.divergence.name) == named, found.divergence
 
@@ -178,7 +178,7 @@ def test_a_name_that_no_file_can_have_is_damage(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     save_file({"a": torch.ones(2)}, tmp_path / "0" / "00000001.safetensors")
     record: Any = SimpleNamespace(name=SimpleNamespace(step=1))
-    part = Part(record, tmp_path / "0")
+    part = LoggedPart(record, tmp_path / "0")
     assert part.tensor("a", 2) is not None
     for name in ("b", "\udc80"):
         with pytest.raises(SourceError, match=r"00000001.safetensors: .*; the file is damaged"):

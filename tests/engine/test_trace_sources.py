@@ -17,9 +17,9 @@ from traces import traced, traced_deepspeed, traced_megatron, traced_module
 from bridge.errors import BridgeError
 from bridge.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare
+from bridge.trace.comparison import compare_runs
 from bridge.trace.keeping import Keep
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 pytestmark = pytest.mark.usefixtures("foreign")
 Ranks = Callable[..., list[Any]]
@@ -42,17 +42,17 @@ def case(plan: dict[str, Any], **more: Any) -> Case:
 
 
 @pytest.fixture(scope="module")
-def natives(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Run]:
+def natives(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, TracedRun]:
     """The engine's own logs on one rank, with SGD and with AdamW."""
     folder = tmp_path_factory.mktemp("native")
     for adam, plan in ((False, SGD), (True, ADAMW)):
         traced(0, 1, case(plan), folder / str(adam))
-    return {adam: Run.read(folder / str(adam)) for adam in (False, True)}
+    return {adam: TracedRun.read(folder / str(adam)) for adam in (False, True)}
 
 
-def equal(found: Run, native: Run) -> None:
+def equal(found: TracedRun, native: TracedRun) -> None:
     """Every tensor that the engine logs is there, and equal up to rounding."""
-    comparison = compare(found, native)
+    comparison = compare_runs(found, native)
     assert [(str(line.name), line.verdict, line.cause) for line in comparison.faults] == []
     assert found.steps == native.steps == (0, 1, 2, 3)
     seen = {line.name for line in comparison.lines if line.name.kind not in ("input", "state", "buffer")}
@@ -63,23 +63,23 @@ def equal(found: Run, native: Run) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_plain_torch(world: int, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+def test_plain_torch(world: int, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
     run(world, traced_module, case(SGD, **(TWO if world == 2 else {})), tmp_path)
-    equal(Run.read(tmp_path), natives[False])
+    equal(TracedRun.read(tmp_path), natives[False])
 
 
 @pytest.mark.parametrize("odd", [None, 0, 1])
-def test_one_copy_of_what_ranks_hold_alike(odd: int | None, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+def test_one_copy_of_what_ranks_hold_alike(odd: int | None, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
     """What they do not hold alike is logged by each, and located on the rank that has it."""
     run(2, traced_module, case(SGD, **TWO), tmp_path, Keep(once=True), odd)
-    found = Run.read(tmp_path)
+    found = TracedRun.read(tmp_path)
     weights = [entry for step in found.steps for entry in found.entries(step) if entry.name.kind in ("weight", "gradient")]
     twice = {str(entry.name) for entry in weights if entry.replicas}
     if odd is None:
         assert weights and not twice
         equal(found, natives[False])
         return
-    parted = compare(found, natives[False], every=False).divergence
+    parted = compare_runs(found, natives[False], every=False).divergence
     assert parted is not None
     assert (str(parted.name), parted.ranks) == ("2/update/block1/weight/norm1.weight", (odd,))
     assert {name for name in twice if name.startswith("2/update/")} == {str(parted.name)}
@@ -87,10 +87,10 @@ def test_one_copy_of_what_ranks_hold_alike(odd: int | None, run: Ranks, natives:
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 @pytest.mark.parametrize(("level", "adam"), [(0, False), (1, False), (2, False), (3, False), (2, True)])
-def test_deepspeed(level: int, adam: bool, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+def test_deepspeed(level: int, adam: bool, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
     run(2, traced_deepspeed, case(ADAMW if adam else SGD, **TWO), tmp_path, level, adam)
-    equal(Run.read(tmp_path), natives[adam])
-    assert Run.read(tmp_path).about["engine"] == "DeepSpeedEngine"
+    equal(TracedRun.read(tmp_path), natives[adam])
+    assert TracedRun.read(tmp_path).about["engine"] == "DeepSpeedEngine"
 
 
 SPLIT: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -103,11 +103,11 @@ SPLIT: dict[str, tuple[bool, dict[str, Any]]] = {
 
 @pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
 @pytest.mark.parametrize("layout", SPLIT)
-def test_megatron(layout: str, run: Ranks, natives: dict[bool, Run], tmp_path: Path) -> None:
+def test_megatron(layout: str, run: Ranks, natives: dict[bool, TracedRun], tmp_path: Path) -> None:
     adam, more = SPLIT[layout]
     run(2, traced_megatron, case(ADAMW if adam else SGD, **more, **{"debug.tensor_parallel": True}), tmp_path)
-    equal(Run.read(tmp_path), natives[adam])
-    assert Run.read(tmp_path).about["engine"] == "Megatron-Core"
+    equal(TracedRun.read(tmp_path), natives[adam])
+    assert TracedRun.read(tmp_path).about["engine"] == "Megatron-Core"
 
 
 @pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")
@@ -117,7 +117,7 @@ def test_megatron_pipeline(run: Ranks, tmp_path: Path) -> None:
     virtual = {"parallel.pipeline": 2, "schedule.name": "interleaved_1f1b", "schedule.virtual": 2}
     watched = {**deep.plan, **virtual, "debug.tensor_parallel": True}
     assert run(2, traced_megatron, replace(deep, plan=watched), tmp_path / "megatron") == [[], []]
-    equal(Run.read(tmp_path / "megatron"), Run.read(tmp_path / "native"))
+    equal(TracedRun.read(tmp_path / "megatron"), TracedRun.read(tmp_path / "native"))
 
 
 @pytest.mark.skipif(find_spec("megatron") is None, reason="Megatron-Core is not installed")

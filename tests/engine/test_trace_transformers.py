@@ -10,8 +10,8 @@ import pytest
 from traces import traced_blocks, traced_replicas
 
 from bridge.cli import run as cli
-from bridge.trace.comparison import compare
-from bridge.trace.run import Run
+from bridge.trace.comparison import compare_runs
+from bridge.trace.run import TracedRun
 
 pytest.importorskip("transformers")
 Ranks = Callable[..., list[Any]]
@@ -41,7 +41,7 @@ def replicas(pools: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 def test_runs_are_equal_up_to_rounding(case: str, run: Ranks, replicas: Any, tmp_path: Path, capsys: Any) -> None:
     name, schedule = CASES[case]
     layers = run(4, traced_blocks, name, tmp_path, {**PIPED, **schedule}, STEPS)[0]
-    found = compare(Run.read(tmp_path), Run.read(replicas(run, name)))
+    found = compare_runs(TracedRun.read(tmp_path), TracedRun.read(replicas(run, name)))
     assert [(str(line.name), line.verdict, line.cause) for line in found.faults] == []
     compared = [line for line in found.lines if line.verdict in ("equal", "rounding")]
     seen = {line.name.layer for line in compared if line.name.kind == "output"}
@@ -55,7 +55,7 @@ def test_runs_are_equal_up_to_rounding(case: str, run: Ranks, replicas: Any, tmp
 @pytest.mark.parametrize("fault", ["model.layers.1.mlp", "model.layers.2"])
 def test_a_planted_fault_is_found_in_its_block(fault: str, run: Ranks, replicas: Any, tmp_path: Path, capsys: Any) -> None:
     run(4, traced_blocks, "llama", tmp_path, {**PIPED, "schedule.name": "1f1b"}, STEPS, fault)
-    found = compare(Run.read(tmp_path), Run.read(replicas(run, "llama")))
+    found = compare_runs(TracedRun.read(tmp_path), TracedRun.read(replicas(run, "llama")))
     assert found.divergence is not None
     assert str(found.divergence.name).startswith(f"1/forward/{'.'.join(fault.split('.')[:3])}/")
     assert cli(["trace", "diff", str(tmp_path), str(replicas(run, "llama"))]) == 2

@@ -9,7 +9,7 @@ import pytest
 from backends import planted, verified
 from test_planted import EXPERTS, MEGATRON
 
-from bridge.verify.judge import Report, Row
+from bridge.verify.judge import Report, VerdictRow
 
 pytestmark = [
     pytest.mark.usefixtures("foreign"),
@@ -29,7 +29,7 @@ def reported(run: Any, content: dict[str, Any], code: dict[str, Any] | None = No
     return first  # type: ignore[no-any-return]
 
 
-def only_fault(report: Report) -> Row:
+def only_fault(report: Report) -> VerdictRow:
     """The one run that differs: the file as its own stack runs it."""
     (fault,) = (row for row in report.rows if row.verdict == "differs" and row.side == "source")
     assert fault.side == "source" and fault.written and fault.engine.startswith("DeepSpeed")

@@ -73,7 +73,7 @@ def test_the_first_line_the_table_and_the_exit_code(verdict: str, monkeypatch: A
     empty = {"changes": {}, "left_out": [], "no_script": [], "judged_release": ""}
     found = {"verdict": verdict, "ranks": 2, **empty, "rounding": ROUNDING, "runs": [run_of(), other]}
     found["lacking"] = LACKING.get(verdict, [])
-    monkeypatch.setattr(command, "ranks", ranks_that_say({"note": "native engine: runs"}, {"found": found}))
+    monkeypatch.setattr(command, "run_ranks", ranks_that_say({"note": "native engine: runs"}, {"found": found}))
     code, words = CASES[verdict]
     assert stagebridge(WORDS) == code
     out, err = capsys.readouterr()
@@ -83,7 +83,7 @@ def test_the_first_line_the_table_and_the_exit_code(verdict: str, monkeypatch: A
 
 
 def test_what_the_ranks_cannot_read_is_an_error(monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "ranks", ranks_that_say({"found": {"verdict": "not run", "problems": ["model: too wide"]}}))
+    monkeypatch.setattr(command, "run_ranks", ranks_that_say({"found": {"verdict": "not run", "problems": ["model: too wide"]}}))
     assert stagebridge(WORDS) == 1
     assert "error: model: too wide" in capsys.readouterr().err
 

@@ -72,7 +72,7 @@ ENDS: dict[str, tuple[Any, int | type[BaseException]]] = {
 def test_one_private_copy_is_kept_while_the_ranks_run(name: str, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     end, expected = ENDS[name]
     seen: Seen = []
-    monkeypatch.setattr(command, "ranks", looking(scratch, seen, end))
+    monkeypatch.setattr(command, "run_ranks", looking(scratch, seen, end))
     try:
         found: Any = stagebridge([*PIPED, "--from", "fast_llm", "--json"])
     except BaseException as error:

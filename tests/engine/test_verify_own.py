@@ -19,10 +19,10 @@ from bridge.cli import run as stagebridge
 from bridge.engine.plain import BACKENDS
 from bridge.engine.rows import Rows
 from bridge.errors import BridgeError, SourceError
-from bridge.trace.batch_file import Kept, read
+from bridge.trace.batch_file import Kept, read_batch
 from bridge.verify.judge import Report
-from bridge.verify.on_batch import Given, judged
-from bridge.verify.own import engines_of, paired
+from bridge.verify.on_batch import Given, judge_on_batch
+from bridge.verify.own import engines_of, pair_configs
 
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 LLAMA = {
@@ -75,10 +75,10 @@ def found(
     first, second = (compat.load(name).read(content, version=versions[name], world_size=2) for name, content in sources)
     known = {**compat.backends(), **BACKENDS}
     engines = engines_of((first, second), on, known)
-    pair = paired((first, second), engines, world)
+    pair = pair_configs((first, second), engines, world)
     model = compat.load("huggingface").read(json.loads((folder / "config.json").read_text()))
-    rows = Rows.of("batch", read(folder / "batch.safetensors").tensors)
-    report = judged(pair, engines, Given(folder, model, rows), 2, lambda line: None)
+    rows = Rows.of("batch", read_batch(folder / "batch.safetensors").tensors)
+    report = judge_on_batch(pair, engines, Given(folder, model, rows), 2, lambda line: None)
     return replace(report, rows=tuple(replace(row, measured=None) for row in report.rows))
 
 
@@ -116,7 +116,7 @@ def test_padding_that_engines_take_in_their_own_ways_is_refused(folder: Path) ->
     tensors = sample()
     tensors["labels"][3] = tensors["input_ids"][3]
     given = Given(folder, compat.load("huggingface").read(LLAMA), Rows.of("batch", tensors))
-    (line,) = given.refused({"source": compat.backends()["megatron"]})
+    (line,) = given.refusals({"source": compat.backends()["megatron"]})
     assert line.startswith(
         "megatron: attention_mask: row 3 has losses at tokens that cannot attend to any token"
     )
@@ -146,7 +146,7 @@ def test_batches_of_every_form_are_kept(name: str, tmp_path: Path) -> None:
     values, more, names = SHAPES[name]
     path = tmp_path / "batch.safetensors"
     assert trace.batch(path, values, **more) and not trace.batch(path, values, **more), "the first one alone is written"
-    kept = read(path)
+    kept = read_batch(path)
     assert set(kept.tensors) == names and all(torch.equal(tensor, TOKENS) for tensor in kept.tensors.values())
     assert dict(kept.values) == ({"use_cache": False} if name == "a dict" else {})
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bridge.engine import initialize
 from bridge.engine.models.gpt import mean_cross_entropy
-from bridge.layout.schedule.table import written
+from bridge.layout.schedule.table import schedule_to_csv
 from bridge.plan import Plan
 
 CASE = Case(SGD, replace(DEEP, tied=False), batch=8)
@@ -30,7 +30,7 @@ def pipelining(rank: int, world: int, theirs: str, values: Mapping[str, Any], fo
     engine = initialize(model_of(CASE), plan, mean_cross_entropy, seed=11)
     pipeline, local = engine.pipeline, engine.pipeline.local(rank)
     ours = folder / "ours.csv"
-    ours.write_text(written(pipeline.schedule))
+    ours.write_text(schedule_to_csv(pipeline.schedule))
 
     def stages(model: nn.Sequential) -> list[Any]:
         layers, found = list(model), []

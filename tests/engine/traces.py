@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bridge.backend import Workload
 from bridge.engine import initialize
-from bridge.engine.models.gpt import mean_cross_entropy, summed_cross_entropy
+from bridge.engine.models.gpt import mean_cross_entropy, sum_cross_entropy
 from bridge.errors import BridgeError
 from bridge.plan import Plan
 from bridge.trace import attach
@@ -30,7 +30,7 @@ from compat.deepspeed.runtime.tracing import DeepSpeedSource
 def traced(rank: int, world: int, case: Case, folder: Path, full: bool = False, strict: bool = False) -> list[float]:
     """Train with the plan's debug levels, and end at a mismatch if `strict`; the losses."""
     plan = Plan.of(case.plan)
-    loss = summed_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
+    loss = sum_cross_entropy if plan.loss == "per_token" else mean_cross_entropy
     engine = initialize(model_of(case), plan, loss, seed=11, trace=folder, full=full, policy=Policy() if strict else None)
     return [engine.train_batch(microbatches(case, engine, step)) for step in range(case.steps)]
 

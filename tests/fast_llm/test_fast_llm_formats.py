@@ -145,14 +145,14 @@ def test_every_field_has_a_doc_line_a_hint_group_and_a_release() -> None:
     for path, field in fields(fast_llm().schema).items():
         assert field.doc.endswith("."), path
         assert field.info.json_schema_extra["hint"] in IMPORTANCE  # type: ignore[index]
-        assert any(KEYS[path].known(version) for version in KNOWN)
+        assert any(KEYS[path].exists_in(version) for version in KNOWN)
 
 
 def test_the_17_fields_of_a_multi_stage_config() -> None:
     hints = {
         path.removeprefix("model.multi_stage."): field.info.json_schema_extra["hint"]  # type: ignore[index]
         for path, field in fields(fast_llm().schema).items()
-        if path.startswith("model.multi_stage.") and KEYS[path].known(KNOWN[-1])
+        if path.startswith("model.multi_stage.") and KEYS[path].exists_in(KNOWN[-1])
     }
     groups = {group: sum(hint == group for hint in hints.values()) for group in set(hints.values())}
     assert groups == {"optional": 2, "performance": 2, "logging": 9, "expert": 3, "wip": 1}

@@ -13,9 +13,9 @@ from exercise import Tally
 from folders import Folder
 
 from bridge.state import digests, parts
-from bridge.state.folder import Saving, find
+from bridge.state.folder import Saving, find_folder
 from bridge.state.native import Checkpoint, file_of
-from bridge.state.parts import Part
+from bridge.state.parts import LocalBox
 
 RANKS = 2
 STATE = {
@@ -30,19 +30,19 @@ STATE = {
 }
 
 
-def held(rank: int) -> list[Part]:
+def held(rank: int) -> list[LocalBox]:
     """What a rank writes: rows of the one, all of what is small."""
     rows, generator = torch.arange(6.0).view(2, 3) + 6 * rank, torch.arange(8, dtype=torch.uint8) + rank
-    found = [Part(f"{kind}/a", (4, 3), (2 * rank, 0), rows.clone()) for kind in ("weights", "exp_avg")]
-    scalar = [Part("weights/b", (), (), torch.tensor(2.0))] if rank == 0 else []
-    return [*found, *scalar, Part(f"generators/{rank}", (8,), (0,), generator)]
+    found = [LocalBox(f"{kind}/a", (4, 3), (2 * rank, 0), rows.clone()) for kind in ("weights", "exp_avg")]
+    scalar = [LocalBox("weights/b", (), (), torch.tensor(2.0))] if rank == 0 else []
+    return [*found, *scalar, LocalBox(f"generators/{rank}", (8,), (0,), generator)]
 
 
 def written(root: Path) -> None:
     """A checkpoint of two ranks."""
     saving = Saving.begin(root, "step3")
     for rank in range(RANKS):
-        parts.write(saving.temporary / file_of(rank), held(rank))
+        parts.write_parts(saving.temporary / file_of(rank), held(rank))
     text = json.dumps(STATE, indent=1)
     sums = {file_of(rank): digests.digest_of(saving.temporary / file_of(rank)) for rank in range(RANKS)}
     sums["state.json"] = digests.digest_of_text(text)
@@ -51,7 +51,7 @@ def written(root: Path) -> None:
 
 def read(root: Path) -> dict[str, Any]:
     """All that a checkpoint says."""
-    checkpoint = Checkpoint.open(find(root, None), root)
+    checkpoint = Checkpoint.open(find_folder(root, None), root)
     checkpoint.verify()
     saved = checkpoint.tensors()
     found: dict[str, Any] = {"state": repr(checkpoint.state)}
@@ -62,7 +62,7 @@ def read(root: Path) -> dict[str, Any]:
         shape = checkpoint.state.tensors[name]
         if stored:
             room = torch.empty(shape, dtype=whole.dtype)
-            parts.fill([Part(name, shape, (0,) * len(shape), room)], saved)
+            parts.fill_parts([LocalBox(name, shape, (0,) * len(shape), room)], saved)
             found[name] = room.tolist()
     return found
 

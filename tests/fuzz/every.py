@@ -22,8 +22,8 @@ from bridge import carry
 from bridge.dialect import Config
 from bridge.errors import BridgeError
 from bridge.files import parse
-from bridge.layout.schedule import SCHEDULES, Shape, generate, timeline
-from bridge.layout.schedule.table import read, written
+from bridge.layout.schedule import SCHEDULES, ScheduleShape, generate_schedule, make_timeline
+from bridge.layout.schedule.table import read_schedule, schedule_to_csv
 from compat.automodel.schedules import table
 
 One = Callable[[Random, Tally], None]
@@ -73,8 +73,8 @@ def _tried(work: Callable[[], Any], tally: Tally) -> None:
 
 def tables(scratch: Path) -> One:
     """A schedule's table is read by both readers, or refused; what is read can be timed and written again."""
-    shapes = [(name, Shape(2, 2 * SCHEDULES[name].least, 4)) for name in SCHEDULES]
-    seeds = [written(generate(name, shape)) for name, shape in shapes]
+    shapes = [(name, ScheduleShape(2, 2 * SCHEDULES[name].least, 4)) for name in SCHEDULES]
+    seeds = [schedule_to_csv(generate_schedule(name, shape)) for name, shape in shapes]
 
     def one(random: Random, tally: Tally) -> None:
         text = _table(random, random.choice(seeds))
@@ -84,8 +84,8 @@ def tables(scratch: Path) -> One:
 
 
 def _timed(text: str) -> None:
-    actions = read(text)
-    assert timeline(actions).length >= 0 and read(written(actions)) == actions
+    actions = read_schedule(text)
+    assert make_timeline(actions).length >= 0 and read_schedule(schedule_to_csv(actions)) == actions
 
 
 def _table(random: Random, source: str) -> str:

@@ -17,7 +17,7 @@ import compat
 from bridge.config import fields
 from bridge.errors import BridgeError
 from bridge.files import load, parse
-from bridge.testing.scripts import written
+from bridge.testing.scripts import write_script
 from compat.megatron import releases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,7 +226,7 @@ def shell() -> Make:
     def script(random: Random) -> str:
         if random.random() < 2 * ROUGH:
             return mutants.text(random, random.choice(scripts), 2)
-        lines = written(random.choice)[0].splitlines()
+        lines = write_script(random.choice)[0].splitlines()
         begun = random.sample(lines[:-1], random.randint(0, 4))
         said = make(random).split()
         cut = random.randrange(len(said) + 1)

@@ -14,11 +14,11 @@ from folders import Folder
 
 from bridge.files.sealed import seal as sealed
 from bridge.state.digests import digest_of
-from bridge.trace.comparison import compare
+from bridge.trace.comparison import compare_runs
 from bridge.trace.log import Log
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 ABOUT = {
     "ranks": 2,
@@ -47,7 +47,7 @@ def written(root: Path) -> None:
 
 def read(root: Path) -> dict[int, Any]:
     """All that a run says, step by step."""
-    run = Run.read(root)
+    run = TracedRun.read(root)
     found: dict[int, Any] = {}
     for step in run.steps:
         found[step] = [
@@ -55,7 +55,7 @@ def read(root: Path) -> dict[int, Any]:
             for entry in run.entries(step)
         ]
     if run.steps:
-        compare(run, run)
+        compare_runs(run, run)
     return found
 
 

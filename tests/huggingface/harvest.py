@@ -43,7 +43,7 @@ def main(place: Path) -> None:
     """Write the defaults of every family with a class."""
     from bridge.families.table import FAMILIES
 
-    harvested = {name: defaults(family.config, family.known) for name, family in FAMILIES.items() if family.config}
+    harvested = {name: defaults(family.config, family.keys_it_reads) for name, family in FAMILIES.items() if family.config}
     rows = [f" {json.dumps(name)}: {json.dumps(values)}" for name, values in harvested.items()]
     place.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
 

@@ -162,7 +162,7 @@ def test_defaults_are_those_of_the_classes() -> None:
 
     for family in FAMILIES.values():
         if family.config:
-            assert family.defaults == defaults(family.config, family.known), family.name
+            assert family.defaults == defaults(family.config, family.keys_it_reads), family.name
 
 
 def oracle() -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -180,7 +180,7 @@ def test_what_is_written_is_the_same_to_transformers(family: str, hf: Mapping[st
     written = json.loads(bridge.lower(bridge.lift(HF.read(hf)), HF).text())
     before, after = kind(**plain(hf)).to_dict(), kind(**written).to_dict()
     own = {field.name for field in dataclasses.fields(kind)} | {"layer_types", "mlp_layer_types"}
-    known = (own & {*FAMILIES[family].known}) - IDLE.get(family, frozenset()) - {"output_router_logits"}
+    known = (own & {*FAMILIES[family].keys_it_reads}) - IDLE.get(family, frozenset()) - {"output_router_logits"}
     differing = {key: (before.get(key), after.get(key)) for key in known if not same(key, before.get(key), after)}
     assert differing == {}
 

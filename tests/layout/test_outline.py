@@ -57,7 +57,7 @@ def test_pipeline_ranks_hold_every_layer_once(data: int, pipeline: int, tensor: 
     sizes = {"parallel.tensor": tensor, "parallel.pipeline": pipeline, "batch.accumulation": pipeline, "batch.micro": 1}
     shape = replace(SHAPE, layers=layers, tied=tied)
     outline = Outline.of(Plan.of(sizes), shape, data * pipeline * tensor)
-    held = sorted(layer for rank in range(pipeline) for stage in outline.held(rank) for layer in outline.stages[stage])
+    held = sorted(layer for rank in range(pipeline) for stage in outline.local_stages(rank) for layer in outline.stages[stage])
     assert held == list(shape.indices)
     copies = shape.vocab * shape.hidden if pipeline > 1 and tied else 0
     if tensor == 1:
@@ -68,7 +68,7 @@ def test_pipeline_ranks_hold_every_layer_once(data: int, pipeline: int, tensor: 
 def test_stages_lie_where_the_schedule_puts_them() -> None:
     values = {"parallel.pipeline": 2, "schedule.virtual": 2, "stages.rule": "even", "batch.micro": 1, "batch.accumulation": 2}
     outline = Outline.of(Plan.of(values), replace(SHAPE, layers=4), 2)
-    layers = [[layer for stage in outline.held(rank) for layer in outline.stages[stage]] for rank in range(2)]
+    layers = [[layer for stage in outline.local_stages(rank) for layer in outline.stages[stage]] for rank in range(2)]
     assert layers == [[0, 1, 3], [2, 4, 5]]
 
 

@@ -12,7 +12,7 @@ import bridge
 import compat
 from bridge import BridgeError, count_parameters
 from bridge.layout.architecture import PRESETS, Architecture
-from bridge.layout.parameters import lacks
+from bridge.layout.parameters import missing_fields_of
 from bridge.plan import Plan
 
 SAMPLE: list[dict[str, Any]] = json.loads(Path(__file__).with_name("parameters.json").read_text("utf-8"))
@@ -54,7 +54,7 @@ def test_what_a_count_needs_is_named() -> None:
     with pytest.raises(BridgeError) as caught:
         count_parameters(Plan.of({"model.layers": 2, "model.hidden": 64, "model.heads": 4, "model.experts": 8}))
     assert all(f"model.{name}" in str(caught.value) for name in ("vocab", "tied", "mlp.gated", "moe.top_k", "norm.kind"))
-    assert lacks(plan_of(SAMPLE[0]["model"])) == []
+    assert missing_fields_of(plan_of(SAMPLE[0]["model"])) == []
 
 
 def test_experts_are_held_by_fewer_ranks() -> None:

@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.layout.partition import FEW, SMALL, Layers, balanced, carry, even, floor_last, partition, together
+from bridge.layout.partition import (
+    FEW,
+    SMALL,
+    Layers,
+    balance_stages,
+    carry_boundaries,
+    cut_within,
+    even_boundaries,
+    floor_last,
+    partition_layers,
+)
 from bridge.plan import Stages
 
 SAMPLE = Path(__file__).parents[1] / "automodel" / "stages.jsonl"
@@ -23,7 +33,7 @@ SAMPLE = Path(__file__).parents[1] / "automodel" / "stages.jsonl"
 def lengths(rule: str, layers: Layers, size: float | None = None, parts: int | None = None) -> list[int]:
     """Layers in each stage."""
     stages = Stages.model_validate({"rule": rule, "layers_per_stage": size})
-    return [len(stage) for stage in partition(stages, layers, parts)]
+    return [len(stage) for stage in partition_layers(stages, layers, parts)]
 
 
 def sizes(boundaries: tuple[int, ...]) -> list[int]:
@@ -57,8 +67,8 @@ def test_floor_last_gives_the_rest_to_later_stages() -> None:
 def test_ends_join_the_outer_stages_of_rules_that_count_transformer_layers() -> None:
     assert lengths("even", Layers(10, 1, 1), parts=4) == [3, 2, 2, 3]
     explicit = Stages(rule="explicit", boundaries=(0, 3, 8))
-    assert partition(explicit, Layers(10, 1, 1)) == (range(4), range(4, 10))
-    assert partition(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (range(1), range(1, 10))
+    assert partition_layers(explicit, Layers(10, 1, 1)) == (range(4), range(4, 10))
+    assert partition_layers(Stages(boundaries=(0, 1, 10)), Layers(10, 1, 1)) == (range(1), range(1, 10))
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -70,20 +80,20 @@ def test_even_is_automodels_rule(shared: Path | None) -> None:
     rows = list(_rows(shared / "truth" / "automodel_stages.jsonl" if shared else SAMPLE))
     assert len(rows) == (585 if shared else 147)
     for row in rows:
-        assert sizes(even(row["num_layers"], row["virtual_stages"])) == row["layers"], row
+        assert sizes(even_boundaries(row["num_layers"], row["virtual_stages"])) == row["layers"], row
 
 
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_even_and_floor_last_are_mirror_images(count: int, parts: int) -> None:
     if parts <= count:
-        assert sizes(even(count, parts)) == sizes(floor_last(count, parts))[::-1]
-        assert max(sizes(even(count, parts))) - min(sizes(even(count, parts))) <= 1
+        assert sizes(even_boundaries(count, parts)) == sizes(floor_last(count, parts))[::-1]
+        assert max(sizes(even_boundaries(count, parts))) - min(sizes(even_boundaries(count, parts))) <= 1
 
 
 @given(st.integers(1, 60), st.integers(1, 80), st.integers(1, 10))
 def test_carry_stays_within_a_layer_of_the_exact_cut(count: int, above: int, below: int) -> None:
     size = Fraction(above, below)
-    boundaries = carry(count, size)
+    boundaries = carry_boundaries(count, size)
     assert boundaries[0] == 0 and boundaries[-1] == count
     if size >= 1:
         assert all(0 <= size * index - cut < 1 for index, cut in enumerate(boundaries[:-1]))
@@ -98,13 +108,13 @@ def test_balanced_is_the_best_of_all_cuts(costs: list[int], data: st.DataObject)
         totals = [sum(costs[first:last]) for first, last in pairwise(boundaries)]
         return max(totals), sum(total**2 for total in totals)
 
-    found = balanced(costs, parts)
+    found = balance_stages(costs, parts)
     assert len(found) == parts + 1 and all(first < last for first, last in pairwise(found))
     assert rank(found) == min(map(rank, choices))
 
 
 def test_balanced_handles_a_deep_model() -> None:
-    found = balanced([50_000, *([7_000] * 126), 50_000], 64)
+    found = balance_stages([50_000, *([7_000] * 126), 50_000], 64)
     assert len(sizes(found)) == 64
 
 
@@ -117,7 +127,7 @@ def test_balanced_handles_a_deep_model() -> None:
 def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: float | None, parts: int) -> None:
     stages = Stages.model_validate({"rule": rule, "layers_per_stage": size})
     try:
-        found = partition(stages, Layers(count), parts)
+        found = partition_layers(stages, Layers(count), parts)
     except ConfigError:
         assert parts > count
         return
@@ -152,17 +162,17 @@ def test_every_rule_covers_the_layers_in_order(rule: str, count: int, size: floa
 )
 def test_what_cannot_be_cut_is_refused(stages: Stages, layers: Layers, parts: int | None, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        partition(stages, layers, parts)
+        partition_layers(stages, layers, parts)
     assert str(caught.value).startswith(message)
 
 
 def test_few_layers_keep_a_stage_each() -> None:
-    assert together(Layers(FEW, parameters=(1,) * FEW), [range(FEW)]) == tuple(range(at, at + 1) for at in range(FEW))
+    assert cut_within(Layers(FEW, parameters=(1,) * FEW), [range(FEW)]) == tuple(range(at, at + 1) for at in range(FEW))
 
 
 def test_large_layers_keep_a_stage_each() -> None:
     many = 3 * FEW
-    assert together(Layers(many, parameters=(SMALL,) * many), [range(many)]) == tuple(range(at, at + 1) for at in range(many))
+    assert cut_within(Layers(many, parameters=(SMALL,) * many), [range(many)]) == tuple(range(at, at + 1) for at in range(many))
 
 
 @given(st.lists(st.integers(0, 2 * SMALL), min_size=FEW + 1, max_size=200), st.data())
@@ -170,7 +180,7 @@ def test_small_neighbours_share_a_stage(sizes: list[int], data: st.DataObject) -
     """Every layer is in one stage, within one part; none is small but where a part has no more, and none has room to spare."""
     cut = data.draw(st.integers(1, len(sizes) - 1))
     parts = [range(cut), range(cut, len(sizes))]
-    found = together(Layers(len(sizes), parameters=tuple(sizes)), parts)
+    found = cut_within(Layers(len(sizes), parameters=tuple(sizes)), parts)
     assert [layer for stage in found for layer in stage] == list(range(len(sizes)))
     for part in parts:
         inside = [stage for stage in found if stage.start in part]

@@ -13,25 +13,36 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import ConfigError
-from bridge.layout.schedule import SCHEDULES, Action, Costs, Kind, Schedule, Shape, generate, program, prove, timeline
+from bridge.layout.schedule import (
+    SCHEDULES,
+    Action,
+    ActionKind,
+    Costs,
+    Schedule,
+    ScheduleShape,
+    generate_schedule,
+    make_timeline,
+    program_rows,
+    prove_schedule,
+)
 from bridge.layout.schedule.generate import partly_kept
-from bridge.layout.schedule.table import read, written
+from bridge.layout.schedule.table import read_schedule, schedule_to_csv
 from bridge.layout.schedule.timeline import in_flight
 
 MANY = settings(derandomize=True, database=None, deadline=None, max_examples=int(os.environ.get("SCHEDULES", "100")))
 """SCHEDULES=5000 runs the whole number."""
 
 
-def order(name: str, shape: Shape, rank: int, kind: str) -> str:
+def order(name: str, shape: ScheduleShape, rank: int, kind: str) -> str:
     """Microbatches of one kind of action in the order of a rank."""
-    return " ".join(str(action.microbatch) for action in generate(name, shape).rows[rank] if action.kind == kind)
+    return " ".join(str(action.microbatch) for action in generate_schedule(name, shape).rows[rank] if action.kind == kind)
 
 
 # Megatron-Core's page on microbatch_group_size_per_vp_stage, for two ranks with two stages each.
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("group", "number", "expected"), [(2, 4, "0 1 0 1 2 3 2 3"), (3, 5, "0 1 2 0 1 2 3 4 3 4")])
 def test_orders_of_megatrons_page(rank: int, group: int, number: int, expected: str) -> None:
-    shape = Shape(2, 4, number, group)
+    shape = ScheduleShape(2, 4, number, group)
     assert order("interleaved_1f1b", shape, rank, "F") == expected
     assert order("interleaved_1f1b", shape, rank, "B") == expected
 
@@ -41,8 +52,8 @@ def test_orders_of_megatrons_page(rank: int, group: int, number: int, expected: 
 def test_order_is_megatrons_table(number: int, group: int, virtual: int) -> None:
     schedules = pytest.importorskip("megatron.core.pipeline_parallel.schedules")
     table = schedules.get_schedule_table(number, virtual, group)
-    row = generate("interleaved_1f1b" if virtual > 1 else "1f1b", Shape(4, 4 * virtual, number, group)).rows[1]
-    assert [(action.microbatch, action.stage // 4) for action in row if action.kind is Kind.FORWARD] == table
+    row = generate_schedule("interleaved_1f1b" if virtual > 1 else "1f1b", ScheduleShape(4, 4 * virtual, number, group)).rows[1]
+    assert [(action.microbatch, action.stage // 4) for action in row if action.kind is ActionKind.FORWARD] == table
 
 
 NAMES = {
@@ -80,7 +91,7 @@ def _row_of(found: Any, rank: int) -> Any:
 def test_order_is_torchs(theirs: str, ours: str, ranks: int, microbatches: int) -> None:
     virtual = 1 if SCHEDULES[ours].most == 1 else 2
     group = microbatches // max(1, microbatches // ranks)
-    rows = generate(ours, Shape(ranks, ranks * virtual, microbatches, group)).rows
+    rows = generate_schedule(ours, ScheduleShape(ranks, ranks * virtual, microbatches, group)).rows
     found, expected = [" ".join(map(str, row)) for row in rows], torchs(theirs, ranks, virtual, microbatches)
     # What torch 2.13 says of the last rank of 1F1B leaves out 0F0; what it runs does not.
     known = slice(-1) if theirs == "Schedule1F1B" else slice(None)
@@ -90,34 +101,34 @@ def test_order_is_torchs(theirs: str, ours: str, ranks: int, microbatches: int) 
 @pytest.mark.parametrize(("ranks", "virtual", "rounds"), list(product([2, 3, 4, 8], [2, 3, 4], [1, 2, 3])))
 def test_bubble_is_as_in_theory(ranks: int, virtual: int, rounds: int) -> None:
     number = ranks * rounds
-    plain = timeline(generate("1f1b", Shape(ranks, ranks, number)))
+    plain = make_timeline(generate_schedule("1f1b", ScheduleShape(ranks, ranks, number)))
     assert plain.bubble == pytest.approx((ranks - 1) / (number + ranks - 1))
-    looped = timeline(generate("interleaved_1f1b", Shape(ranks, ranks * virtual, number)))
+    looped = make_timeline(generate_schedule("interleaved_1f1b", ScheduleShape(ranks, ranks * virtual, number)))
     assert looped.overhead == pytest.approx((ranks - 1) / (virtual * number))
-    split = timeline(generate("zero_bubble", Shape(ranks, ranks * virtual, number)))
-    v_shaped = timeline(generate("zero_bubble_v", Shape(ranks, ranks * 2, number)))
+    split = make_timeline(generate_schedule("zero_bubble", ScheduleShape(ranks, ranks * virtual, number)))
+    v_shaped = make_timeline(generate_schedule("zero_bubble_v", ScheduleShape(ranks, ranks * 2, number)))
     assert split.overhead < looped.overhead
-    assert v_shaped.overhead < timeline(generate("interleaved_1f1b", Shape(ranks, ranks * 2, number))).overhead
-    assert timeline(generate("zero_bubble", Shape(ranks, ranks, number))).bubble < plain.bubble
+    assert v_shaped.overhead < make_timeline(generate_schedule("interleaved_1f1b", ScheduleShape(ranks, ranks * 2, number))).overhead
+    assert make_timeline(generate_schedule("zero_bubble", ScheduleShape(ranks, ranks, number))).bubble < plain.bubble
 
 
 def test_the_v_has_almost_no_bubble_and_the_memory_of_1f1b() -> None:
     for ranks in (2, 4, 8):
-        found = generate("zero_bubble_v", Shape(ranks, 2 * ranks, 4 * ranks))
-        assert timeline(found).length - timeline(found).work <= ranks - 1
+        found = generate_schedule("zero_bubble_v", ScheduleShape(ranks, 2 * ranks, 4 * ranks))
+        assert make_timeline(found).length - make_timeline(found).work <= ranks - 1
         assert {in_flight(row) for row in found.rows} == {2 * ranks}
 
 
 def test_activations_in_flight() -> None:
-    assert [in_flight(row) for row in generate("1f1b", Shape(4, 4, 8)).rows] == [4, 3, 2, 1]
-    assert [in_flight(row) for row in generate("gpipe", Shape(4, 4, 8)).rows] == [8, 8, 8, 8]
-    assert [in_flight(row) for row in generate("depth_first", Shape(1, 3, 8)).rows] == [3]
+    assert [in_flight(row) for row in generate_schedule("1f1b", ScheduleShape(4, 4, 8)).rows] == [4, 3, 2, 1]
+    assert [in_flight(row) for row in generate_schedule("gpipe", ScheduleShape(4, 4, 8)).rows] == [8, 8, 8, 8]
+    assert [in_flight(row) for row in generate_schedule("depth_first", ScheduleShape(1, 3, 8)).rows] == [3]
 
 
 def test_breadth_first_is_what_fast_llm_does() -> None:
-    shape = Shape(2, 5, 4, rounds=2)
+    shape = ScheduleShape(2, 5, 4, rounds=2)
     expected = "0F0 0F1 2F0 2F1 4F0 4F1 4B0 4B1 2B0 2B1 0B0 0B1 0F2 0F3 2F2 2F3 4F2 4F3 4B2 4B3 2B2 2B3 0B2 0B3"
-    assert " ".join(map(str, generate("looped_bfs", shape).rows[0])) == expected
+    assert " ".join(map(str, generate_schedule("looped_bfs", shape).rows[0])) == expected
 
 
 # Merak/core/pipeline/schedule.py, steps of each stage with PreCheckpointForwardPass and RecomputeRecvGrad in their places.
@@ -133,24 +144,24 @@ def test_breadth_first_is_what_fast_llm_does() -> None:
     ],
 )
 def test_schedules_of_merak(name: str, rank: int, expected: str) -> None:
-    found = generate(name, Shape(4, 4, 5))
+    found = generate_schedule(name, ScheduleShape(4, 4, 5))
     assert " ".join(f"{action.kind}{action.microbatch}" for action in found.rows[rank]) == expected
     assert {stage for stage, _ in found.kept} == ({3} if name != "pre_recompute_1f1b" else set())
-    assert not prove(found)
+    assert not prove_schedule(found)
 
 
 def test_recomputing_while_waiting_is_faster() -> None:
     again = Costs(again=1.0)
     lengths = [
-        timeline(generate(name, Shape(4, 4, 8)), again).length
+        make_timeline(generate_schedule(name, ScheduleShape(4, 4, 8)), again).length
         for name in ("1f1b", "pre_recompute_1f1b", "last_no_recompute_1f1b")
     ]
     assert lengths[0] > lengths[1] > lengths[2]
-    assert timeline(generate("shifted_critical_path", Shape(4, 4, 8)), again).length <= lengths[2]
+    assert make_timeline(generate_schedule("shifted_critical_path", ScheduleShape(4, 4, 8)), again).length <= lengths[2]
 
 
 def test_some_microbatches_keep_their_activations() -> None:
-    found = partly_kept(generate("1f1b", Shape(4, 4, 8)), 2)
+    found = partly_kept(generate_schedule("1f1b", ScheduleShape(4, 4, 8)), 2)
     assert sorted(microbatch for stage, microbatch in found.kept if stage == 0) == [0, 1, 4, 5]
     assert sorted(microbatch for stage, microbatch in found.kept if stage == 3) == list(range(8))
 
@@ -163,16 +174,16 @@ def schedules(draw: st.DrawFn) -> Schedule:
     """Any schedule that a generator makes, over stages whole or cut into parts."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     ranks, virtual = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    shape = Shape(
+    shape = ScheduleShape(
         ranks, ranks * virtual, draw(st.integers(ranks, 3 * ranks + 3)), draw(st.integers(1, 8)), draw(st.integers(1, 3))
     )
     try:
-        found = generate(name, shape)
+        found = generate_schedule(name, shape)
     except ConfigError:
         assume(False)
         raise
     parts = draw(st.lists(st.integers(1, 3), min_size=found.stages, max_size=found.stages)) if draw(st.booleans()) else None
-    return found.expanded(parts) if parts else found
+    return found.split_stages(parts) if parts else found
 
 
 def ends_well(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> bool:
@@ -258,9 +269,9 @@ def ends_well(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> bool:
 @MANY
 @given(schedules())
 def test_every_generated_schedule_is_proved_and_ends_well(schedule: Schedule) -> None:
-    assert not prove(schedule)
-    assert ends_well(schedule, program(schedule))
-    found = timeline(schedule)
+    assert not prove_schedule(schedule)
+    assert ends_well(schedule, program_rows(schedule))
+    found = make_timeline(schedule)
     assert not found.stuck and found.length >= found.work
 
 
@@ -284,11 +295,11 @@ def test_every_broken_schedule_is_caught(schedule: Schedule, data: st.DataObject
     rows = [list(row) for row in schedule.rows]
     how = broken(data, rows[data.draw(st.integers(0, len(rows) - 1))])
     found = replace(schedule, rows=tuple(map(tuple, rows)))
-    recomputed = any(action.kind is Kind.AGAIN for row in schedule.rows for action in row)
-    caught = bool(prove(found))
+    recomputed = any(action.kind is ActionKind.AGAIN for row in schedule.rows for action in row)
+    caught = bool(prove_schedule(found))
     if found.microbatches == schedule.microbatches and not recomputed:
         # Two actions that change places may leave another good schedule; then it has to run to a good end.
-        assert caught == (not ends_well(found, program(found)))
+        assert caught == (not ends_well(found, program_rows(found)))
     if how != "swap" and not recomputed and found.microbatches == schedule.microbatches:
         assert caught
 
@@ -296,18 +307,18 @@ def test_every_broken_schedule_is_caught(schedule: Schedule, data: st.DataObject
 @MANY
 @given(schedules(), st.data())
 def test_every_broken_program_is_caught(schedule: Schedule, data: st.DataObject) -> None:
-    rows = [list(row) for row in program(schedule)]
-    assume(not any(action.kind is Kind.AGAIN for row in rows for action in row))
+    rows = [list(row) for row in program_rows(schedule)]
+    assume(not any(action.kind is ActionKind.AGAIN for row in rows for action in row))
     how = broken(data, rows[data.draw(st.integers(0, len(rows) - 1))])
-    caught = bool(prove(schedule, tuple(map(tuple, rows))))
+    caught = bool(prove_schedule(schedule, tuple(map(tuple, rows))))
     assert caught if how != "swap" else caught or ends_well(schedule, rows)
 
 
 @settings(MANY, max_examples=50)
 @given(schedules())
 def test_a_table_brings_a_schedule_back(schedule: Schedule) -> None:
-    found = read(written(schedule))
-    plain = tuple(tuple(action for action in row if action.kind is not Kind.AGAIN) for row in schedule.rows)
+    found = read_schedule(schedule_to_csv(schedule))
+    plain = tuple(tuple(action for action in row if action.kind is not ActionKind.AGAIN) for row in schedule.rows)
     assert (found.rows, found.homes) == (plain, schedule.homes)
 
 
@@ -324,24 +335,24 @@ def test_a_table_brings_a_schedule_back(schedule: Schedule) -> None:
 )
 def test_tables_with_holes_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read(text)
+        read_schedule(text)
 
 
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("1f1b", Shape(4, 4, 3), "found 3 microbatches, but 4 pipeline ranks; use at least 4 microbatches"),
-        ("1f1b", Shape(4, 3, 4), "parallel.pipeline: found 4 ranks, but only 3 stages; use at most 3 ranks, or more layers"),
-        ("1f1b", Shape(2, 4, 4), "found 2 stages on a rank, but schedule 1f1b needs 1; change schedule.virtual"),
-        ("interleaved_1f1b", Shape(2, 2, 4), "found 1 stages on a rank, but schedule interleaved_1f1b needs at least 2"),
-        ("zero_bubble_v", Shape(2, 6, 4), "schedule.virtual: found 3 stages on a rank, but schedule zero_bubble_v needs 2"),
-        ("interleaved_1f1b", Shape(2, 5, 4), "stages: 5 stages do not divide evenly over 2 pipeline ranks; use a multiple of 2"),
-        ("interleaved_1f1b", Shape(4, 8, 9), "9 microbatches in groups of 4 leave 1 for the last group, which needs at least 4"),
-        ("interleaved_1f1b", Shape(4, 8, 8, 3), "schedule.group: found 3, expected 4 .pipeline ranks. to 8 .microbatches."),
-        ("looped_bfs", Shape(2, 4, 4, rounds=3), "schedule.depth_first: found 3, which does not divide the 4 microbatches"),
-        ("shifted_critical_path", Shape(2, 2, 3), "found 3 microbatches, but schedule shifted_critical_path needs at least 4"),
+        ("1f1b", ScheduleShape(4, 4, 3), "found 3 microbatches, but 4 pipeline ranks; use at least 4 microbatches"),
+        ("1f1b", ScheduleShape(4, 3, 4), "parallel.pipeline: found 4 ranks, but only 3 stages; use at most 3 ranks, or more layers"),
+        ("1f1b", ScheduleShape(2, 4, 4), "found 2 stages on a rank, but schedule 1f1b needs 1; change schedule.virtual"),
+        ("interleaved_1f1b", ScheduleShape(2, 2, 4), "found 1 stages on a rank, but schedule interleaved_1f1b needs at least 2"),
+        ("zero_bubble_v", ScheduleShape(2, 6, 4), "schedule.virtual: found 3 stages on a rank, but schedule zero_bubble_v needs 2"),
+        ("interleaved_1f1b", ScheduleShape(2, 5, 4), "stages: 5 stages do not divide evenly over 2 pipeline ranks; use a multiple of 2"),
+        ("interleaved_1f1b", ScheduleShape(4, 8, 9), "9 microbatches in groups of 4 leave 1 for the last group, which needs at least 4"),
+        ("interleaved_1f1b", ScheduleShape(4, 8, 8, 3), "schedule.group: found 3, expected 4 .pipeline ranks. to 8 .microbatches."),
+        ("looped_bfs", ScheduleShape(2, 4, 4, rounds=3), "schedule.depth_first: found 3, which does not divide the 4 microbatches"),
+        ("shifted_critical_path", ScheduleShape(2, 2, 3), "found 3 microbatches, but schedule shifted_critical_path needs at least 4"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(name: str, shape: Shape, message: str) -> None:
+def test_shapes_that_do_not_fit_are_refused(name: str, shape: ScheduleShape, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        generate(name, shape)
+        generate_schedule(name, shape)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.layout.shard import Flat, Layout, Parameter, boxes
+from bridge.layout.shard import Flat, Layout, Parameter, boxes_of_range
 from bridge.plan import Plan
 
 DTYPES = st.sampled_from(["fp64", "fp32", "bf16", "fp16"])
@@ -86,7 +86,7 @@ def test_every_parameter_lies_in_one_flat_that_its_stages_need(layout: Layout, d
 def test_padding_is_less_than_an_element_a_rank_and_only_where_there_are_shards(layout: Layout) -> None:
     for flat in layout.flats:
         assert 0 <= flat.padded - flat.size < flat.shards
-        assert [flat.owned(index).stop for index in range(flat.shards)][-1] == flat.padded
+        assert [flat.elements_of(index).stop for index in range(flat.shards)][-1] == flat.padded
 
 
 @given(layouts())
@@ -111,7 +111,7 @@ def test_boxes_cover_a_range_in_order(shape: list[int], data: st.DataObject) -> 
     stop = data.draw(st.integers(start, size))
     places = {point: number for number, point in enumerate(product(*map(range, shape)))}
     found = []
-    for box in boxes(tuple(shape), start, stop):
+    for box in boxes_of_range(tuple(shape), start, stop):
         sides = (range(offset, offset + length) for offset, length in zip(box.offsets, box.sizes, strict=True))
         found += [places[point] for point in product(*sides)]
     assert found == list(range(start, stop))
@@ -121,7 +121,7 @@ def test_boxes_cover_a_range_in_order(shape: list[int], data: st.DataObject) -> 
 def test_slices_of_a_part_cover_it_once(layout: Layout) -> None:
     for flat in layout.flats:
         for part in (flat.split, flat.partial):
-            found = [flat.owned(index).start + place for index in range(flat.shards) for place in flat.own(part, index)]
+            found = [flat.elements_of(index).start + place for index in range(flat.shards) for place in flat.own(part, index)]
             assert found == list(part)
 
 

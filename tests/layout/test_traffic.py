@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.layout.residency import Residency, visits
+from bridge.layout.residency import Residency, stage_visits
 from bridge.layout.shard import Home, Layout, Parameter
 from bridge.layout.traffic import AGREE, GATHER, REDUCE, Traffic, step_traffic
 from bridge.plan import Plan
@@ -80,7 +80,7 @@ def test_gathers_of_many_microbatches_are_those_followed_one_by_one(shape: Layou
     residency = Residency(shape)
     for _ in range(2):
         residency.drop(index for index, flat in enumerate(shape.flats) if flat.trainable)
-        path = visits(shape) * accumulation
+        path = stage_visits(shape) * accumulation
         followed = [index for place in range(len(path)) for index in residency.due(path[place:])]
     size = sum(shape.flats[index].padded * 4 for index in followed)
     assert step_traffic(shape, accumulation, 2).get(GATHER, Traffic()) == Traffic(len(followed), size)
@@ -90,12 +90,12 @@ def test_gathers_of_many_microbatches_are_those_followed_one_by_one(shape: Layou
 def test_every_visit_finds_its_weights_and_two_buffers_suffice_to_prefetch(stages: int, weights: int, accumulation: int) -> None:
     shape = layout(stages, weights)
     residency, held = Residency(shape), dict[Home, int]()
-    path = visits(shape) * accumulation
+    path = stage_visits(shape) * accumulation
     for place, stage in enumerate(path):
         before = dict(held)
         for index in residency.due(path[place:]):
             held[shape.flats[index].weight_home] = index
-        needed = residency.needed(stage)
+        needed = residency.flats_for_stage(stage)
         assert all(held[shape.flats[index].weight_home] == index for index in needed)
         if place and stages > weights > 1:
             assert all(before.get(shape.flats[index].weight_home) == index for index in needed)

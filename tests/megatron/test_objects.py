@@ -18,7 +18,7 @@ from bridge.testing.verdicts import kind
 from compat.megatron import objects, releases
 from compat.megatron.arguments import effective, layout
 from compat.megatron.objects.fields import defaults
-from compat.megatron.runtime.real import launched
+from compat.megatron.runtime.real import launch_words
 
 Row = dict[str, Any]
 MODEL = {"num_layers": 8, "hidden_size": 256, "num_attention_heads": 8, "micro_batch_size": 1}
@@ -70,7 +70,7 @@ def test_recorded_launches_hold_what_we_say(row: Row) -> None:
         with pytest.raises(ConfigError):
             dialect.read(row["flags"], row["release"], row["ranks"])
         return
-    question, expected = launched(dialect.read(row["flags"], row["release"], row["ranks"]))
+    question, expected = launch_words(dialect.read(row["flags"], row["release"], row["ranks"]))
     assert question == {name: row[name] for name in question}
     assert len(row["holds"]) > 10
     ours = json.loads(json.dumps(expected, default=str))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from bridge.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import Comparison, compare
+from bridge.trace.comparison import Comparison, compare_runs
 from bridge.trace.filter import Filter
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 LOGS = Debug(layer_outputs=9, layer_gradients=9, param_init=9, all_param_gradients=9, param_update=9)
 
@@ -74,7 +74,7 @@ def trained(
 
 
 def held(first: Path, second: Path) -> Comparison:
-    return compare(Run.read(first), Run.read(second), every=False)
+    return compare_runs(TracedRun.read(first), TracedRun.read(second), every=False)
 
 
 def claimed(tmp_path: Path, first: dict[str, Any], second: dict[str, Any] | None = None) -> str:
@@ -238,6 +238,6 @@ def test_what_is_given_by_name_may_come_in_any_order(tmp_path: Path) -> None:
 def test_what_one_run_was_not_to_log_is_unseen(tmp_path: Path) -> None:
     found = held(trained(tmp_path / "a", filter=Filter(layers=("blocks.1",))), trained(tmp_path / "b"))
     assert found.divergence is None
-    assert Run.read(tmp_path / "a").notes == ("the log has only layers with blocks.1 in their names",)
+    assert TracedRun.read(tmp_path / "a").notes == ("the log has only layers with blocks.1 in their names",)
     odd = held(trained(tmp_path / "c", filter=Filter(kinds=("weight",), steps=range(2, 3))), trained(tmp_path / "d"))
     assert odd.divergence is None

@@ -12,12 +12,12 @@ import torch
 
 from bridge.cli import run as command
 from bridge.errors import BridgeError
-from bridge.trace.columns import Gathering, Reader
-from bridge.trace.comparison import Comparison, compare
+from bridge.trace.columns import ColumnReader, Gathering
+from bridge.trace.comparison import Comparison, compare_runs
 from bridge.trace.log import Log
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.float16)
 ABOUT = {
@@ -29,7 +29,7 @@ ABOUT = {
 }
 
 
-def drawn(folder: Path, seed: int, world: int = 2, steps: int = 4) -> Run:
+def drawn(folder: Path, seed: int, world: int = 2, steps: int = 4) -> TracedRun:
     """A run whose tensors are whole, split, copied, of several formats, kept whole or not, with and without samples, and are not
     the same in every step.
     """
@@ -52,13 +52,13 @@ def drawn(folder: Path, seed: int, world: int = 2, steps: int = 4) -> Run:
                     )
                 log.add(Name(step, "forward", "ab"[number % 2], None, "output", str(number)), local, place, level, 0)
             log.write(step)
-    return Run.read(folder)
+    return TracedRun.read(folder)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_steps_are_read_at_once_as_they_are_tensor_by_tensor(seed: int, tmp_path: Path) -> None:
     run = drawn(tmp_path, seed)
-    reader, patterns = Reader(run), set()
+    reader, patterns = ColumnReader(run), set()
     for step in run.steps:
         columns, entries = reader.columns(step), run.entries(step)
         patterns.add(id(columns.pattern))
@@ -76,12 +76,12 @@ def test_steps_are_read_at_once_as_they_are_tensor_by_tensor(seed: int, tmp_path
                 None if entry.samples is None else entry.samples.tolist()
             )
     assert len(patterns) == 2, "steps that look alike share what they have in common"
-    found = compare(run, run)
+    found = compare_runs(run, run)
     assert {line.verdict for line in found.lines} <= {"equal", "too coarse"}
     assert len(found.lines) == sum(len(run.entries(step)) for step in run.steps)
 
 
-def copied(folder: Path, odd: int | None, rate: float = 0.1) -> Run:
+def copied(folder: Path, odd: int | None, rate: float = 0.1) -> TracedRun:
     """Two data ranks with the same weights, inputs of their own, and a weight of rank `odd` that is another from step 2 on."""
     settings = {**ABOUT["settings"], "group 0.lr": rate}  # type: ignore[dict-item]
     for rank in range(2):
@@ -93,12 +93,12 @@ def copied(folder: Path, odd: int | None, rate: float = 0.1) -> Run:
             log.add(Name(step, "forward", "a", None, "output"), output, Placement.box((4, 5), (2 * rank, 0), (2, 5)), 8, rank)
             log.add(Name(step, "update", "a", None, "weight", "w"), weight, Placement.full((3, 4), ("data",)), 8)
             log.write(step, loss=3.0 - step)
-    return Run.read(folder)
+    return TracedRun.read(folder)
 
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_a_fault_on_one_rank_alone_is_located_there(odd: int, tmp_path: Path) -> None:
-    found = compare(copied(tmp_path / "bad", odd), copied(tmp_path / "good", None), every=False)
+    found = compare_runs(copied(tmp_path / "bad", odd), copied(tmp_path / "good", None), every=False)
     assert found.divergence is not None
     assert str(found.divergence.name) == "2/update/a/weight/w"
     assert found.divergence.ranks == (odd,)
@@ -121,7 +121,7 @@ def verdicts(found: Comparison) -> list[str]:
 
 def test_it_stops_at_the_first_step_that_differs_unless_all_are_asked_for(tmp_path: Path) -> None:
     both = copied(tmp_path / "bad", 0), copied(tmp_path / "good", None)
-    short, long = compare(*both, every=False), compare(*both)
+    short, long = compare_runs(*both, every=False), compare_runs(*both)
     assert (len(short.lines), short.left) == (6, (3,))
     assert (len(long.lines), long.left) == (8, ())
     assert verdicts(long)[:6] == verdicts(short)
@@ -135,7 +135,7 @@ def test_steps_that_look_otherwise_in_one_run_alone_are_matched_by_name(tmp_path
                 if (step, tensor) != (missing, "y"):
                     log.add(Name(step, "forward", "a", None, "output", tensor), torch.full((3,), 2.0), Placement.full((3,)), 5)
             log.write(step)
-    found = compare(Run.read(tmp_path / "a"), Run.read(tmp_path / "b"))
+    found = compare_runs(TracedRun.read(tmp_path / "a"), TracedRun.read(tmp_path / "b"))
     assert [(str(line.name), line.verdict) for line in found.faults] == [("2/forward/a/output/y", "only in B")]
     assert len(found.lines) == 12
 
@@ -147,7 +147,7 @@ def test_layers_are_in_the_order_in_which_they_run(tmp_path: Path) -> None:
         for layer in ("embedding", "body", "head"):
             log.add(Name(1, "forward", layer, None, "output"), torch.ones(3) * factor, Placement.full((3,)), 5)
         log.write(1)
-    found = compare(Run.read(tmp_path / "a"), Run.read(tmp_path / "b"))
+    found = compare_runs(TracedRun.read(tmp_path / "a"), TracedRun.read(tmp_path / "b"))
     assert found.first.layers == ("embedding", "unused", "body", "head")
     assert [line.name.layer for line in found.lines] == ["embedding", "body", "head"]
 
@@ -156,8 +156,8 @@ def test_tensors_that_are_alike_and_all_zeros_are_equal(tmp_path: Path) -> None:
     log = Log(tmp_path, 0, {**ABOUT, "ranks": 1})
     log.add(Name(1, "update", "a", None, "buffer", "mean"), torch.zeros(4), Placement.full((4,)), 6)
     log.write(1)
-    run = Run.read(tmp_path)
-    assert verdicts(compare(run, run)) == ["equal"]
+    run = TracedRun.read(tmp_path)
+    assert verdicts(compare_runs(run, run)) == ["equal"]
 
 
 def rewritten(path: Path, change: Any) -> None:
@@ -184,9 +184,9 @@ def test_numbers_that_are_none_are_refused_in_any_step(value: object, tmp_path: 
 
     for rank in range(2):
         rewritten(tmp_path / f"rank-0000{rank}" / "steps.jsonl", change)
-    found = Run.read(tmp_path)
+    found = TracedRun.read(tmp_path)
     if value == "1":
-        assert compare(found, found).divergence is None, "a number as text is one"
+        assert compare_runs(found, found).divergence is None, "a number as text is one"
         return
     with pytest.raises(BridgeError, match=r"step 3: .*the file is damaged"):
-        compare(found, found)
+        compare_runs(found, found)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bridge.trace.digest import digest
+from bridge.trace.digest import digest_tensor
 
 FORMATS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.int64: torch.int64}
 BITS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
@@ -24,22 +24,22 @@ def sample(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    return not torch.equal(digest(one), digest(other))
+    return not torch.equal(digest_tensor(one), digest_tensor(other))
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_every_flipped_bit_is_seen(dtype: torch.dtype) -> None:
     """2,500 places each in tensors of odd sizes: 10,000 altogether."""
     tensor, draw, unseen = sample(dtype, (37, 211)), random.Random(1), 0
-    before, words = digest(tensor), tensor.view(FORMATS[dtype]).view(-1)
+    before, words = digest_tensor(tensor), tensor.view(FORMATS[dtype]).view(-1)
     for _ in range(2500):
         place, bit = draw.randrange(len(words)), draw.randrange(BITS[words.dtype])
         mask = torch.tensor(1, dtype=torch.int64).bitwise_left_shift(bit).to(words.dtype)
         words[place] ^= mask
-        unseen += bool(torch.equal(digest(tensor), before))
+        unseen += bool(torch.equal(digest_tensor(tensor), before))
         words[place] ^= mask
     assert unseen == 0
-    assert torch.equal(digest(tensor), before)
+    assert torch.equal(digest_tensor(tensor), before)
 
 
 @pytest.mark.parametrize("dtype", [*FORMATS, torch.float64], ids=str)
@@ -77,12 +77,12 @@ def test_nans_count_and_hash_alike() -> None:
     tensor, other = sample(torch.float32, (50,)), sample(torch.float32, (50,))
     tensor[7], other[7] = float("nan"), float("nan")
     other.view(torch.int32)[7] ^= 0x7
-    assert torch.equal(digest(tensor), digest(other))
-    assert digest(tensor)[1] == 1
+    assert torch.equal(digest_tensor(tensor), digest_tensor(other))
+    assert digest_tensor(tensor)[1] == 1
     other[7] = 0.0
     assert differ(tensor, other)
     infinite = torch.tensor([float("inf"), float("-inf")])
-    assert digest(infinite)[1] == 0
+    assert digest_tensor(infinite)[1] == 0
     assert differ(infinite, -infinite)
 
 
@@ -92,14 +92,14 @@ def test_only_the_values_count(size: int, offset: int, dtype: torch.dtype) -> No
     """Where a tensor lies, and with which strides, does not."""
     long = sample(torch.float32, (size + offset,)).to(dtype)
     part = long[offset:]
-    assert torch.equal(digest(part), digest(part.clone()))
+    assert torch.equal(digest_tensor(part), digest_tensor(part.clone()))
     strided = torch.stack([part, part], dim=-1)[..., 0]
-    assert torch.equal(digest(strided), digest(part))
+    assert torch.equal(digest_tensor(strided), digest_tensor(part))
 
 
 def test_digests_are_the_same_everywhere() -> None:
     """The numbers themselves: runs on other machines and releases must agree."""
-    assert digest(torch.arange(5000)).tolist() == GOLDEN
+    assert digest_tensor(torch.arange(5000)).tolist() == GOLDEN
 
 
 GOLDEN = [-3423896053374503798, 0]

@@ -22,15 +22,15 @@ from torch.nn.utils import clip_grad_norm_
 from bridge.cli import run as command
 from bridge.plan import Debug
 from bridge.trace import attach, running
-from bridge.trace.findings import Finding, Findings
-from bridge.trace.following import Follower, Step, words
+from bridge.trace.findings import Findings, TraceFinding
+from bridge.trace.following import Follower, Step, step_text
 from bridge.trace.log import Log
 from bridge.trace.pages import series
-from bridge.trace.pages.series import Told
+from bridge.trace.pages.series import FindingOfFile
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 
-FOUND = Finding("gradient-stale", 2, "head; rm -rf $HOME", "3 of 3 gradients")
+FOUND = TraceFinding("gradient-stale", 2, "head; rm -rf $HOME", "3 of 3 gradients")
 
 
 def step(log: Log, number: int, loss: float | None = 1.5) -> None:
@@ -48,7 +48,7 @@ def test_steps_and_findings_come_once_each_in_order(tmp_path: Path) -> None:
         step(log, number)
     findings.add([FOUND], aloud=False)
     first = list(follower.new())
-    assert [type(one) for one in first] == [Step, Told, Step]
+    assert [type(one) for one in first] == [Step, FindingOfFile, Step]
     assert first[0] == Step(1, 1.5, {"gradients": 1.0}, False)
     assert list(follower.new()) == []
     step(log, 3, None)
@@ -56,7 +56,7 @@ def test_steps_and_findings_come_once_each_in_order(tmp_path: Path) -> None:
     with lines.open("a") as file:
         file.write('{"step": 4, "rank": 0, "records": [')
     (third,) = follower.new()
-    assert isinstance(third, Step) and words(third) == "step 3: norm of gradients 3"
+    assert isinstance(third, Step) and step_text(third) == "step 3: norm of gradients 3"
     again = Log(tmp_path, 0, {"layers": ["a"]})
     step(again, 1)
     assert [one.number for one in follower.new() if isinstance(one, Step)] == [1], "a run that begins anew is followed from there"
@@ -73,7 +73,7 @@ def test_the_norm_of_gradients_is_that_before_clipping(tmp_path: Path) -> None:
         {"gradients": 10.0, "clipped gradients": 1.0},
         {"gradients in the update": 1.0},
     ]
-    found = series.read(tmp_path).norms
+    found = series.read_series(tmp_path).norms
     assert {name: [None if np.isnan(one) else float(one) for one in norms] for name, norms in found.items()} == {
         "gradients": [1.0, 10.0, None],
         "clipped gradients": [1.0, 1.0, None],
@@ -170,20 +170,20 @@ def test_nothing_to_watch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_note_says_whether_a_run_goes_on(tmp_path: Path) -> None:
-    assert not running.alive(tmp_path)
-    ended = running.mark(tmp_path)
-    assert running.alive(tmp_path)
+    assert not running.is_alive(tmp_path)
+    ended = running.mark_process(tmp_path)
+    assert running.is_alive(tmp_path)
     ended()
-    assert not running.alive(tmp_path)
+    assert not running.is_alive(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for host, expected in ((socket.gethostname(), False), ("elsewhere", True)):
         (tmp_path / running.FILE).write_text(json.dumps({"pid": gone.pid, "host": host}))
-        assert running.alive(tmp_path) is expected, "of another host nobody can tell"
+        assert running.is_alive(tmp_path) is expected, "of another host nobody can tell"
 
 
 def test_findings_are_a_sequence() -> None:
-    findings, other = Findings(said=False), Finding("decay-on-norms", 1, "norm", "")
+    findings, other = Findings(said=False), TraceFinding("decay-on-norms", 1, "norm", "")
     assert not findings and len(findings) == 0 and list(findings) == [] and repr(findings) == "Findings([])"
     findings.add([FOUND, FOUND, other])
     assert findings and len(findings) == 2 and list(findings) == [FOUND, other] == findings[:] and other in findings
@@ -197,7 +197,7 @@ def test_a_command_gets_each_finding_on_its_stdin_without_a_shell(tmp_path: Path
     keep = tmp_path / "keep.py"
     keep.write_text("import sys\nopen(sys.argv[1], 'a').write(sys.stdin.read())\n")
     findings = Findings(None, f"{sys.executable} {keep} '{tmp_path / 'with blank'}'")
-    findings.add([FOUND, FOUND, Finding("decay-on-norms", 1, "norm", "")], aloud=False)
+    findings.add([FOUND, FOUND, TraceFinding("decay-on-norms", 1, "norm", "")], aloud=False)
     rows = [json.loads(line) for line in (tmp_path / "with blank").read_text().splitlines()]
     assert [row["id"] for row in rows] == ["gradient-stale", "decay-on-norms"]
     assert rows[0]["where"] == FOUND.where and rows[0]["meaning"] == FOUND.meaning
@@ -283,7 +283,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_loss_is_what_backward_was_called_with(tmp_path: Path) -> None:
     from bridge.plan import Debug
-    from bridge.trace.run import Run
+    from bridge.trace.run import TracedRun
 
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -297,6 +297,6 @@ def test_a_loss_is_what_backward_was_called_with(tmp_path: Path) -> None:
         optimizer.step()
         losses.append(sum(half.item() for half in halves))
     tracer.remove()
-    (lines,) = Run.read(tmp_path).lines.values()
+    (lines,) = TracedRun.read(tmp_path).lines.values()
     assert [lines[number].read().loss for number in range(4)] == [None, *map(pytest.approx, losses)]
-    assert not running.alive(tmp_path) and not (tmp_path / running.FILE).exists()
+    assert not running.is_alive(tmp_path) and not (tmp_path / running.FILE).exists()

@@ -14,17 +14,17 @@ from bridge.cli import run as command
 from bridge.errors import BridgeError
 from bridge.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare
+from bridge.trace.comparison import compare_runs
 from bridge.trace.keeping import Keep
 from bridge.trace.log import Log
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 DEBUG = Debug(layer_outputs=6, layer_gradients=6, param_init=6, all_param_gradients=6, param_update=6)
 
 
-def trained(folder: Path, keep: Keep, steps: int = 12, scale: float = 1.0) -> Run:
+def trained(folder: Path, keep: Keep, steps: int = 12, scale: float = 1.0) -> TracedRun:
     """Plain torch with Adam, whose logs are thinned."""
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.ReLU(), torch.nn.Linear(6, 2))
@@ -36,25 +36,25 @@ def trained(folder: Path, keep: Keep, steps: int = 12, scale: float = 1.0) -> Ru
         torch.autograd.backward(loss * (scale if step == 7 else 1.0))
         optimizer.step()
     tracer.remove()
-    return Run.read(folder)
+    return TracedRun.read(folder)
 
 
 def test_every_third_step(tmp_path: Path) -> None:
     one, other = (trained(tmp_path / name, Keep(every=3)) for name in "ab")
     assert [step for step in one.steps if one.entries(step)] == [0, 3, 6, 9, 12]
     assert one.notes == ("the log has only one of every 3 steps",)
-    found = compare(one, other)
+    found = compare_runs(one, other)
     assert found.divergence is None and {line.name.step for line in found.lines} == {0, 3, 6, 9, 12}
 
 
 def test_updates_between_logged_steps_are_no_fault(tmp_path: Path) -> None:
     """One run logs all steps, the other a part of them; Adam cannot be followed over the gaps."""
     dense, thin = trained(tmp_path / "a", Keep()), trained(tmp_path / "b", Keep(every=4))
-    for found in (compare(dense, thin), compare(thin, dense)):
+    for found in (compare_runs(dense, thin), compare_runs(thin, dense)):
         assert found.divergence is None and len(found.lines) > 20
-        assert {line.name.step for line in found.lines} == set(thin.logged) == {0, 4, 8, 12}
+        assert {line.name.step for line in found.lines} == set(thin.steps_with_all_tensors) == {0, 4, 8, 12}
     bad = trained(tmp_path / "c", Keep(every=4), scale=1.5)
-    parted = compare(bad, thin).divergence
+    parted = compare_runs(bad, thin).divergence
     assert parted is not None and str(parted.name).startswith("8/backward/")
 
 
@@ -66,9 +66,9 @@ def test_a_budget_is_kept_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixt
     spent = sum(path.stat().st_size for path in (tmp_path / "thin").rglob("*") if path.is_file())
     assert size // 8 < spent <= size // 4 + 2000, "all but the head"
     assert any("one of every 2 steps is logged" in said for said in caplog.messages)
-    assert len(thin.logged) < len(thin.steps) and len(thin.notes) == 1
-    found = compare(thin, whole)
-    assert found.divergence is None and {line.name.step for line in found.lines} == set(thin.logged)
+    assert len(thin.steps_with_all_tensors) < len(thin.steps) and len(thin.notes) == 1
+    found = compare_runs(thin, whole)
+    assert found.divergence is None and {line.name.step for line in found.lines} == set(thin.steps_with_all_tensors)
     assert command(["trace", "diff", str(tmp_path / "thin"), str(tmp_path / "whole")]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first == f"A: {thin.notes[0]}" and "because of its budget of" in first
@@ -77,11 +77,11 @@ def test_a_budget_is_kept_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_a_step_that_does_not_fit_ends_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = trained(tmp_path, Keep(budget=9000), 6)
     assert "does not fit into the 9000 bytes that rank 0 may write" in caplog.text
-    assert run.steps[-1] < 6 and run.steps[-1] not in run.logged
+    assert run.steps[-1] < 6 and run.steps[-1] not in run.steps_with_all_tensors
     assert "because of its budget of 9000 bytes" in run.notes[0]
 
 
-def sharded(folder: Path, world: int, keep: Keep, odd: bool = False) -> Run:
+def sharded(folder: Path, world: int, keep: Keep, odd: bool = False) -> TracedRun:
     """Each rank has rows of an output, and a weight that all have."""
     about = {"layers": ["a"], "mesh": {"data": world}, "formats": ["float32"], "settings": {"optimizer": "SGD"}, **keep.about()}
     for rank in range(world):
@@ -95,14 +95,14 @@ def sharded(folder: Path, world: int, keep: Keep, odd: bool = False) -> Run:
                 log.add(Name(step, "forward", "a", None, "output"), whole[size * rank : size * (rank + 1)], rows, 9, rank)
                 log.add(Name(step, "update", "a", None, "weight", "w"), whole, Placement.full((8, 3), ("data",)), 9)
             log.write(step)
-    return Run.read(folder)
+    return TracedRun.read(folder)
 
 
 def test_ranks_that_do_not_log_are_unseen(tmp_path: Path) -> None:
     some, alone = sharded(tmp_path / "some", 4, Keep(ranks=(1, 2))), sharded(tmp_path / "one", 1, Keep())
     assert some.notes == ("the log has only rank 1, 2",)
-    assert compare(some, alone).divergence is None and compare(alone, some).divergence is None
-    parted = compare(sharded(tmp_path / "bad", 4, Keep(ranks=(1, 2)), odd=True), alone).divergence
+    assert compare_runs(some, alone).divergence is None and compare_runs(alone, some).divergence is None
+    parted = compare_runs(sharded(tmp_path / "bad", 4, Keep(ranks=(1, 2)), odd=True), alone).divergence
     assert parted is not None and str(parted.name) == "2/forward/a/output"
 
 

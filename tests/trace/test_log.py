@@ -22,7 +22,7 @@ from bridge.errors import BridgeError
 from bridge.trace.log import Log
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 SIZE = 20_000
 WRITER = """
@@ -56,7 +56,7 @@ def test_a_killed_run_reads_up_to_its_last_whole_step(tmp_path: Path, turn: int)
         time.sleep(0.003)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
-    run = Run.read(tmp_path)
+    run = TracedRun.read(tmp_path)
     assert len(run.steps) > 3 + turn and run.steps == tuple(range(len(run.steps)))
     for step in run.steps:
         found = run.entries(step)
@@ -70,9 +70,9 @@ def test_a_torn_line_is_left_out_and_written_over(tmp_path: Path) -> None:
         write(log, step)
     lines = tmp_path / "rank-00000" / "steps.jsonl"
     lines.write_bytes(lines.read_bytes()[:-40])
-    assert Run.read(tmp_path).steps == (0, 1)
+    assert TracedRun.read(tmp_path).steps == (0, 1)
     write(Log(tmp_path, 0), 2)
-    assert Run.read(tmp_path).steps == (0, 1, 2)
+    assert TracedRun.read(tmp_path).steps == (0, 1, 2)
 
 
 def test_a_run_that_begins_anew_replaces_what_comes_after(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_run_that_begins_anew_replaces_what_comes_after(tmp_path: Path) -> Non
     for step in range(5):
         write(log, step)
     write(Log(tmp_path, 0), 2)
-    assert Run.read(tmp_path).steps == (0, 1, 2)
+    assert TracedRun.read(tmp_path).steps == (0, 1, 2)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_without_room_one_warning_and_the_steps_before(tmp_path: Path, little_ro
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write(log, 2)
-    assert Run.read(tmp_path).steps == (0,)
+    assert TracedRun.read(tmp_path).steps == (0,)
 
 
 def test_without_room_a_strict_log_raises(tmp_path: Path, little_room: None) -> None:
@@ -131,7 +131,7 @@ def logged(tmp_path: Path) -> Path:
 
 def everything(run: Path) -> list[torch.Tensor | None]:
     """What its log has of values."""
-    found = Run.read(run)
+    found = TracedRun.read(run)
     return [entry.samples for step in found.steps for entry in found.entries(step)]
 
 

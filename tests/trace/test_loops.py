@@ -14,10 +14,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from bridge.plan import Debug
 from bridge.trace import attach
-from bridge.trace.comparison import compare
-from bridge.trace.findings import Finding
+from bridge.trace.comparison import compare_runs
+from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.gradients import Reduced
-from bridge.trace.run import Run
+from bridge.trace.run import TracedRun
 
 LOGS = Debug(layer_outputs=5, layer_gradients=5, param_init=5, all_param_gradients=5, param_update=5, tensor_parallel=True)
 Loop = Callable[[nn.Module, Any], list[float]]
@@ -52,7 +52,7 @@ def steps(model: nn.Module, optimizer: Any) -> list[float]:
     return losses
 
 
-def found(folder: Path, build: Callable[[], nn.Module], made: Callable[[nn.Module], Any], loop: Loop) -> list[Finding]:
+def found(folder: Path, build: Callable[[], nn.Module], made: Callable[[nn.Module], Any], loop: Loop) -> list[TraceFinding]:
     """What trace finds in the loop; that its losses and weights are the same without it is asserted."""
     results = []
     for watched in (False, True):
@@ -70,7 +70,7 @@ def found(folder: Path, build: Callable[[], nn.Module], made: Callable[[nn.Modul
     return tracer.findings.found
 
 
-def faults(findings: list[Finding]) -> list[str]:
+def faults(findings: list[TraceFinding]) -> list[str]:
     return [f"{finding.id} {finding.step}" for finding in findings if finding.severity == "fault" or finding.id == "check-ended"]
 
 
@@ -233,7 +233,7 @@ def test_an_optimizer_that_takes_over_is_followed_and_said(tmp_path: Path) -> No
     assert [(finding.id, finding.step, finding.evidence) for finding in alarms if finding.id != "data-repeated"] == [
         ("optimizer-replaced", 5, "AdamW by AdamW")
     ]
-    assert Run.read(tmp_path).steps == tuple(range(9))
+    assert TracedRun.read(tmp_path).steps == tuple(range(9))
 
 
 def test_an_optimizer_of_a_part_that_another_one_holds_changes_weights_and_takes_nothing_over(tmp_path: Path) -> None:
@@ -255,8 +255,8 @@ def test_what_a_run_found_in_itself_is_the_cause_where_its_twin_did_not(tmp_path
 
     for name, loop in (("once", once), ("twice", twice)):
         found(tmp_path / name, small, lambda model: adam(model.parameters()), loop)
-    runs = Run.read(tmp_path / "twice"), Run.read(tmp_path / "once")
-    for label, told in zip("AB", (compare(*runs, every=False), compare(*reversed(runs), every=False)), strict=True):
+    runs = TracedRun.read(tmp_path / "twice"), TracedRun.read(tmp_path / "once")
+    for label, told in zip("AB", (compare_runs(*runs, every=False), compare_runs(*reversed(runs), every=False)), strict=True):
         diagnosis = told.diagnosis
         assert diagnosis is not None
         assert diagnosis.claim.startswith(f"in {label}, another optimizer takes over")
@@ -281,7 +281,7 @@ def test_an_optimizer_of_what_was_frozen_steps_beside_the_first(tmp_path: Path) 
     alarms = found(tmp_path, small, lambda model: adam(model[0].parameters()), loop)  # type: ignore[index]
     assert {finding.id for finding in alarms} == {"not-in-optimizer"}  # until the second one is there
     # The second one is met as it steps for the first time, when the first one's step is over.
-    assert Run.read(tmp_path).steps == tuple(range(9))
+    assert TracedRun.read(tmp_path).steps == tuple(range(9))
 
 
 def microbatches(every: int) -> Loop:
@@ -302,7 +302,7 @@ def microbatches(every: int) -> Loop:
 def test_steps_after_another_number_of_passes_are_named_as_that(tmp_path: Path) -> None:
     for every in (1, 2):
         found(tmp_path / str(every), small, lambda model: adam(model.parameters()), microbatches(every))
-    told = compare(Run.read(tmp_path / "1"), Run.read(tmp_path / "2"), every=False).diagnosis
+    told = compare_runs(TracedRun.read(tmp_path / "1"), TracedRun.read(tmp_path / "2"), every=False).diagnosis
     assert told is not None
     assert told.claim == "the optimizer steps after 1 pass in A, and after 2 passes in B"
     assert told.evidence == ("step 1 has 1 pass in A, and 2 passes in B",)
@@ -338,7 +338,7 @@ def test_a_step_within_a_step_is_one_step(fails: int, tmp_path: Path) -> None:
         return losses
 
     assert faults(found(tmp_path, small, lambda model: Nested(model.parameters(), 1e-2, weight_decay=0.0), loop)) == []
-    assert Run.read(tmp_path).steps == tuple(range(6 - bool(fails)))
+    assert TracedRun.read(tmp_path).steps == tuple(range(6 - bool(fails)))
 
 
 class Words(nn.Module):
@@ -409,7 +409,7 @@ def test_what_a_model_keeps_between_passes_is_as_if_nobody_had_looked_for_the_fu
     assert faults(found(tmp_path, Counting, lambda model: adam(model.parameters()), loop)) == []
 
 
-@pytest.mark.parametrize("point", ["row", "later", "judged", "local", "backward", "_left", "start", "ended"])
+@pytest.mark.parametrize("point", ["row", "later", "judge_rows", "local", "backward", "_add_gradient_sketch", "start", "end_step"])
 def test_a_check_that_fails_itself_is_said_and_left_out(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: Any) -> Any:
         raise KeyError("a mistake of ours")

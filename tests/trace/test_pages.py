@@ -16,8 +16,8 @@ import torch
 
 from bridge.cli import run as command
 from bridge.trace.log import Log
-from bridge.trace.pages.series import read
-from bridge.trace.pages.svg import Curve, Map, chart, drawn
+from bridge.trace.pages.series import read_series
+from bridge.trace.pages.svg import Curve, Map, draw_chart, draw_map
 from bridge.trace.placement import Placement
 from bridge.trace.record import Name
 
@@ -95,7 +95,7 @@ def test_a_page_holds_what_was_logged(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", layers, 6, spike=4, ranks=2)
     found_in(folder, step=4, where="layers.2.w", evidence="3 of 3 are old", ranks=[1])
     found_in(folder, id="decay-on-norms", severity="remark")
-    series = read(folder)
+    series = read_series(folder)
     assert np.allclose(series.losses[:, 0], [5.0 / step for step in range(1, 7)])
     assert np.allclose(series.sizes[0, :, 3], [2.0, 4.0, 6.0, 8.0]) and np.allclose(series.sizes[1, 2, 3], 900.0)
     page = page_of(folder, out=tmp_path / "page.html")
@@ -129,10 +129,10 @@ def test_long_runs_make_small_pictures() -> None:
     steps, layers = range(1000), [f"layers.{number}" for number in range(500)]
     levels = np.random.default_rng(1).integers(-1, 5, (500, 1000)).astype(np.int8)
     frames = [("layers.333", 777, "here")]
-    assert len(drawn(Map("all", layers, steps, levels, frames))) < 400_000
+    assert len(draw_map(Map("all", layers, steps, levels, frames))) < 400_000
     values = np.sin(np.arange(1000.0))
     values[500] = 99.0
-    text = chart("loss", [Curve("a", steps, values)], {})
+    text = draw_chart("loss", [Curve("a", steps, values)], {})
     assert len(text) < 20_000
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", re.findall(r'class="line line0"[^>]* d="([^"]*)"', text)[0])]
     assert min(heights) == 16.0, "one step in 1,000 that stands out is drawn"
@@ -141,14 +141,14 @@ def test_long_runs_make_small_pictures() -> None:
 def test_a_bin_shows_its_worst_cell() -> None:
     levels = np.zeros((200, 600), np.int8)
     levels[133, 444] = 4
-    text = drawn(Map("all", [f"l{number}" for number in range(200)], range(600), levels))
+    text = draw_map(Map("all", [f"l{number}" for number in range(200)], range(600), levels))
     assert len(re.findall(r'class="cell level4"', text)) == 1
     assert "1 of 7680 cells have level 2 or more" in text
 
 
 def test_values_that_are_not_finite_are_named() -> None:
-    text = chart("loss", [Curve("a", range(4), np.array([1.0, np.nan, np.inf, 2.0]))], {})
-    assert text.count(">NaN<") == 1 and chart("loss", [Curve("a", range(2), np.full(2, np.nan))], {}) == ""
+    text = draw_chart("loss", [Curve("a", range(4), np.array([1.0, np.nan, np.inf, 2.0]))], {})
+    assert text.count(">NaN<") == 1 and draw_chart("loss", [Curve("a", range(2), np.full(2, np.nan))], {}) == ""
 
 
 def browser() -> str | None:
@@ -193,6 +193,6 @@ def test_a_browser_shows_a_page_light_and_dark(pictured: Callable[..., bytes], t
 def test_numbers_at_an_axis_do_not_read_alike() -> None:
     """A norm that hardly changes had the same four digits at all of its lines."""
     values = np.array([36.9601, 36.9602, 36.9604])
-    page = chart("norm", [Curve("a", [1, 2, 3], values)], {})
+    page = draw_chart("norm", [Curve("a", [1, 2, 3], values)], {})
     told = re.findall(r'<text class="at"[^>]*>([^<]*)</text>', page)
     assert (told[0], told[-1]) == ("36.9601", "36.9604") and len(set(told)) == 3

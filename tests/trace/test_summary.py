@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bridge.trace.placement import Placement
-from bridge.trace.summary import Summary, measure, sampled, take
+from bridge.trace.summary import Summary, measure_statistics, sample_indices, take_samples
 
 QUIET = settings(max_examples=100, derandomize=True, database=None, deadline=None)
 
@@ -41,7 +41,7 @@ def test_parts_cover_the_whole_once(cut: tuple[tuple[int, ...], list[Placement]]
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     assert sorted(torch.cat([placement.places() for placement in placements]).tolist()) == list(range(prod(shape)))
     parts = [part_of(whole, placement) for placement in placements]
-    merged, straight = Summary.merged(Summary.of(measure(part)) for part in parts), Summary.of(measure(whole))
+    merged, straight = Summary.merge_parts(Summary.of(measure_statistics(part)) for part in parts), Summary.of(measure_statistics(whole))
     assert (merged.count, merged.low, merged.high) == (straight.count, straight.low, straight.high)
     for name in ("mean", "std", "norm"):
         assert getattr(merged, name) == pytest.approx(getattr(straight, name), rel=1e-12, abs=1e-12)
@@ -54,31 +54,31 @@ def test_parts_cover_the_whole_once(cut: tuple[tuple[int, ...], list[Placement]]
 def test_samples_are_those_of_the_whole(cut: tuple[tuple[int, ...], list[Placement]], level: int) -> None:
     shape, placements = cut
     whole = torch.arange(prod(shape)).view(shape)
-    found = torch.full_like(sampled(shape, level), -1)
+    found = torch.full_like(sample_indices(shape, level), -1)
     for placement in placements:
-        numbers, values = take(part_of(whole, placement), placement, level)
+        numbers, values = take_samples(part_of(whole, placement), placement, level)
         found[numbers] = values
-    assert torch.equal(found, sampled(shape, level))
+    assert torch.equal(found, sample_indices(shape, level))
     assert len(found) <= 2 ** (level - 3)
 
 
 def test_what_is_not_finite_is_counted_apart() -> None:
     tensor = torch.tensor([1.0, math.nan, -3.0, math.inf, -math.inf, math.nan])
-    found = Summary.of(measure(tensor))
+    found = Summary.of(measure_statistics(tensor))
     assert (found.count, found.nans, found.infs, found.finite) == (6, 2, 2, 2)
     assert (found.mean, found.low, found.high) == (-1.0, -3.0, 1.0)
     assert found.norm == pytest.approx(math.sqrt(10))
-    nothing = Summary.of(measure(torch.tensor([math.nan])))
+    nothing = Summary.of(measure_statistics(torch.tensor([math.nan])))
     assert nothing.nans == 1
     assert math.isnan(nothing.mean)
-    assert Summary.merged([nothing, found]).mean == -1.0
-    assert Summary.of(measure(torch.zeros(0))) == Summary.merged([])
+    assert Summary.merge_parts([nothing, found]).mean == -1.0
+    assert Summary.of(measure_statistics(torch.zeros(0))) == Summary.merge_parts([])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool], ids=str)
 def test_short_formats_do_not_overflow(dtype: torch.dtype) -> None:
     tensor = torch.ones(70_000).to(dtype) * (200 if dtype is not torch.bool else True)
-    found = Summary.of(measure(tensor))
+    found = Summary.of(measure_statistics(tensor))
     assert found.mean == float(tensor[0])
     assert found.norm == pytest.approx(float(tensor[0]) * math.sqrt(70_000), rel=1e-6)
 
@@ -89,4 +89,4 @@ def test_short_formats_do_not_overflow(dtype: torch.dtype) -> None:
 )
 def test_samples_lie_apart(shape: tuple[int, ...], level: int, places: list[int]) -> None:
     """The step shrinks until no dimension divides it: 8 of 32 would always hit the first column, 7 does not."""
-    assert sampled(shape, level).tolist() == places
+    assert sample_indices(shape, level).tolist() == places

@@ -15,7 +15,7 @@ from bridge.config import fields
 from bridge.dialect import Config, Dialect
 from bridge.errors import BridgeError
 from bridge.testing import configs, mutations
-from bridge.testing.verdicts import drawn
+from bridge.testing.verdicts import draw_examples
 from bridge.translation import translate
 
 COUNT = int(os.environ.get("STAGEBRIDGE_EXAMPLES", "1000"))
@@ -42,7 +42,7 @@ def disagreements(examples: list[Config], real: Ask) -> tuple[Counter[str], int]
 
 
 def test_generated_configs_are_accepted_with_equal_values(release: Any, real: Ask) -> None:
-    examples = drawn(configs(release.dialect, release.version), COUNT)
+    examples = draw_examples(configs(release.dialect, release.version), COUNT)
     assert len(examples) >= COUNT
     found, asked = disagreements(examples, real)
     assert not found, found.most_common(5)
@@ -55,7 +55,7 @@ def test_translations_are_accepted_with_equal_values(release: Any, real: Ask, so
         pytest.skip("its own configs are above")
     if not _said(compat.load(source)) & _said(release.dialect):
         pytest.skip("a config of the one says nothing that one of the other can say")
-    results = [_translated(config, release, tmp_path) for config in drawn(configs(compat.load(source)), TRANSLATED)]
+    results = [_translated(config, release, tmp_path) for config in draw_examples(configs(compat.load(source)), TRANSLATED)]
     examples = [config for config in results if config is not None]
     assert len(examples) > TRANSLATED / 5
     found, _ = disagreements(examples, real)
@@ -81,11 +81,11 @@ def _translated(config: Config, release: Any, folder: Path) -> Config | None:
 def test_edits_are_refused_by_name_or_mean_the_same(release: Any, real: Ask) -> None:
     """What we still read after an edit, the release accepts with equal values."""
     accepted = []
-    for mutation in drawn(mutations(release.dialect, release.version), COUNT):
+    for mutation in draw_examples(mutations(release.dialect, release.version), COUNT):
         try:
             read = mutation.read()
         except BridgeError as error:
-            assert mutation.named_in(error), (mutation.key, mutation.value, str(error))
+            assert mutation.is_named_by(error), (mutation.key, mutation.value, str(error))
         else:
             assert read.effective == mutation.config.effective, (mutation.key, mutation.value)
             accepted.append(read)

@@ -48,16 +48,16 @@ def demo(
     A rank that is silent is named after `silence` seconds, and given up after `timeout` seconds;
     None: the default limits.
     """
-    _make(folder)
+    _make_folder(folder)
     write_all(
         {
-            folder / LAUNCH: launch(),
-            **{folder / name: bundled(name) for name in ("zero3.json", "args.json")},
+            folder / LAUNCH: launch_text(),
+            **{folder / name: bundled_text(name) for name in ("zero3.json", "args.json")},
         }
     )
-    result = convert.translated(_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar())
+    result = convert.translate_job(_demo_job(folder / LAUNCH), stacks.load("deepspeed"), None, Sidecar())
     texts = {
-        **convert.files(result, folder / TARGET, with_carry=True),
+        **convert.files_to_write(result, folder / TARGET, with_carry=True),
         folder / "report.json": json.dumps(report.as_json(result), indent=2, allow_nan=False)
         + "\n",
     }
@@ -65,34 +65,34 @@ def demo(
     out = console(sys.stdout)
     printed.text(result, out, files=tuple(texts))
     # From the files, as a user would: what was not written cannot come back.
-    there = _job(folder / TARGET)
-    back = convert.translated(
+    there = _demo_job(folder / TARGET)
+    back = convert.translate_job(
         there, result.source.dialect, result.source.version, convert.sidecar_of(there)
     )
-    write_all(convert.files(back, folder / BACK, with_carry=False))
-    _tell(folder, result.source, back.config, out)
+    write_all(convert.files_to_write(back, folder / BACK, with_carry=False))
+    _print_demo(folder, result.source, back.config, out)
     if train:
         from bridge.cli.demo import training
 
-        training.train(lift(result.config), folder, out, silence, timeout)
+        training.train_demo(lift(result.config), folder, out, silence, timeout)
     return Exit.CLEAN
 
 
-def launch() -> str:
+def launch_text() -> str:
     """Return the text of the bundled launch."""
-    return bundled(LAUNCH)
+    return bundled_text(LAUNCH)
 
 
-def bundled(name: str) -> str:
+def bundled_text(name: str) -> str:
     """Return the text of a bundled file."""
     return files("bridge.cli.demo").joinpath(name).read_text(encoding="utf-8")
 
 
-def _job(file: Path) -> Job:
+def _demo_job(file: Path) -> Job:
     return Job(str(file), world_size=RANKS)
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -101,7 +101,7 @@ def _make(folder: Path) -> None:
         ) from None
 
 
-def _tell(folder: Path, source: Config, back: Config, out: Console) -> None:
+def _print_demo(folder: Path, source: Config, back: Config, out: Console) -> None:
     if back.given != source.given:
         raise TranslationError(
             f"{folder}: the conversion back did not restore {LAUNCH}; this is a defect, please report it"

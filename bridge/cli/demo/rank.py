@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bridge import comm
-from bridge.cli.train import end
+from bridge.cli.train import end_process
 from bridge.engine.backend import BACKEND as NATIVE
 from bridge.engine.checkpoint import LATEST
 from bridge.engine.training import Report, Training
@@ -33,7 +33,7 @@ def main(plan: str, path: str, steps: str, more: str, limits: str) -> None:
     _say(training, training.steps(first + again))
     world = training.engine.comm.world.size
     training.engine.close()
-    end(world)
+    end_process(world)
 
 
 def warm(*arguments: str) -> None:

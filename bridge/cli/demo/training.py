@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bridge.cli.local import ranks
+from bridge.cli.local import run_ranks
 from bridge.engine.fit import fit
 from bridge.errors import BridgeError
 from bridge.extras import engine_lacks
@@ -35,7 +35,7 @@ FALL = 0.8
 Row = dict[str, Any]
 
 
-def train(
+def train_demo(
     plan: Plan,
     folder: Path,
     out: Console,
@@ -53,7 +53,7 @@ def train(
             markup=False,
         )
         return
-    small, changes = _small(plan)
+    small, changes = _shrink_plan(plan)
     parallel = f"data {small.parallel.data} x tensor {small.parallel.tensor}"
     out.print(
         f"\nTraining the plan on {RANKS} local ranks ({parallel}), a small GPT on bundled text. Values changed to fit:",
@@ -64,9 +64,9 @@ def train(
     # A checkpoint of an earlier demo would be resumed.
     shutil.rmtree(folder / RUN, ignore_errors=True)
     limits = json.dumps([silence, timeout])
-    first = _run("train", small, folder / RUN, STEPS + MORE, limits, out)
-    again = _run("resume", small, folder / RUN, MORE, limits, out)
-    _check(first, again)
+    first = _run_ranks("train", small, folder / RUN, STEPS + MORE, limits, out)
+    again = _run_ranks("resume", small, folder / RUN, MORE, limits, out)
+    _check_equal(first, again)
     before, after = first[0]["loss"], first[STEPS - 1]["loss"]
     out.print(
         f"\nLoss {before:.3f} -> {after:.3f} in {STEPS} steps, saved to {folder / RUN}.",
@@ -85,7 +85,7 @@ def train(
     )
 
 
-def _small(plan: Plan) -> tuple[Plan, list[str]]:
+def _shrink_plan(plan: Plan) -> tuple[Plan, list[str]]:
     """Return the plan for two ranks and a small model, and a line for each changed value."""
     fitted, findings = fit(plan, RANKS, PRESETS["tiny"])
     values = {
@@ -105,12 +105,12 @@ def _small(plan: Plan) -> tuple[Plan, list[str]]:
     ]
 
 
-def _run(what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Console) -> list[Row]:
+def _run_ranks(what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Console) -> list[Row]:
     """Run the ranks once and print each step when it is done. Returns all steps."""
     text = plan.model_dump_json(exclude_none=True)
-    lines = ranks(RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE), limits)
+    lines = run_ranks(RANKS, "bridge.cli.demo.rank", text, str(folder), str(STEPS), str(MORE), limits)
     rows = (json.loads(line) for line in lines if line.startswith("{"))
-    shown = list(_bar(what, rows, steps, out) if sys.stdout.isatty() else _lines(rows, out))
+    shown = list(_show_bar(what, rows, steps, out) if sys.stdout.isatty() else _print_rows(rows, out))
     if len(shown) != steps:
         raise BridgeError(
             f"demo: {what} made {len(shown)} steps, expected {steps}; this is a defect, please report it"
@@ -118,13 +118,13 @@ def _run(what: str, plan: Plan, folder: Path, steps: int, limits: str, out: Cons
     return shown
 
 
-def _lines(rows: Iterable[Row], out: Console) -> Iterator[Row]:
+def _print_rows(rows: Iterable[Row], out: Console) -> Iterator[Row]:
     for row in rows:
         out.print(f"  {row['line']}", markup=False)
         yield row
 
 
-def _bar(what: str, rows: Iterable[Row], steps: int, out: Console) -> Iterator[Row]:
+def _show_bar(what: str, rows: Iterable[Row], steps: int, out: Console) -> Iterator[Row]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -138,7 +138,7 @@ def _bar(what: str, rows: Iterable[Row], steps: int, out: Console) -> Iterator[R
             yield row
 
 
-def _check(first: list[Row], again: list[Row]) -> None:
+def _check_equal(first: list[Row], again: list[Row]) -> None:
     losses = [row["loss"] for row in first]
     if not losses[STEPS - 1] < FALL * losses[0]:
         raise BridgeError(

@@ -51,18 +51,18 @@ class Output:
     alike: Mapping[int, int]
     values: Mapping[int, int]
 
-    def filled(self, tensors: Mapping[int, Any]) -> Any:
+    def fill_tensors(self, tensors: Mapping[int, Any]) -> Any:
         """Return an output of this structure, with `tensors` at their positions."""
         leaves = [tensors.get(place, leaf) for place, leaf in enumerate(self.leaves)]
         return tree_unflatten(leaves, self.form)
 
-    def imitated(self, block: Block, given: Sequence[Any], tensors: Mapping[int, Any]) -> Any:
+    def imitate_output(self, block: Block, given: Sequence[Any], tensors: Mapping[int, Any]) -> Any:
         """Return a substitute for the output of a block, with `tensors` at their positions. Every
         other tensor is replaced by an argument of the call with the same shape. The stream leaves
         the block as it came in.
         """
         alike = {place: given[at] for place, at in self.alike.items()}
-        return self.filled({**alike, block.leaves_at: given[block.place], **tensors})
+        return self.fill_tensors({**alike, block.leaves_at: given[block.place], **tensors})
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Cut:
     layers: tuple[Segment | Block, ...]
     entering: tuple[tuple[int, ...], ...]
     outputs: Mapping[Step, Output]
-    blanks: Mapping[str, Callable[[Tensor, Call], Any]]
+    blanks: Mapping[str, Callable[[Tensor, BlockCall], Any]]
     beside: tuple[str, ...]
     fixed: Mapping[str, Any]
     packs: bool = False
@@ -165,7 +165,7 @@ class Cut:
 
 
 @dataclass
-class Call:
+class BlockCall:
     """The arguments of a call, by position and by name."""
 
     given: list[Any]
@@ -180,13 +180,13 @@ class Call:
         """All arguments, with nested ones taken apart."""
         return self._flat[0]
 
-    def filled(self, values: Mapping[int, Any]) -> Call:
+    def fill_arguments(self, values: Mapping[int, Any]) -> BlockCall:
         """Return this call with other arguments: `values` replace the arguments at their positions.
         """
         leaves, form = list(self.leaves), self._flat[1]
         for place, value in values.items():
             leaves[place] = value
-        found = Call(*tree_unflatten(leaves, form))
+        found = BlockCall(*tree_unflatten(leaves, form))
         # Taking arguments apart costs as much time as a small layer.
         found.__dict__["_flat"] = leaves, form
         return found
@@ -199,7 +199,7 @@ class Batch:
     """
 
     given: Arguments
-    calls: dict[int, list[Call]] = field(default_factory=dict)
+    calls: dict[int, list[BlockCall]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class _Reached(Exception):
     """Raised when the last block of a row is called."""
 
 
-class Part(nn.Module):
+class OuterLayer(nn.Module):
     """A layer made of modules and parameters that are outside the model's blocks."""
 
     def __init__(
@@ -269,7 +269,7 @@ class _Pass:
     place: int
     values: dict[int, Any]
     real: bool
-    calls: list[Call] = field(default_factory=list)
+    calls: list[BlockCall] = field(default_factory=list)
     turns: Counter[str] = field(default_factory=Counter)
 
 
@@ -281,7 +281,7 @@ class Blocks:
         self._modules = {step.name: model.get_submodule(step.name) for step in cut.places}
         self._now: _Pass | None = None
         self._standins = {
-            name: _standin(module, partial(self._visited, name))
+            name: _standin(module, partial(self._visit_module, name))
             for name, module in self._modules.items()
         }
 
@@ -299,7 +299,7 @@ class Blocks:
                 run: Callable[[Any], Any] = partial(self._block, place)
             else:
                 name, parts, keys = _title(cut, place), layer.modules, names
-                run = module = Part(self.model, parts, cut.beside, partial(self._segment, place))
+                run = module = OuterLayer(self.model, parts, cut.beside, partial(self._segment, place))
             seen[name] += 1
             if seen[name] > 1:
                 # Names tell layers apart, also for their random numbers.
@@ -307,9 +307,9 @@ class Blocks:
             layers.append(Layer(name, module, run, parts, keys))
         around = {name for step in cut.places for name in ancestors(step.name)}
         changed = watched({name: self.model.get_submodule(name) for name in sorted(around)})
-        return Chain(tuple(layers), 1, 1, True, self.received, changed)
+        return Chain(tuple(layers), 1, 1, True, self.receive_stream, changed)
 
-    def received(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
+    def receive_stream(self, tensors: Sequence[Tensor], given: Arguments) -> Stream:
         """Return the stream made of `tensors` from another rank and of this rank's own batch."""
         return Stream(tuple(tensors), Batch(given))
 
@@ -320,22 +320,22 @@ class Blocks:
         if place:
             batch, tensors = inputs.batch, inputs.tensors
         else:
-            BridgeError.raise_if(asked(self.model, inputs.named))
+            BridgeError.raise_if(find_requests(self.model, inputs.named))
             if self.cut.packs and restarting(inputs.named):
                 raise BridgeError(_PACKED)
             batch, tensors = Batch(inputs), ()
-        now = _Pass(place, self._named(place, tensors), True)
+        now = _Pass(place, self._tensors_by_number(place, tensors), True)
         if place == len(self.cut.layers) - 1:
             output = self._run(batch, now)
             self._check(now)
             return output
         self._note(batch, now)
-        return self._handed(place, now.values, batch)
+        return self._hand_on(place, now.values, batch)
 
     def _block(self, place: int, stream: Stream) -> Stream:
         """Run the block at `place`."""
         layer, batch = self.cut.layers[place], stream.batch
-        values = self._named(place, stream.tensors)
+        values = self._tensors_by_number(place, stream.tensors)
         assert isinstance(layer, Block)
         segment = next(at for at, row in self.cut.rows.items() if place in row)
         if segment not in batch.calls:
@@ -344,16 +344,16 @@ class Blocks:
             with torch.no_grad(), scope(stream.tensors[0].device):
                 self._note(batch, _Pass(segment, dict(values), False))
         call = batch.calls[segment][place - segment - 1]
-        call = call.filled({at: values[number] for at, number in layer.taken.items()})
+        call = call.fill_arguments({at: values[number] for at, number in layer.taken.items()})
         found = self._modules[layer.step.name](*call.given, **call.named)
         self._keep(layer.step, found, values)
-        return self._handed(place, values, batch)
+        return self._hand_on(place, values, batch)
 
-    def _named(self, place: int, tensors: Sequence[Tensor]) -> dict[int, Any]:
+    def _tensors_by_number(self, place: int, tensors: Sequence[Tensor]) -> dict[int, Any]:
         """Return the tensors that enter the layer at `place`, by number."""
         return dict(zip(self.cut.entering[place], tensors, strict=True))
 
-    def _handed(self, place: int, values: Mapping[int, Any], batch: Batch) -> Stream:
+    def _hand_on(self, place: int, values: Mapping[int, Any], batch: Batch) -> Stream:
         """Return the input of the layer behind the one at `place`."""
         return Stream(tuple(values[number] for number in self.cut.entering[place + 1]), batch)
 
@@ -393,12 +393,12 @@ class Blocks:
         """Run the model's forward pass with substitutes for modules."""
         before, self._now = self._now, now
         try:
-            with replaced(self.model, self._standins):
+            with replace_modules(self.model, self._standins):
                 return self.model(*batch.given.given, **{**self.cut.fixed, **batch.given.named})
         finally:
             self._now = before
 
-    def _visited(self, name: str, /, *given: Any, **named: Any) -> Any:
+    def _visit_module(self, name: str, /, *given: Any, **named: Any) -> Any:
         """Run in place of the forward pass of module `name`. Either records the arguments, or calls
         the module, or returns a substitute for the output, depending on the layer of the module.
         """
@@ -408,14 +408,14 @@ class Blocks:
         now.turns[name] += 1
         at = self.cut.places.get(step)
         if at is None or at > now.place:
-            return self._noted(name, at, Call(list(given), dict(named)), now)
+            return self._note_block(name, at, BlockCall(list(given), dict(named)), now)
         if at == now.place and now.real:
             output = self._modules[name](*given, **named)
             self._keep(step, output, now.values)
             return output
-        return self._again(step, at, Call(list(given), dict(named)), now)
+        return self._again(step, at, BlockCall(list(given), dict(named)), now)
 
-    def _noted(self, name: str, at: int | None, call: Call, now: _Pass) -> Any:
+    def _note_block(self, name: str, at: int | None, call: BlockCall, now: _Pass) -> Any:
         """Record the arguments of the block at `at`, and return a substitute for its output. Ends
         the forward pass after the last block of the row.
         """
@@ -425,23 +425,23 @@ class Blocks:
         if now.real:
             for place, number in block.taken.items():
                 now.values.setdefault(number, leaves[place])
-        now.calls.append(call.filled(dict.fromkeys(block.taken)))
+        now.calls.append(call.fill_arguments(dict.fromkeys(block.taken)))
         # Nothing behind the last block is of interest: the exception ends the model's forward pass
         # there.
         if at == self.cut.rows[now.place][-1]:
             raise _Reached
-        return self.cut.outputs[block.step].imitated(block, leaves, {})
+        return self.cut.outputs[block.step].imitate_output(block, leaves, {})
 
-    def _again(self, step: Step, at: int, call: Call, now: _Pass) -> Any:
+    def _again(self, step: Step, at: int, call: BlockCall, now: _Pass) -> Any:
         """Return the output of a module of an earlier layer, made of the tensors that came from
         there.
         """
         output, block = self.cut.outputs[step], self.cut.layers[at]
         found = {at: now.values[each] for at, each in output.values.items() if each in now.values}
         if isinstance(block, Block):
-            return output.imitated(block, call.leaves, found)
+            return output.imitate_output(block, call.leaves, found)
         if all(leaf is not None or place in found for place, leaf in enumerate(output.leaves)):
-            return output.filled(found)
+            return output.fill_tensors(found)
         weight = next(self._modules[step.name].parameters())
         blank = self.cut.blanks[step.name](weight, call)
         leaves, form = tree_flatten(blank)
@@ -477,7 +477,7 @@ def restarting(named: Mapping[str, Any]) -> bool:
     return bool((positions.diff(dim=-1) != 1).any())
 
 
-def left_out(model: nn.Module) -> str | None:
+def find_layer_drop(model: nn.Module) -> str | None:
     """Return the setting, with its value, by which the model leaves out blocks at random in
     training, or None if it does not.
     """
@@ -494,7 +494,7 @@ FLAGS = ("output_hidden_states", "output_attentions", "output_router_logits")
 CACHES = ("use_cache", "past_key_values")
 
 
-def asked(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
+def find_requests(model: nn.Module, named: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem for each setting or argument that asks for an output or a cache that a model
     in layers does not return.
     """
@@ -526,7 +526,7 @@ _OUT_OF_TURN = (
 
 
 @contextmanager
-def replaced(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
+def replace_modules(model: nn.Module, others: Mapping[str, nn.Module]) -> Iterator[None]:
     """Context in which the modules `others` stand in place of the modules with these names."""
     places = [
         (model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], other)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bridge.engine.layers import Arguments, Layer, hooks_of, logits_in, more_than_children
-from bridge.engine.models.blocks import Blocks, Cut, Stream, ancestors, asked, left_out
+from bridge.engine.models.blocks import Blocks, Cut, Stream, ancestors, find_layer_drop, find_requests
 from bridge.engine.models.trial import WHOLE, Uncut, cut
 from bridge.engine.randomness import Keyed, other_states, restore_others, scope
 from bridge.engine.stage import differentiable
@@ -32,7 +32,7 @@ SHAPE = (2, 8)
 """Number of samples and of tokens on which a model is tried."""
 
 
-def planned(
+def plan_cut(
     model: nn.Module, plan: Plan, parts: object = None, sample: Arguments | None = None
 ) -> tuple[Cut | None, tuple[Finding, ...]]:
     """Return how to divide a model of Hugging Face into layers, with findings. Return None for
@@ -49,7 +49,7 @@ def planned(
         if reason is None:
             return None, ()
         ConfigError.raise_if([f"model: {reason}, so that pipeline ranks cannot share it"] * shared)
-    elif is_hugging_face(model) and not shared and (setting := left_out(model)):
+    elif is_hugging_face(model) and not shared and (setting := find_layer_drop(model)):
         reason = f"the setting {setting} leaves out blocks at random; set it to 0"
     elif is_hugging_face(model):
         try:
@@ -79,12 +79,12 @@ def cut_of(model: nn.Module, sample: Arguments | None = None) -> Cut:
     """Return how `model` is divided into layers. The model is run on a few tokens, or on `sample`
     if it cannot run on tokens. Raises `Uncut`, which names the module that prevents a division.
     """
-    Uncut.raise_if(asked(model, {}))
+    Uncut.raise_if(find_requests(model, {}))
     # Weights take part in backward, so that arguments of blocks which are computed from weights
     # show.
-    with still(model), _trained(model):
-        fixed = uncached(model)
-        given, expected = ran(model, trials(model, sample, *_named(model)), fixed)
+    with still(model), _train_all_weights(model):
+        fixed = without_cache(model)
+        given, expected = ran(model, trials(model, sample, *_trial_arguments(model)), fixed)
         found = cut(model, given, fixed)
         around = _around(model, found)
         Uncut.raise_if(
@@ -227,7 +227,7 @@ def _in_layers(
                     f"{layer.name}: does not run without the rest of the model ({type(error).__name__}: {error})"
                 ) from error
         # As from another rank: without the calls that an earlier layer noted.
-        value = blocks.received(value.tensors, given) if isinstance(value, Stream) else value
+        value = blocks.receive_stream(value.tensors, given) if isinstance(value, Stream) else value
     return value
 
 
@@ -240,7 +240,7 @@ def _same(one: Any, other: Any) -> bool:
     )
 
 
-def _named(model: nn.Module) -> list[dict[str, Tensor]]:
+def _trial_arguments(model: nn.Module) -> list[dict[str, Tensor]]:
     """Return arguments for the trial, with a few tokens: first with labels, as in training, and
     then without labels, because some models do not accept them.
     """
@@ -287,7 +287,7 @@ def trials(
     return [alike, *words] if first else [*words, alike]
 
 
-def uncached(model: nn.Module) -> Mapping[str, Any]:
+def without_cache(model: nn.Module) -> Mapping[str, Any]:
     """Return arguments for the model that turn its cache off."""
     taken = signature(model.forward).parameters
     takes = "use_cache" in taken or any(
@@ -337,7 +337,7 @@ def still(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _trained(model: nn.Module) -> Iterator[None]:
+def _train_all_weights(model: nn.Module) -> Iterator[None]:
     """Context in which every weight takes part in backward, even a frozen one."""
     held = [
         (weight, weight.requires_grad)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from bridge.backend import Workload
 from bridge.engine.models import gpt
 from bridge.engine.models.experts import SCORES, Routed
-from bridge.engine.models.pretrained import opened
+from bridge.engine.models.pretrained import open_model
 from bridge.engine.randomness import seed_of
 from bridge.errors import ConfigError
 from bridge.layout.architecture import Architecture
@@ -85,7 +85,7 @@ def native(workload: Workload) -> Any:
     workload's plan, or else a GPT of the workload's shape.
     """
     if workload.folder is not None:
-        return opened(workload.folder, workload.seed, drops=workload.rows is None)
+        return open_model(workload.folder, workload.seed, drops=workload.rows is None)
     return (
         gpt.GPT(workload.architecture, workload.seed)
         if workload.model is None
@@ -93,7 +93,7 @@ def native(workload: Workload) -> Any:
     )
 
 
-def called(workload: Workload) -> Any:
+def model_to_train(workload: Workload) -> Any:
     """Return the model to train. If the workload has rows of the user's own batch, the model takes
     whole microbatches of these rows.
     """
@@ -159,7 +159,7 @@ class Norm(nn.Module):
         self.rms, self.centre = shape.norm == "rms", float(bool(model.norm.zero_centred))
         self.eps = EPS if model.norm.eps is None else model.norm.eps
         self.weight = nn.Parameter(torch.ones(size))
-        self.bias = nn.Parameter(torch.zeros(size)) if shape.biased("norm_bias") else None
+        self.bias = nn.Parameter(torch.zeros(size)) if shape.has_bias("norm_bias") else None
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight + self.centre if self.centre else self.weight
@@ -213,8 +213,8 @@ class Block(nn.Module):
         if self.parallel:
             return (
                 stream
-                + self._added(self.attention(self.norm1(stream)))
-                + self._added(self.mlp(second(stream)))
+                + self._scale_residual(self.attention(self.norm1(stream)))
+                + self._scale_residual(self.mlp(second(stream)))
             )
         stream = stream + self._behind(self.attention, self.norm1, self.norm3, stream)
         return stream + self._behind(self.mlp, second, self.norm4, stream)
@@ -224,11 +224,11 @@ class Block(nn.Module):
         both.
         """
         if self.place == "after":
-            return self._added(norm(layer(stream)))
+            return self._scale_residual(norm(layer(stream)))
         out: Tensor = layer(norm(stream))
-        return self._added(out if after is None else after(out))
+        return self._scale_residual(out if after is None else after(out))
 
-    def _added(self, out: Tensor) -> Tensor:
+    def _scale_residual(self, out: Tensor) -> Tensor:
         dropped: Tensor = self.dropout(out)
         return dropped * self.scale
 
@@ -262,14 +262,14 @@ class Attention(gpt.Attention):
         )
 
     def forward(self, stream: Tensor) -> Tensor:
-        query = self._normed(self.query(stream), self.heads, self.query_norm)
-        key = self._normed(self.key(stream), self.kv_heads, self.key_norm)
+        query = self._apply_norm(self.query(stream), self.heads, self.query_norm)
+        key = self._apply_norm(self.key(stream), self.kv_heads, self.key_norm)
         value = self._split(self.value(stream), self.kv_heads)
         if self.turn is not None:
             query, key = self.turn(query), self.turn(key)
-        return self.mixed(query, key, value)
+        return self.mix_values(query, key, value)
 
-    def _normed(self, vectors: Tensor, heads: int, norm: Norm | None) -> Tensor:
+    def _apply_norm(self, vectors: Tensor, heads: int, norm: Norm | None) -> Tensor:
         if norm is None:
             return self._split(vectors, heads)
         if self.kind == "width":
@@ -323,7 +323,7 @@ class Turn(nn.Module):
         share = 1.0 if rotary.share is None else rotary.share
         self.part, self.pairs = int(width * share), bool(rotary.interleaved)
         # No buffer: a model in bf16 would have rates in bf16.
-        self.rates, self.factor = scaled(
+        self.rates, self.factor = scale_rates(
             base ** (-torch.arange(0, self.part, 2, dtype=torch.float64) / self.part), scaling, base
         )
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
@@ -353,7 +353,7 @@ class Turn(nn.Module):
         return torch.cat((turned, still), -1)
 
 
-def scaled(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, float]:
+def scale_rates(rates: Tensor, scaling: RotaryScaling, base: float) -> tuple[Tensor, float]:
     """Return the angular frequencies of rotary positions, shape (width / 2,), scaled for longer
     sequences, and the factor by which cosines and sines are multiplied.
     """
@@ -421,7 +421,7 @@ def _attention_factor(scaling: RotaryScaling, factor: float) -> float:
 
 def feed_forward(model: Model, shape: Architecture, index: int) -> nn.Module:
     """Return the feed-forward part of block `index`: an MLP, or experts."""
-    if shape.experts is None or not shape.routed(index):
+    if shape.experts is None or not shape.has_experts(index):
         return MLP(model, shape, shape.ffn)
     return Routed(shape.hidden, shape.experts, model.moe, partial(MLP, model, shape))
 
@@ -431,7 +431,7 @@ class MLP(nn.Module):
 
     def __init__(self, model: Model, shape: Architecture, ffn: int) -> None:
         super().__init__()
-        hidden, bias = shape.hidden, shape.biased("mlp_bias")
+        hidden, bias = shape.hidden, shape.has_bias("mlp_bias")
         self.up = nn.Linear(hidden, ffn, bias)
         self.gate = nn.Linear(hidden, ffn, bias) if shape.gated else None
         self.down = nn.Linear(ffn, hidden, bias)

@@ -145,7 +145,7 @@ class Attention(nn.Module):
             self.heads * self.width,
             self.kv_heads * self.width,
         )
-        qkv, output = architecture.biased("qkv_bias"), architecture.biased("output_bias")
+        qkv, output = architecture.has_bias("qkv_bias"), architecture.has_bias("output_bias")
         self.query = nn.Linear(hidden, outer, qkv)
         self.key = nn.Linear(hidden, inner, qkv)
         self.value = nn.Linear(hidden, inner, qkv)
@@ -160,10 +160,10 @@ class Attention(nn.Module):
         )
         value = self._split(self.value(stream), self.kv_heads)
         if self.rotary:
-            query, key = rotated(query), rotated(key)
-        return self.mixed(query, key, value)
+            query, key = rotate_heads(query), rotate_heads(key)
+        return self.mix_values(query, key, value)
 
-    def mixed(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def mix_values(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the output of attention, (batch, sequence, hidden), after the output layer.
         Queries, keys and values have the shape (batch, heads, sequence, width).
         """
@@ -210,7 +210,7 @@ class MLP(nn.Module):
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
-        hidden, ffn, bias = architecture.hidden, architecture.ffn, architecture.biased("mlp_bias")
+        hidden, ffn, bias = architecture.hidden, architecture.ffn, architecture.has_bias("mlp_bias")
         self.up = nn.Linear(hidden, ffn, bias)
         self.gate = nn.Linear(hidden, ffn, bias) if architecture.gated else None
         self.down = nn.Linear(ffn, hidden, bias)
@@ -237,7 +237,7 @@ class Head(nn.Module):
         return logits
 
 
-def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
+def rotate_heads(heads: Tensor, base: float = 10_000.0) -> Tensor:
     """Return `heads` (batch, heads, sequence, width) with rotary positions: each element of
     the first half of a head, and the element at the same place in the second half, are rotated by
     an angle that depends on the position.
@@ -255,11 +255,11 @@ def rotated(heads: Tensor, base: float = 10_000.0) -> Tensor:
 
 def mean_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> Tensor:
     """Return the mean loss of all tokens whose target is not `IGNORED`."""
-    total, count = summed_cross_entropy(logits, targets)
+    total, count = sum_cross_entropy(logits, targets)
     return total / count
 
 
-def summed_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
+def sum_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the summed loss of the tokens whose target is not `IGNORED`, and the number of these
     tokens.
 
@@ -276,4 +276,4 @@ def summed_cross_entropy(logits: Tensor | SplitLogits, targets: Tensor) -> tuple
 def _norm(architecture: Architecture) -> nn.Module:
     if architecture.norm == "rms":
         return nn.RMSNorm(architecture.hidden, eps=1e-5)
-    return nn.LayerNorm(architecture.hidden, eps=1e-5, bias=architecture.biased("norm_bias"))
+    return nn.LayerNorm(architecture.hidden, eps=1e-5, bias=architecture.has_bias("norm_bias"))

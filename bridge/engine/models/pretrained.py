@@ -37,7 +37,7 @@ def settings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def opened(folder: Path, seed: int, drops: bool = True) -> nn.Module:
+def open_model(folder: Path, seed: int, drops: bool = True) -> nn.Module:
     """Return the model for causal language modelling in `folder`, in fp32. If the folder has no
     weights, they are drawn from `seed`. Without `drops`, dropout is off.
 

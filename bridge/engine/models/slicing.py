@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bridge.engine.models.blocks import Block, Call, Cut
-from bridge.engine.models.cutting import cut_of, still, tokens, uncached
+from bridge.engine.models.blocks import Block, BlockCall, Cut
+from bridge.engine.models.cutting import cut_of, still, tokens, without_cache
 from bridge.engine.sequence import is_stream, stream_at
 from bridge.engine.tensor_parallel import TOKENS
 from bridge.errors import ConfigError
@@ -30,7 +30,7 @@ element.
 """
 
 
-def sliced(model: nn.Module, rows: Sequence[str]) -> Tokens:
+def slice_model(model: nn.Module, rows: Sequence[str]) -> Tokens:
     """Return how the stream of `model` is split by tokens. `rows` are the linear layers that are
     split by input features. Raises `ConfigError` if the stream does not have the shape (batch,
     tokens, features).
@@ -76,7 +76,7 @@ class _Run:
     the calls of the modules within the block (`units`).
     """
 
-    call: Call
+    call: BlockCall
     stream: Tensor
     output: Any
     units: Mapping[str, _Unit]
@@ -102,12 +102,12 @@ def _runs(model: nn.Module, cut: Cut, rows: Sequence[str]) -> dict[str, _Run]:
             units = {unit: _Unit() for unit in _units(model, name)}
             for unit, seen in units.items():
                 stack.callback(
-                    _watch(model.get_submodule(unit), partial(_called, ends, unit, seen))
+                    _watch(model.get_submodule(unit), partial(_record_call, ends, unit, seen))
                 )
             stack.callback(
                 _watch(model.get_submodule(name), partial(_ran, found, places[name], name, units))
             )
-        model(input_ids=tokens(model), **uncached(model))
+        model(input_ids=tokens(model), **without_cache(model))
     return found
 
 
@@ -124,7 +124,7 @@ def _end(ends: dict[str, Any], parent: str, given: Any, named: Any, output: Any)
     ends[parent] = output
 
 
-def _called(
+def _record_call(
     ends: dict[str, Any], name: str, seen: _Unit, given: Any, named: Any, output: Any
 ) -> None:
     first = output[0] if isinstance(output, tuple) else output
@@ -142,7 +142,7 @@ def _ran(
     named: Any,
     output: Any,
 ) -> None:
-    call = Call(list(given), dict(named))
+    call = BlockCall(list(given), dict(named))
     found[name] = _Run(call, call.leaves[place], output, units)
 
 
@@ -164,7 +164,7 @@ def _by_token(model: nn.Module, name: str, run: _Run) -> bool:
     block = model.get_submodule(name)
     given, named = ([_first(value, run.stream, half) for value in run.call.given], run.call.named)
     named = {key: _first(value, run.stream, half) for key, value in named.items()}
-    with _replayed(model, run, half) as good:
+    with _replay_modules(model, run, half) as good:
         block.train()
         before = _random(run.stream)
         try:
@@ -197,7 +197,7 @@ def _half(output: Any, stream: Tensor, half: int) -> Any:
 
 
 @contextmanager
-def _replayed(model: nn.Module, run: _Run, half: int) -> Iterator[list[bool]]:
+def _replay_modules(model: nn.Module, run: _Run, half: int) -> Iterator[list[bool]]:
     """Context in which the modules of a block return the outputs that they gave for all tokens, cut
     to the first `half` tokens. Yields a list that gets a flag for each call of a module: whether
     its arguments were those of the whole run, cut in the same way.

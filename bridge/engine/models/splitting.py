@@ -23,10 +23,10 @@ from bridge.engine.models.cutting import (
     ran,
     still,
     trials,
-    uncached,
+    without_cache,
     words,
 )
-from bridge.engine.models.slicing import sliced
+from bridge.engine.models.slicing import slice_model
 from bridge.engine.models.stacks import stacks_of
 from bridge.errors import ConfigError
 from bridge.layout.tensor import TensorPlan
@@ -75,7 +75,7 @@ def tensor_plan(model: nn.Module, plan: Plan, ranks: int) -> TensorPlan:
         gathered=named[GATHERED],
         divided=named[DIVIDED],
         experts=stacks,
-        tokens=sliced(model, named[ROW]) if plan.parallel.sequence else None,
+        tokens=slice_model(model, named[ROW]) if plan.parallel.sequence else None,
     )
 
 
@@ -160,7 +160,7 @@ def _children(model: nn.Module, parent: str, styles: Mapping[str, str], ranks: i
 
 
 @contextmanager
-def proved(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Iterator[None]:
+def prove_split(model: nn.Module, ranks: int, sample: Arguments | None = None) -> Iterator[None]:
     """Context for a block of code that splits `model`. Raises `ConfigError` at the end unless the
     model gives the same logits as at the beginning, for a few tokens or for `sample`. Models that
     are not of Hugging Face are not checked.
@@ -191,6 +191,6 @@ def _logits(model: nn.Module, ranks: int, sample: Arguments | None) -> Tensor:
         beside = getattr(model.config, "is_encoder_decoder", False)
         named = [{"input_ids": trial, **({"decoder_input_ids": trial} if beside else {})}]
     with still(model):
-        _, output = ran(model, trials(model, sample, *named), uncached(model))
+        _, output = ran(model, trials(model, sample, *named), without_cache(model))
     found: Tensor = output[0]
     return found.float()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bridge.engine.expert_stacks import by_kind, chosen, counts, keep
-from bridge.engine.models.cutting import still, tokens, uncached
-from bridge.layout.tensor import Stack, cut
+from bridge.engine.models.cutting import still, tokens, without_cache
+from bridge.layout.tensor import Stack, cut_range
 
 CLOSE = 1e-4
 """The largest difference that counts as rounding, as a share of the largest element. It is the
@@ -37,11 +37,11 @@ def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[St
     calls: dict[str, Call] = {}
     with still(model), torch.no_grad(), ExitStack() as stack:
         for name in names:
-            note = partial(_noted, calls, name)
+            note = partial(_note_call, calls, name)
             hook = model.get_submodule(name).register_forward_hook(note, with_kwargs=True)
             stack.callback(hook.remove)
         ids = tokens(model)
-        model(input_ids=ids, **uncached(model))
+        model(input_ids=ids, **without_cache(model))
     with still(model), torch.no_grad():
         for name, (given, named, output) in calls.items():
             module = model.get_submodule(name)
@@ -52,7 +52,7 @@ def stacks_of(model: nn.Module, names: Sequence[str], ranks: int) -> Iterator[St
                 yield Stack(name, len(next(module.parameters())), *widths)
 
 
-def _noted(calls: dict[str, Call], name: str, module: nn.Module, given: Any, named: Any, output: Any) -> None:
+def _note_call(calls: dict[str, Call], name: str, module: nn.Module, given: Any, named: Any, output: Any) -> None:
     calls[name] = given, named, output
 
 
@@ -68,7 +68,7 @@ def _shared(module: nn.Module, leaves: list[Any], form: Any, output: Any, ranks:
         return False
     total = torch.zeros_like(output)
     for rank in range(ranks):
-        part = cut(number, ranks, rank)
+        part = cut_range(number, ranks, rank)
         own = list(leaves)
         own[indices[0]] = chosen(leaves[indices[0]], part)
         given, named = tree_unflatten(own, form)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bridge.engine.layers import Arguments
-from bridge.engine.models.blocks import Block, Call, Cut, Output, Segment, Step, ancestors
+from bridge.engine.models.blocks import Block, BlockCall, Cut, Output, Segment, Step, ancestors
 from bridge.errors import ConfigError
 
 WHOLE = "the model can only run as one layer"
@@ -68,11 +68,11 @@ class Trial:
         with ExitStack() as stack:
             for name in self.names:
                 hook = self.model.get_submodule(name).register_forward_hook
-                stack.callback(hook(partial(self._called, name), with_kwargs=True).remove)
+                stack.callback(hook(partial(self._record_call, name), with_kwargs=True).remove)
             self.output = self.model(*given.given, **{**fixed, **given.named})
         return self
 
-    def _called(self, name: str, module: nn.Module, given: Any, named: Any, output: Any) -> Any:
+    def _record_call(self, name: str, module: nn.Module, given: Any, named: Any, output: Any) -> Any:
         leaves, form = tree_flatten(output)
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
@@ -86,7 +86,7 @@ class Trial:
             elif self.apart and id(leaf) in self._origins:
                 continue  # indices that a later module hands on come from the one that chose them
             self._origins[id(leaf)] = len(self.calls), place
-        arguments = Call(list(given), dict(named)).leaves
+        arguments = BlockCall(list(given), dict(named)).leaves
         self.calls.append(Called(Step(name, self._turns[name]), arguments, leaves, form))
         self._turns[name] += 1
         return tree_unflatten(leaves, form)
@@ -247,7 +247,7 @@ class _Cutting:
         ]
         outputs = {
             call.step: Output(
-                call.form, tuple(self._constants(call)), _alike(call), self._given(number)
+                call.form, tuple(self._constants(call)), _alike(call), self._tensors_by_position(number)
             )
             for number, call in enumerate(self.trial.calls)
         }
@@ -259,7 +259,7 @@ class _Cutting:
         row: int | None = None
         for number, call in enumerate(self.trial.calls):
             # Ahead of what takes the batch alone nothing would travel: it joins the segment.
-            alone = not any(self.trial.sources(leaf) or _trained(leaf) for leaf in call.given)
+            alone = not any(self.trial.sources(leaf) or _depends_on_weights(leaf) for leaf in call.given)
             if call.name not in self.blocks or alone:
                 waiting.append(number)
                 continue
@@ -295,7 +295,7 @@ class _Cutting:
         own = self.trial.origin(leaf)
         if own is not None and self.home[own[0]] >= row:
             value = self._number(self.outputs, own, self.home[own[0]])
-        elif _trained(leaf) or own is not None:
+        elif _depends_on_weights(leaf) or own is not None:
             # The segment ahead of the row computes it, or has it: what it is there counts, and not
             # what it is in evaluation, where dropout gives what it gets.
             value = self._number(self.arguments, (row, id(leaf)), row - 1)
@@ -320,7 +320,7 @@ class _Cutting:
             self.made.append(home)
         return numbers[key]
 
-    def _given(self, number: int) -> dict[int, int]:
+    def _tensors_by_position(self, number: int) -> dict[int, int]:
         """Return the numbers of the tensors in a call's output, by position."""
         return {at: value for (call, at), value in self.outputs.items() if call == number}
 
@@ -340,7 +340,7 @@ class _Cutting:
             what = "the block returns no tensor" if taken else "the block gets no input that is computed from weights"
             raise Uncut(f"{call.name}: {what}; {WHOLE}")
         following = self._stream_of(at + 1) if self._in_row(at + 1, place.row) else None
-        out = self._given(number)
+        out = self._tensors_by_position(number)
         leaves_at = following[1] if following else min(out, default=tensors[0])
         before = self._stream_of(at)
         # The first of a row takes its stream where the second does.
@@ -419,7 +419,7 @@ def _alike(call: Called) -> dict[int, int]:
     return {at: shapes[shape] for at, shape in found.items() if shape in shapes}
 
 
-def _trained(value: Any) -> bool:
+def _depends_on_weights(value: Any) -> bool:
     """Return whether `value` is a tensor that was computed from weights."""
     return isinstance(value, Tensor) and value.requires_grad
 
@@ -445,7 +445,7 @@ class Zeros:
         alike = first.shape[:-1] == taken.shape[: first.dim() - 1]
         return cls(first.dim(), first.shape[-1]) if alike else None
 
-    def __call__(self, weight: Tensor, call: Call) -> Tensor:
+    def __call__(self, weight: Tensor, call: BlockCall) -> Tensor:
         """Return zeros for this call, with the format and on the device of `weight`."""
         taken = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
         return weight.new_zeros(*taken.shape[: self.dims - 1], self.width)
@@ -459,15 +459,15 @@ class Shapes:
 
     module: nn.Module
 
-    def __call__(self, weight: Tensor, call: Call) -> Any:
+    def __call__(self, weight: Tensor, call: BlockCall) -> Any:
         """Return zeros for this call, with the format and on the device of `weight`."""
         given, named = tree_map_only(Tensor, lambda leaf: leaf.to("meta"), (call.given, call.named))
         with torch.no_grad():
             output = self.module(*given, **named)
-        return tree_map_only(Tensor, partial(_filled, weight), output)
+        return tree_map_only(Tensor, partial(_fill_shape, weight), output)
 
 
-def _filled(weight: Tensor, shape: Tensor) -> Tensor:
+def _fill_shape(weight: Tensor, shape: Tensor) -> Tensor:
     dtype = weight.dtype if shape.is_floating_point() else shape.dtype
     return torch.zeros(shape.shape, dtype=dtype, device=weight.device)
 

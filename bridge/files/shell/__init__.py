@@ -7,7 +7,7 @@ every word.
 from __future__ import annotations
 
 from bridge.files.shell.edit import edit
-from bridge.files.shell.pieces import Pieces, cut, known, line_of, spelled, unknowns
+from bridge.files.shell.pieces import Pieces, cut, line_of, spell_pieces, text_if_known, unknowns
 from bridge.files.shell.script import Launch, Script, load_script
 
 __all__ = [
@@ -16,9 +16,9 @@ __all__ = [
     "Script",
     "cut",
     "edit",
-    "known",
     "line_of",
     "load_script",
-    "spelled",
+    "spell_pieces",
+    "text_if_known",
     "unknowns",
 ]

@@ -118,7 +118,7 @@ def value(text: str, names: Names, depth: int = 0) -> int:
     return _Expression(text, names, depth).whole()
 
 
-def assigned(text: str) -> set[str]:
+def assignable_names(text: str) -> set[str]:
     """Return the names of variables that an expression may change."""
     return {first or second for first, second in ASSIGNING.findall(text)}
 
@@ -144,10 +144,10 @@ def number(text: str) -> int:
         if not 0 <= digit < size:
             raise Discarded(f"{text} is no number of base {size}")
         found = found * size + digit
-    return _wrapped(found)
+    return _wrap_to_64_bits(found)
 
 
-def _wrapped(result: int) -> int:
+def _wrap_to_64_bits(result: int) -> int:
     """Return the result as a signed number of 64 bits, which wraps around on overflow."""
     return (int(result) + (1 << 63)) % (1 << 64) - (1 << 63)
 
@@ -253,24 +253,24 @@ class _Expression:
             return self._power()
         result = self._level(level + 1)
         while sign := self._take(*LEVELS[level]):
-            result = self._applied(sign, result, self._level(level + 1))
+            result = self._apply_operator(sign, result, self._level(level + 1))
         return result
 
-    def _applied(self, sign: str, left: int, right: int) -> int:
+    def _apply_operator(self, sign: str, left: int, right: int) -> int:
         if sign == "**" and right < 0:
             raise Discarded("exponent less than 0")
         if sign == "**":
-            return _wrapped(pow(left, right, 1 << 64))
+            return _wrap_to_64_bits(pow(left, right, 1 << 64))
         # Operands of an idle part are read as 0, on which division and shifts must not fail.
         if self.idle and sign in "/%":
             right = right or 1
         if self.idle and sign in ("<<", ">>"):
             return left
-        return _wrapped(BINARY[sign](left, right))
+        return _wrap_to_64_bits(BINARY[sign](left, right))
 
     def _power(self) -> int:
         base = self._unary()  # binds more than `**`: bash reads -2 ** 2 as 4
-        return self._applied("**", base, self._power()) if self._take("**") else base
+        return self._apply_operator("**", base, self._power()) if self._take("**") else base
 
     def _unary(self) -> int:
         sign = self._take("!", "~", "-", "+", "++", "--")
@@ -286,7 +286,7 @@ class _Expression:
                 raise Unread("an expression is nested too deeply")
             found = self._unary()
             self.nested -= 1
-            return _wrapped({"!": int(not found), "~": ~found, "-": -found, "+": found}[sign])
+            return _wrap_to_64_bits({"!": int(not found), "~": ~found, "-": -found, "+": found}[sign])
         return self._primary()
 
     def _primary(self) -> int:
@@ -302,7 +302,7 @@ class _Expression:
         if self.kind != "name":
             raise Discarded(f"syntax error in {self.text.strip()!r}: operand expected")
         begins = self.position == self.begun
-        return self._named(self._place(), begins)
+        return self._evaluate_name(self._place(), begins)
 
     def _place(self) -> Place:
         name, position = self.sign, self.position
@@ -315,7 +315,7 @@ class _Expression:
         self._next()
         return name, index
 
-    def _named(self, place: Place, begins: bool) -> int:
+    def _evaluate_name(self, place: Place, begins: bool) -> int:
         sign = self._take("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
         if sign and not begins:
             raise Unread(f"{self.text.strip()!r}: an assignment inside of an expression is not supported")
@@ -323,7 +323,7 @@ class _Expression:
             return self._assign(place, self._choice())
         if sign:
             before = self._read(place)
-            return self._assign(place, self._applied(sign[:-1], before, self._choice()))
+            return self._assign(place, self._apply_operator(sign[:-1], before, self._choice()))
         before = self._read(place)
         step = self._take("++", "--")
         if step:
@@ -335,7 +335,7 @@ class _Expression:
         return 0 if self.idle else value(self.names.text_of(*place), self.names, self.depth + 1)
 
     def _assign(self, place: Place, result: int) -> int:
-        result = _wrapped(result)
+        result = _wrap_to_64_bits(result)
         if not self.idle:
             self.names.assign(*place, result)
         return result

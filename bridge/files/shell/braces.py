@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from bridge.files.shell.tokens import Part
+from bridge.files.shell.tokens import WordPart
 
 MOST = 10_000
 SEQUENCE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?$")
@@ -15,14 +15,14 @@ SEQUENCE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?$")
 NAME = re.compile(r"[A-Za-z_]")
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"
 
-Atom = tuple[str, Part]
+Atom = tuple[str, WordPart]
 """A character with the part of the word that it comes from.
 
 The text is empty for a part that is not a single character, such as a variable.
 """
 
 
-def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
+def expand_braces(text: str, parts: tuple[WordPart, ...]) -> list[tuple[WordPart, ...]]:
     """Return the words that brace expansion makes of one word.
 
     Raises `OverflowError` for too many words.
@@ -37,7 +37,7 @@ def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
             atoms.append(("", replace(part, text=text[part.start + 1 : part.end])))
         elif part.kind == "text":
             atoms += [
-                (text[place], Part("text", place, place + 1))
+                (text[place], WordPart("text", place, place + 1))
                 for place in range(part.start, part.end)
             ]
         else:
@@ -49,12 +49,12 @@ def expanded(text: str, parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
     return [tuple(_whole(found)) for found in _words(atoms)]
 
 
-def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
+def _whole(atoms: Sequence[Atom]) -> Iterator[WordPart]:
     """Yield the parts of a word, with neighbouring characters joined into one part."""
-    last: Part | None = None
+    last: WordPart | None = None
     for char, part in atoms:
         if last is not None and last.kind == part.kind == "text" and last.end == part.start:
-            last = Part("text", last.start, part.end)
+            last = WordPart("text", last.start, part.end)
             continue
         if (
             last is not None
@@ -65,7 +65,7 @@ def _whole(atoms: Sequence[Atom]) -> Iterator[Part]:
             # The letters behind a variable belong to its name.
             said = part.text or char
             taken = len(said) - len(said.lstrip(LETTERS))
-            last = Part(
+            last = WordPart(
                 "short", last.start, part.end if taken else last.end, text=last.text + said[:taken]
             )
             if taken == len(said):
@@ -104,11 +104,11 @@ def _choices(atoms: Sequence[Atom], start: int) -> tuple[list[list[Atom]], int] 
         if char == "," and depth == 1:
             cuts.append(place)
         if not depth:
-            return _listed(atoms, [*cuts, place])
+            return _split_list(atoms, [*cuts, place])
     return None
 
 
-def _listed(atoms: Sequence[Atom], cuts: Sequence[int]) -> tuple[list[list[Atom]], int] | None:
+def _split_list(atoms: Sequence[Atom], cuts: Sequence[int]) -> tuple[list[list[Atom]], int] | None:
     end = cuts[-1] + 1
     if len(cuts) > 2:
         pieces = (atoms[low + 1 : high] for low, high in pairwise(cuts))
@@ -121,7 +121,7 @@ def _listed(atoms: Sequence[Atom], cuts: Sequence[int]) -> tuple[list[list[Atom]
     if made is None:
         return None
     place = inside[0][1].start, inside[-1][1].end
-    return [[("", Part("made", *place, text=text))] for text in made], end
+    return [[("", WordPart("made", *place, text=text))] for text in made], end
 
 
 def _sequence(first: str, last: str, step: str | None) -> list[str] | None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from bridge.files.shell.expand import GROUPS
 from bridge.files.shell.patterns import Pattern, Unread
-from bridge.files.shell.pieces import known
+from bridge.files.shell.pieces import text_if_known
 from bridge.files.shell.tokens import Token
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 
-def if_(reader: Reader, node: Node) -> None:
+def if_(reader: ShellReader, node: Node) -> None:
     """Read the first branch of an `if` whose condition is true.
 
     If a condition is not known, read all branches that may be taken.
@@ -28,7 +28,7 @@ def if_(reader: Reader, node: Node) -> None:
 
 
 def _branch(
-    reader: Reader, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node
+    reader: ShellReader, clauses: Sequence[tuple[Sequence[Node] | None, Sequence[Node]]], node: Node
 ) -> None:
     if not clauses:
         reader.scope.status = 0
@@ -44,7 +44,7 @@ def _branch(
             if condition
             else ""
         )
-        reader.undecided(
+        reader.read_branches(
             line,
             lambda: reader.statements(body),
             lambda: _branch(reader, clauses[1:], node),
@@ -56,7 +56,7 @@ def _branch(
         _branch(reader, clauses[1:], node)
 
 
-def case(reader: Reader, node: Node) -> None:
+def case(reader: ShellReader, node: Node) -> None:
     """Read a `case`, its patterns in order.
 
     `;&` continues with the next body, `;;&` with the next pattern.
@@ -67,30 +67,30 @@ def case(reader: Reader, node: Node) -> None:
     )
     if token is None or token.word is None:
         raise reader.refuse(node.start_byte, 'this form of "case" is not supported')
-    text = known(reader.expander.text(token.word, alone=True))
+    text = text_if_known(reader.expander.text(token.word, alone=True))
     reader.check_stops()
     reader.scope.status = 0  # that of a case in which nothing fits
     _items(reader, text, [child for child in node.children if child.type == "case_item"], node)
 
 
-def _items(reader: Reader, text: str | None, items: Sequence[Node], node: Node) -> None:
+def _items(reader: ShellReader, text: str | None, items: Sequence[Node], node: Node) -> None:
     for index, item in enumerate(items):
         fits = _fits(reader, text, item)
         rest = items[index + 1 :]
         if fits is None:
-            _undecided_item(reader, text, items[index:], node)
+            _read_item_branches(reader, text, items[index:], node)
             return
         if fits:
             _body(reader, text, item, rest, node)
             return
 
 
-def _undecided_item(reader: Reader, text: str | None, items: Sequence[Node], node: Node) -> None:
+def _read_item_branches(reader: ShellReader, text: str | None, items: Sequence[Node], node: Node) -> None:
     item, rest = items[0], items[1:]
     line = reader.source.line(node.start_byte)
     value = node.child_by_field_name("value")
     asking = reader.source.text[value.start_byte : value.end_byte] if value is not None else ""
-    reader.undecided(
+    reader.read_branches(
         line,
         lambda: _body(reader, text, item, rest, node),
         lambda: _items(reader, text, rest, node),
@@ -98,7 +98,7 @@ def _undecided_item(reader: Reader, text: str | None, items: Sequence[Node], nod
     )
 
 
-def _body(reader: Reader, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
+def _body(reader: ShellReader, text: str | None, item: Node, rest: Sequence[Node], node: Node) -> None:
     close = next((index for index, child in enumerate(item.children) if child.type == ")"), 0)
     reader.statements(item.children[close + 1 :])
     sign = item.children[-1].type
@@ -110,7 +110,7 @@ def _body(reader: Reader, text: str | None, item: Node, rest: Sequence[Node], no
         _items(reader, text, rest, node)
 
 
-def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
+def _fits(reader: ShellReader, text: str | None, item: Node) -> bool | None:
     """Return whether one of the patterns of a `case` item matches; None if that is not known."""
     close = next((child.end_byte for child in item.children if child.type == ")"), item.end_byte)
     fold = "nocasematch" in reader.scope.options
@@ -136,14 +136,14 @@ def _fits(reader: Reader, text: str | None, item: Node) -> bool | None:
     return None if unsure else False
 
 
-def _check_groups(reader: Reader, token: Token) -> None:
+def _check_groups(reader: ShellReader, token: Token) -> None:
     """Raise `SourceError` for a pattern like `@(a|b)` unless `extglob` is on.
 
     The option must be set on an earlier line, because a shell parses a whole line before it runs
     it.
     """
     written = token.word.parts if token.word else ()
-    if not any(part.kind == "text" and GROUPS.search(reader.source.said(part)) for part in written):
+    if not any(part.kind == "text" and GROUPS.search(reader.source.text_of(part)) for part in written):
         return
     if not reader.scope.on("extglob") or reader.source.line(token.start) <= reader.grouping:
         raise reader.refuse(

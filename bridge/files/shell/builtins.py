@@ -8,9 +8,9 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic, formatting, getopts, opened, signals, variables
-from bridge.files.shell.decide import Bad, tested
+from bridge.files.shell.decide import Bad, evaluate_test
 from bridge.files.shell.expand import FILES, OUTPUT
-from bridge.files.shell.files import AWAY, is_gone, placed
+from bridge.files.shell.files import AWAY, is_gone, path_in_folder
 from bridge.files.shell.options import LETTERS, OFF, SET, SHOPT, Options
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import (
@@ -20,16 +20,16 @@ from bridge.files.shell.pieces import (
     Text,
     Unknown,
     cut,
-    known,
-    spelled,
+    spell_pieces,
+    text_if_known,
     unknowns,
     words,
 )
 from bridge.files.shell.scope import RUN, SOURCED, Value, several
-from bridge.files.shell.source import Source, Sourced, check_ends, check_syntax
+from bridge.files.shell.source import ShellSource, Sourced, check_ends, check_syntax
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 MOST_CHARACTERS = 2**20
 TOOLS = re.compile(
@@ -48,19 +48,19 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),) if text else ()
 
 
-def _unknown(reader: Reader, name: str, why: str = OUTPUT, loose: bool = False) -> Pieces:
+def _unknown(reader: ShellReader, name: str, why: str = OUTPUT, loose: bool = False) -> Pieces:
     return (Unknown(f"${name}", NOWHERE, reader.source.line(reader.place), why, loose=loose),)
 
 
-def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
+def _number(reader: ShellReader, called: Sequence[Pieces], default: int) -> int:
     """Return the number that is the argument of a command, such as the 2 of `break 2`; `default` without an argument."""
     if len(called) < 2:
         return default
-    text = known(called[1])
+    text = text_if_known(called[1])
     if text is None or not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
         raise reader.refuse(
             reader.place,
-            f"{spelled(called[1])} after {spelled(called[0])} is no number, or is not known",
+            f"{spell_pieces(called[1])} after {spell_pieces(called[0])} is no number, or is not known",
         )
     return int(text)
 
@@ -68,50 +68,50 @@ def _number(reader: Reader, called: Sequence[Pieces], default: int) -> int:
 # Output
 
 
-def echo(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def echo(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `echo`, which writes its arguments with spaces between them."""
     rest, flags = list(called[1:]), "e" if reader.scope.on("xpg_echo") else ""
     # A word with any other letter is text, and so is everything behind it.
-    while rest and re.fullmatch(r"-[neE]+", known(rest[0]) or ""):
-        flags += (known(rest.pop(0)) or "")[1:]
+    while rest and re.fullmatch(r"-[neE]+", text_if_known(rest[0]) or ""):
+        flags += (text_if_known(rest.pop(0)) or "")[1:]
     reader.scope.status = 0
     found: list[Text | Unknown] = []
     for index, word in enumerate(rest):
         found += [*(_text(" ") if index else ()), *word]
     if "e" in flags and flags.rfind("e") > flags.rfind("E"):  # the later one takes effect
-        text = known(found)
+        text = text_if_known(found)
         try:
             found = list(
-                _text(formatting.escaped(text)) if text is not None else _unknown(reader, "(echo -e)")
+                _text(formatting.decode_escapes(text)) if text is not None else _unknown(reader, "(echo -e)")
             )
         except Unread as error:
             found = list(_unknown(reader, "(echo -e)", str(error)))
     reader.write((*found, *(() if "n" in flags else _text("\n"))))
 
 
-def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def printf(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `printf`, which writes into a variable with `-v`."""
     rest = list(called[1:])
     target: Pieces | None = None
-    if rest and spelled(rest[0]).startswith("-v"):
+    if rest and spell_pieces(rest[0]).startswith("-v"):
         target, rest = cut(rest[0], 2), rest[1:]
         if not target and rest:
             target, rest = rest[0], rest[1:]
-    if rest and known(rest[0]) == "--":
+    if rest and text_if_known(rest[0]) == "--":
         rest = rest[1:]
-    elif rest and re.match(r"-.", spelled(rest[0])):
+    elif rest and re.match(r"-.", spell_pieces(rest[0])):
         reader.scope.status = 2
         return
-    texts = [None if several(word) else known(word) for word in rest]
+    texts = [None if several(word) else text_if_known(word) for word in rest]
     try:
         if not texts or None in texts:
             raise Unread(OUTPUT)
-        made = _text(formatting.printed(str(texts[0]), [str(text) for text in texts[1:]]))
+        made = _text(formatting.format_output(str(texts[0]), [str(text) for text in texts[1:]]))
         reader.scope.status = 0
     except Unread as error:
         made = _unknown(reader, "(printf)", str(error))
         reader.scope.status = None
-    name = known(target) if target else None
+    name = text_if_known(target) if target else None
     if not target:
         reader.write(made)
     elif name is None or several(target):
@@ -120,7 +120,7 @@ def printf(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         variables.put(reader, name, Value((made or (Text("", NOWHERE),),)))
 
 
-def working_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def working_folder(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `pwd`."""
     value = reader.scope.get("PWD")
     reader.scope.status = 0
@@ -131,34 +131,34 @@ def working_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None
 # Status and paths
 
 
-def succeed(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def return_success(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `:` and `true`."""
     reader.scope.status = 0
 
 
-def fail(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def fail(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `false`."""
     reader.scope.status = 1
 
 
-def outside(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def outside(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model a command whose status is unknown and which sets no variables."""
     # `wait` without arguments succeeds. With a process number it returns that program's status.
-    waits = spelled(called[0]) == "wait"
+    waits = spell_pieces(called[0]) == "wait"
     reader.scope.status = 0 if len(called) == 1 and waits else None
-    if waits and not (known(called[-1]) or "").isdecimal():
+    if waits and not (text_if_known(called[-1]) or "").isdecimal():
         # Whatever was started in the background has begun by then. Only a bare `wait` waits for the
         # end of all of it.
-        reader.awaited()
+        reader.start_background()
         if len(called) == 1:
-            reader.scope.files.settled()
-    if spelled(called[0]) in ("type", "jobs", "times", "ulimit", "umask", "caller", "dirs", "hash"):
-        reader.write(_unknown(reader, f"({spelled(called[0])})"))
+            reader.scope.files.settle_background()
+    if spell_pieces(called[0]) in ("type", "jobs", "times", "ulimit", "umask", "caller", "dirs", "hash"):
+        reader.write(_unknown(reader, f"({spell_pieces(called[0])})"))
 
 
-def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def end(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `exit`, `return`, `break` and `continue`."""
-    name = spelled(called[0])
+    name = spell_pieces(called[0])
     if name in ("break", "continue"):
         # Outside of a loop a shell reports it, and goes on.
         if not reader.loops:
@@ -172,7 +172,7 @@ def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.scope.status = 2
         return
     elif len(called) > 1:
-        text = known(called[1])
+        text = text_if_known(called[1])
         reader.scope.status = (
             int(text) % 256
             if text is not None and re.fullmatch(r"-?\d{1,9}", text, re.ASCII)
@@ -181,34 +181,34 @@ def end(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     reader.scope.ended, reader.scope.left_at = name, reader.source.line(place)
 
 
-def test(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def test(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `test` and `[`."""
     inside = called[1:]
     try:
-        if spelled(called[0]) == "[":
+        if spell_pieces(called[0]) == "[":
             if any(several(word) for word in inside):
                 raise Unread("the number of words is not known")
-            if not inside or known(inside[-1]) != "]":
+            if not inside or text_if_known(inside[-1]) != "]":
                 raise Bad("missing ]")
             inside = inside[:-1]
-        reader.answer(tested(inside, reader.expander))
+        reader.answer(evaluate_test(inside, reader.expander))
     except Bad:
         reader.scope.status = 2
     except Unread:
         reader.answer(None)
 
 
-def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def let(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `let`."""
     for word in called[1:]:
         expander = reader.expander
         # No file is called like an expression, so its `*` stays a `*`.
-        text = spelled(word) if [piece.why for piece in unknowns(word)] == [FILES] else known(expander.plain(word))
+        text = spell_pieces(word) if [piece.why for piece in unknowns(word)] == [FILES] else text_if_known(expander.plain(word))
         try:
             if text is None:
-                expander.forget(spelled(word), next(unknowns(word)).why)
+                expander.forget(spell_pieces(word), next(unknowns(word)).why)
                 raise Unread("it is not known")
-            reader.answer(bool(expander.evaluated(text)))
+            reader.answer(bool(expander.evaluate_text(text)))
         except Unread:
             reader.answer(None)
         except arithmetic.Unset:
@@ -221,14 +221,14 @@ def let(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 # Input
 
 
-def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def read(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `read`, which sets variables from a line of the input.
 
     Where the input is not known, the variables become unknown.
     """
     options, words_ = _options(called[1:], "adnNpitu")
     array = options.get("a")
-    targets = [name for name in map(known, words_) if name is not None]
+    targets = [name for name in map(text_if_known, words_) if name is not None]
     if len(targets) < len(words_):
         _ask(reader, targets, array, None)
         for word in words_:
@@ -254,14 +254,14 @@ def read(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     elif array:
         fields = words([Text(line, NOWHERE, splits=True, plain=False)], separators)
         reader.scope.set(
-            array, Value(tuple(_text(_shown(spelled(field))) or field for field in fields), True)
+            array, Value(tuple(_text(_reveal_hidden(spell_pieces(field))) or field for field in fields), True)
         )
     else:
         for name, text in zip(
             targets or ["REPLY"], _fields(line, targets, separators), strict=True
         ):
             variables.assign(
-                reader, name, None, Value((_text(_shown(text)) or (Text("", NOWHERE),),)), False
+                reader, name, None, Value((_text(_reveal_hidden(text)) or (Text("", NOWHERE),),)), False
             )
 
 
@@ -270,7 +270,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
     found: dict[str, str] = {}
     rest = list(words_)
     while rest:
-        text = known(rest[0])
+        text = text_if_known(rest[0])
         if text is None or not re.fullmatch(r"-[A-Za-z]+.*", text, re.DOTALL):
             break
         rest.pop(0)
@@ -281,7 +281,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
                 found[letter] = ""
                 continue
             # The value is the rest of the word, or else the next word.
-            found[letter] = text[index + 1 :] or ((known(rest[0]) if rest else None) or "")
+            found[letter] = text[index + 1 :] or ((text_if_known(rest[0]) if rest else None) or "")
             if not text[index + 1 :] and rest:
                 rest.pop(0)
             break
@@ -289,7 +289,7 @@ def _options(words_: Sequence[Pieces], valued: str) -> tuple[dict[str, str], lis
 
 
 def _ask(
-    reader: Reader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT
+    reader: ShellReader, names: Sequence[str], array: str | None, status: int | None, why: str = OUTPUT
 ) -> None:
     """Mark as unknown the variables that `read` sets, and the rest of the input."""
     for name in names or ([] if array else ["REPLY"]):
@@ -301,13 +301,13 @@ def _ask(
         reader.scope.input = _unknown(reader, "(input)")
 
 
-def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
+def _line(reader: ShellReader, end_: str, escapes: bool) -> str | None:
     """Return the next line of the input; None if it is not known.
 
     Sets the status to 1 if the line has no end. With `escapes`, a character after a backslash
     separates no words and ends no line.
     """
-    text = known(reader.scope.input or ())
+    text = text_if_known(reader.scope.input or ())
     if text is None:
         return None
     if end_ == "":
@@ -331,7 +331,7 @@ def _line(reader: Reader, end_: str, escapes: bool) -> str | None:
     return re.sub(r"\\(.?)", hidden, line, flags=re.DOTALL) if escapes else line
 
 
-def _shown(text: str) -> str:
+def _reveal_hidden(text: str) -> str:
     return "".join(
         chr(ord(char) - HIDDEN) if HIDDEN <= ord(char) < HIDDEN + 128 else char for char in text
     )
@@ -371,15 +371,15 @@ def _fields(line: str, names: Sequence[str], separators: str) -> list[str]:
     return [*found, alone[1] if alone else rest]
 
 
-def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def map_file(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `mapfile [-t] [-d MARK] [-s SKIP] [-n COUNT] NAME`."""
     options, names = _options(called[1:], "dnOsucC")
-    name = known(names[0]) if names else "MAPFILE"
+    name = text_if_known(names[0]) if names else "MAPFILE"
     if name is None:
         reader.overtake(place, names[0])
         reader.scope.status = None
         return
-    text = known(reader.scope.input) if reader.scope.input is not None else None
+    text = text_if_known(reader.scope.input) if reader.scope.input is not None else None
     counts = [options.get(letter, "0") for letter in "sn"]
     if (
         text is None
@@ -400,12 +400,12 @@ def map_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
 # Arguments and options
 
 
-def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def shift(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `shift`."""
-    given = reader.scope.given
-    count = _number(reader, called, 1) if len(called) < 2 or known(called[1]) is not None else len(given)
+    given = reader.scope.positional_arguments
+    count = _number(reader, called, 1) if len(called) < 2 or text_if_known(called[1]) is not None else len(given)
     # A word of unknown length may be all that is shifted away, or less than that.
-    if any(known(word) is None for word in called[1:2]) or any(several(word) for word in given[:count]):
+    if any(text_if_known(word) is None for word in called[1:2]) or any(several(word) for word in given[:count]):
         reader.scope.arguments = (_unknown(reader, "@", '"shift" removes an unknown number of arguments', loose=True),)
         reader.scope.status = None
     elif count > len(given) or count < 0:
@@ -418,32 +418,32 @@ def shift(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.scope.status = 0
 
 
-def set_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def set_(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `set`, which sets shell options and the arguments of the script."""
     rest = list(called[1:])
     reader.scope.status = 0
-    if not rest or (len(rest) == 1 and known(rest[0]) in ("-o", "+o")):
+    if not rest or (len(rest) == 1 and text_if_known(rest[0]) in ("-o", "+o")):
         reader.write(_unknown(reader, "(set)"))
         return
     # A shell looks at all options before it sets the first.
-    texts = (None if several(word) else known(word) for word in rest)
+    texts = (None if several(word) else text_if_known(word) for word in rest)
     dashed = takewhile(lambda text: text not in (None, "--") and re.match(r"[-+].", text), texts)
     if not all(SET_OPTION.fullmatch(str(text)) for text in dashed):
         reader.scope.status = 2
         return
     while rest:
-        text = None if several(rest[0]) else known(rest[0])
+        text = None if several(rest[0]) else text_if_known(rest[0])
         if text == "--" or text is None or not re.fullmatch(r"[-+][A-Za-z]*", text):
             rest = rest[1:] if text == "--" else rest
             reader.scope.arguments, reader.scope.placed = tuple(rest), not reader.scope.frames
             break
         rest.pop(0)
         for letter in text[1:]:
-            name = known(rest.pop(0)) if letter == "o" and rest else LETTERS.get(letter)
+            name = text_if_known(rest.pop(0)) if letter == "o" and rest else LETTERS.get(letter)
             _switch(reader, place, SET, name, text[0] == "-")
 
 
-def _switch(reader: Reader, place: int, options: Options, name: str | None, on: bool) -> None:
+def _switch(reader: ShellReader, place: int, options: Options, name: str | None, on: bool) -> None:
     """Turn an option on or off. Raises `SourceError` for options that are not supported."""
     if name is not None and not options.has(name):
         reader.scope.status = None  # a shell reports it, and goes on
@@ -464,10 +464,10 @@ def _switch(reader: Reader, place: int, options: Options, name: str | None, on: 
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
-def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def shopt(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `shopt`."""
     flags, words_ = _options(called[1:], "")
-    names = [known(word) for word in words_]
+    names = [text_if_known(word) for word in words_]
     if not flags.keys() & {"s", "u", "q"}:
         reader.write(_unknown(reader, "(shopt)"))
     for name in names if flags.keys() & {"s", "u"} else ():
@@ -481,13 +481,13 @@ def shopt(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.scope.status = 0 if turns and all(name and SHOPT.has(name) for name in names) else None
 
 
-def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def unset(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `unset NAME`, `unset NAME[index]`, `unset -f NAME`."""
-    option = known(called[1] if len(called) > 1 else ())
+    option = text_if_known(called[1] if len(called) > 1 else ())
     functions = option == "-f"
     reader.scope.status = 0
     for word in called[1:]:
-        text = None if several(word) else known(word)
+        text = None if several(word) else text_if_known(word)
         if text is None:
             reader.overtake(place, word)
             continue
@@ -513,7 +513,7 @@ def unset(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
             reader.scope.marks.pop(name, None)
 
 
-def _unset_element(reader: Reader, name: str, index: str) -> None:
+def _unset_element(reader: ShellReader, name: str, index: str) -> None:
     value = reader.scope.get(name)
     if value is None:
         return
@@ -534,12 +534,12 @@ def _unset_element(reader: Reader, name: str, index: str) -> None:
 # Other shells, files and commands
 
 
-def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def eval_(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `eval TEXT`."""
     reader.scope.status = 0
-    words_ = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
+    words_ = called[2:] if len(called) > 1 and text_if_known(called[1]) == "--" else called[1:]
     # `eval` has no options: without `--` before it, a word with a dash is an error.
-    if len(words_) == len(called) - 1 and words_ and re.match(r"-.", spelled(words_[0])):
+    if len(words_) == len(called) - 1 and words_ and re.match(r"-.", spell_pieces(words_[0])):
         reader.scope.status = 2
         return
     pieces = tuple(
@@ -547,17 +547,17 @@ def eval_(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         for index, word in enumerate(words_)
         for piece in (*(_text(" ") if index else ()), *word)
     )
-    reader.nested(place, pieces)
+    reader.read_inner_text(place, pieces)
 
 
-def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def take_file(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `source FILE`.
 
     If the file cannot be read, the variables that it may set become unknown.
     """
     path = called[1] if len(called) > 1 else ()
     reader.scope.status = None
-    given = known(path) in INPUT
+    given = text_if_known(path) in INPUT
     text = reader.scope.input if given else opened.content(reader, path)
     if given and text is None:
         raise reader.refuse(place, '"source" reads the input of the script, which is not known')
@@ -569,32 +569,32 @@ def take_file(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         _run_file(reader, path, text, called[2:])
 
 
-def _pass_by(reader: Reader, path: Pieces, text: Pieces | None) -> None:
+def _pass_by(reader: ShellReader, path: Pieces, text: Pieces | None) -> None:
     """Record a sourced file that is not read.
 
     It may set every variable, unless it is a file that sets up tools.
     """
     line = reader.source.line(reader.place)
     reasons = (piece.why for piece in text or () if isinstance(piece, Unknown))
-    tools = bool(TOOLS.search(spelled(path)))
+    tools = bool(TOOLS.search(spell_pieces(path)))
     reader.sourced.append(
-        Sourced(line, spelled(path), next(reasons, "") or opened.missing(reader, path), tools)
+        Sourced(line, spell_pieces(path), next(reasons, "") or opened.missing(reader, path), tools)
     )
     if not tools:
         reader.scope.overtaken(f"the file that is sourced on line {line}")
 
 
-def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pieces]) -> None:
+def _run_file(reader: ShellReader, path: Pieces, text: Pieces, arguments: Sequence[Pieces]) -> None:
     if reader.depth >= 30:
         raise reader.refuse(
             reader.place, "a file sources itself without end; is this the right file?"
         )
-    plain = known(text)
-    check_ends(plain or "", spelled(path))
+    plain = text_if_known(text)
+    check_ends(plain or "", spell_pieces(path))
     if plain is not None:
         # By itself first: an error then names this file and its line, not the script that sources it.
-        check_syntax(Source(plain, reader.key(path)))
-    source = Source.of(text, reader.source)
+        check_syntax(ShellSource(plain, reader.key(path)))
+    source = ShellSource.of(text, reader.source)
     check_syntax(source)
     before, mark, here = reader.scope.arguments, len(reader.leaving), reader.scope.here
     folder, slash, name = reader.key(path).rpartition("/")
@@ -609,13 +609,13 @@ def _run_file(reader: Reader, path: Pieces, text: Pieces, arguments: Sequence[Pi
     reader.run(source)
     reader.scope.taken -= 1
     reader.depth -= 1
-    reader.landed(mark, ("return",))
+    reader.merge_exits(mark, ("return",))
     reader.scope.here = here
     if arguments:
         _put_back(reader, before)
 
 
-def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
+def _put_back(reader: ShellReader, before: tuple[Pieces, ...] | None) -> None:
     """Restore the script's arguments after a sourced file that was given arguments.
 
     The arguments stay changed if that file called `set` outside of functions.
@@ -629,12 +629,12 @@ def _put_back(reader: Reader, before: tuple[Pieces, ...] | None) -> None:
     reader.scope.placed = False
 
 
-def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def change_folder(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `cd`, `pushd` and `popd`.
 
     The new folder is known if it is the script's folder or was made by the script.
     """
-    scope, name = reader.scope, spelled(called[0])
+    scope, name = reader.scope, spell_pieces(called[0])
     before = scope.folder
     if name == "popd" and len(called) == 1 and scope.folders:
         *rest, scope.folder = scope.folders
@@ -647,19 +647,19 @@ def change_folder(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         if variable in scope.variables:
             scope.set(variable, Value((_unknown(reader, variable, RUN),)))
     if name != "cd" or (
-        called[1:] and known(called[-1]) in ("-", None) and not placed(before, called[-1])
+        called[1:] and text_if_known(called[-1]) in ("-", None) and not path_in_folder(before, called[-1])
     ):
         reader.write(_unknown(reader, f"({name})"))
 
 
-def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
+def _enter(reader: ShellReader, away: str, words_: Sequence[Pieces]) -> None:
     """Enter a folder. `away` stands for the folder if its location is not known."""
     scope = reader.scope
-    words_ = [word for word in words_ if known(word) not in ("--", "-P", "-L")]
-    if words_ and known(words_[0]) == "":
+    words_ = [word for word in words_ if text_if_known(word) not in ("--", "-P", "-L")]
+    if words_ and text_if_known(words_[0]) == "":
         scope.status = 0
         return
-    told = words_ and (known(words_[0]) or placed(scope.folder, words_[0]))
+    told = words_ and (text_if_known(words_[0]) or path_in_folder(scope.folder, words_[0]))
     key = reader.key(words_[0]) if told else away
     folder = "" if key == "." else f"{key.removesuffix('/')}/"
     made = len(words_) == 1 and (
@@ -668,17 +668,17 @@ def _enter(reader: Reader, away: str, words_: Sequence[Pieces]) -> None:
     scope.folder, scope.status = (folder, 0) if made else (away, None)
 
 
-def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def run_in_place(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `exec COMMAND`, `nohup`, `command` and `builtin`, which run the command in their arguments."""
-    name, rest = spelled(called[0]), list(called[1:])
-    if name == "command" and rest and re.fullmatch(r"-[vVp]+", known(rest[0]) or ""):
+    name, rest = spell_pieces(called[0]), list(called[1:])
+    if name == "command" and rest and re.fullmatch(r"-[vVp]+", text_if_known(rest[0]) or ""):
         reader.scope.status = None
-        if known(rest[0]) != "-p":
+        if text_if_known(rest[0]) != "-p":
             reader.write(_unknown(reader, "(command)"))
             return
         rest = rest[1:]
-    while name == "exec" and rest and (known(rest[0]) or "").startswith("-"):
-        rest = rest[2 if known(rest[0]) == "-a" else 1 :]
+    while name == "exec" and rest and (text_if_known(rest[0]) or "").startswith("-"):
+        rest = rest[2 if text_if_known(rest[0]) == "-a" else 1 :]
     if not rest:
         reader.stops.clear()
         return
@@ -687,24 +687,24 @@ def run_in_place(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         reader.scope.ended, reader.scope.left_at = "exit", reader.source.line(place)
 
 
-def alias(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def alias(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `alias`, which has an effect only in a script that may turn on `expand_aliases`, on words behind its line."""
     reader.scope.status = 0
-    if not any("=" in spelled(word) for word in called[1:]):
+    if not any("=" in spell_pieces(word) for word in called[1:]):
         reader.write(_unknown(reader, "(alias)"))
     behind = reader.source.text[place:].partition("\n")[2]
     for word in called[1:] if reader.scope.may("expand_aliases") else ():
-        name = (known(word) or "").partition("=")[0]
+        name = (text_if_known(word) or "").partition("=")[0]
         if not name or re.search(rf"(?<![\w./-]){re.escape(name)}(?![\w./-])", behind):
-            problem = f'"alias" changes the meaning of {name or spelled(word)}, which is not supported'
+            problem = f'"alias" changes the meaning of {name or spell_pieces(word)}, which is not supported'
             raise reader.refuse(place, problem)
 
 
-BUILTINS: Mapping[str, Callable[[Reader, int, Sequence[Pieces]], None]] = {
+BUILTINS: Mapping[str, Callable[[ShellReader, int, Sequence[Pieces]], None]] = {
     "echo": echo,
     "printf": printf,
     "pwd": working_folder,
-    **dict.fromkeys((":", "true"), succeed),
+    **dict.fromkeys((":", "true"), return_success),
     "false": fail,
     **dict.fromkeys(("exit", "return", "break", "continue"), end),
     **dict.fromkeys(("[", "test"), test),

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from bridge.files.shell import arithmetic, steps, subjects
 from bridge.files.shell.expand import Expander
 from bridge.files.shell.patterns import Pattern, Unread, active, simple
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
-from bridge.files.shell.regular import expression, grouped, longest
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, text_if_known
+from bridge.files.shell.regular import expression, groups_are_certain, longest
 from bridge.files.shell.scope import SELF, SOURCED, Value, several
 from bridge.files.shell.tokens import Word
 
@@ -48,7 +48,7 @@ def _not(truth: Truth) -> Truth:
     return None if truth is None else not truth
 
 
-def _joined(left: Truth, right: Truth, both: bool) -> Truth:
+def _join_truths(left: Truth, right: Truth, both: bool) -> Truth:
     """Return `left and right` if `both`, else `left or right`.
 
     None stands for an unknown truth; the result is known if one side decides it.
@@ -74,25 +74,25 @@ class Condition:
             raise Bad("unexpected word")
         return result
 
-    def _said(self, ahead: int = 0) -> str:
+    def _text_ahead(self, ahead: int = 0) -> str:
         place = self.position + ahead
         if place >= len(self.items):
             return ""
         item = self.items[place]
-        return item if isinstance(item, str) else self.expander.source.said(item)
+        return item if isinstance(item, str) else self.expander.source.text_of(item)
 
     def _or(self, needed: bool) -> Truth:
         result = self._and(needed)
-        while self._said() == "||":
+        while self._text_ahead() == "||":
             self.position += 1
-            result = _joined(result, self._side(needed, result, True, self._and), both=False)
+            result = _join_truths(result, self._side(needed, result, True, self._and), both=False)
         return result
 
     def _and(self, needed: bool) -> Truth:
         result = self._one(needed)
-        while self._said() == "&&":
+        while self._text_ahead() == "&&":
             self.position += 1
-            result = _joined(result, self._side(needed, result, False, self._one), both=True)
+            result = _join_truths(result, self._side(needed, result, False, self._one), both=True)
         return result
 
     def _side(
@@ -116,13 +116,13 @@ class Condition:
         return result
 
     def _one(self, needed: bool) -> Truth:
-        if self._said() == "!":
+        if self._text_ahead() == "!":
             self.position += 1
             return _not(self._one(needed))
         if self.position < len(self.items) and self.items[self.position] == "(":
             self.position += 1
             result = self._or(needed)
-            if self._said() != ")":
+            if self._text_ahead() != ")":
                 raise Bad("missing )")
             self.position += 1
             return result
@@ -136,16 +136,16 @@ class Condition:
         return item
 
     def _test(self, needed: bool) -> Truth:
-        sign = self._said(1)
+        sign = self._text_ahead(1)
         if sign in (*EQUAL, *ORDERED, *NUMBERS, *COMPARED, "=~") and self.position + 2 < len(
             self.items
         ):
             left = self._word()
             self.position += 1
             right = self._word()
-            return self._compared(left, sign, right) if needed else False
-        if self._said() in UNARY and self._said(1) not in ("", "&&", "||", ")"):
-            sign = self._said()
+            return self._compare_words(left, sign, right) if needed else False
+        if self._text_ahead() in UNARY and self._text_ahead(1) not in ("", "&&", "||", ")"):
+            sign = self._text_ahead()
             self.position += 1
             word = self._word()
             return unary(sign, self._text(word), self.expander) if needed else False
@@ -155,13 +155,13 @@ class Condition:
     def _text(self, word: Word) -> Pieces:
         return self.expander.text(word, alone=True)
 
-    def _compared(self, left: Word, sign: str, right: Word) -> Truth:
+    def _compare_words(self, left: Word, sign: str, right: Word) -> Truth:
         first = self._text(left)
         second = self._text(right)
         try:
             if sign in EQUAL:
-                said, fold = known(first), self._fold()
-                if said is None or known(second) is None:
+                said, fold = text_if_known(first), self._fold()
+                if said is None or text_if_known(second) is None:
                     found = same_script(first, second, self.expander)
                 else:
                     found = Pattern(active(second), fold).matches(said.lower() if fold else said)
@@ -177,27 +177,27 @@ class Condition:
             return False  # a shell reports it, and takes the condition for false
         except Unread:
             return None
-        return ordered(first, sign, second) if sign in ORDERED else None
+        return sorts_before(first, sign, second) if sign in ORDERED else None
 
     def _fold(self) -> bool:
         return self.expander.scope.on("nocasematch")
 
     def _number(self, pieces: Pieces) -> int:
-        text = known(pieces)
+        text = text_if_known(pieces)
         if text is None:
             raise Unread("it is not known")
-        return self.expander.evaluated(text)
+        return self.expander.evaluate_text(text)
 
     def _regular(self, first: Pieces, second: Pieces) -> Truth:
         scope = self.expander.scope
         try:
-            text = known(first)
+            text = text_if_known(first)
             if text is None or len(text) > LONGEST:
                 raise Unread("the text is not known")
             chars = active(second)
             simple(text)
             pattern = expression(chars, self._fold())
-            fits = steps.found(pattern, text)
+            fits = steps.has_match(pattern, text)
         except Unread as error:
             scope.set(
                 "BASH_REMATCH",
@@ -219,19 +219,19 @@ def _groups(pattern: re.Pattern[str], text: str) -> tuple[Pieces, ...]:
     except Unread:
         found = None
     # POSIX takes the longest match, and Python the first one. Groups within that may then differ.
-    sure = 1 if found is None else 1 + pattern.groups * grouped(pattern.pattern)
+    sure = 1 if found is None else 1 + pattern.groups * groups_are_certain(pattern.pattern)
     texts = [] if found is None else [found[0], *(group or "" for group in found.groups())]
     known_ = [(Text(group, NOWHERE, plain=False),) for group in texts[:sure]]
     unsure = (Unknown("${BASH_REMATCH}", NOWHERE, 0, "this text depends on how bash divides the match into groups"),)
     return (*known_, *(unsure for _ in range(pattern.groups + 1 - len(known_))))
 
 
-def ordered(first: Pieces, sign: str, second: Pieces) -> Truth:
+def sorts_before(first: Pieces, sign: str, second: Pieces) -> Truth:
     """Return whether `first` sorts before `second` (sign `<`) or after `second` (sign `>`).
 
     None if a text is not known, or if the order depends on the locale.
     """
-    left, right = known(first), known(second)
+    left, right = text_if_known(first), text_if_known(second)
     if left is None or right is None:
         return None
     if left == right or not (left and right):
@@ -307,7 +307,7 @@ def unary(sign: str, pieces: Pieces, expander: Expander) -> Truth:
     if sign in ("-n", "-z"):
         blank = empty(pieces)
         return blank if sign == "-z" else _not(blank)
-    text = known(pieces)
+    text = text_if_known(pieces)
     if sign == "-v":
         return None if text is None else _is_set(text, expander)
     if sign == "-o" and text in ("errexit", "nounset", "noglob", "allexport", "pipefail"):
@@ -319,7 +319,7 @@ def _is_set(name: str, expander: Expander) -> Truth:
     plain, _, index = name.partition("[")
     value = expander.scope.get(plain)
     if value is None:
-        settled = expander.scope.settled(plain) or not expander.scope.overtaker(plain)
+        settled = expander.scope.is_unset(plain) or not expander.scope.overtaker(plain)
         return False if settled else None
     if any(
         isinstance(piece, Unknown) and (piece.perhaps or several(word))
@@ -343,7 +343,7 @@ def _is_set(name: str, expander: Expander) -> Truth:
 # `[ ... ]` and `test`
 
 
-def tested(words: Sequence[Pieces], expander: Expander) -> Truth:
+def evaluate_test(words: Sequence[Pieces], expander: Expander) -> Truth:
     """Return whether `[ ... ]` with these words is true; None if that is not known.
 
     Raises `Bad` for a condition with an error.
@@ -356,7 +356,7 @@ def tested(words: Sequence[Pieces], expander: Expander) -> Truth:
 class _Test:
     def __init__(self, words: Sequence[Pieces], expander: Expander) -> None:
         self.words, self.expander = words, expander
-        self.said = [known(word) for word in words]
+        self.said = [text_if_known(word) for word in words]
         self.position = 0
 
     def holds(self) -> Truth:
@@ -404,7 +404,7 @@ class _Test:
         if self._binary_sign(sign):
             return self._binary(start)
         if sign in ("-a", "-o"):
-            return _joined(self._single(start), self._single(start + 2), both=sign == "-a")
+            return _join_truths(self._single(start), self._single(start + 2), both=sign == "-a")
         if self.said[start] == "!":
             return _not(self._two(start + 1))
         if self.said[start] == "(" and self.said[start + 2] == ")":
@@ -430,12 +430,12 @@ class _Test:
     def _binary(self, start: int) -> Truth:
         left, sign, right = self.words[start], str(self.said[start + 1]), self.words[start + 2]
         if sign in EQUAL:
-            first, second = known(left), known(right)
+            first, second = text_if_known(left), text_if_known(right)
             plain = first is not None and second is not None
             found = first == second if plain else same_script(left, right, self.expander)
             return found if sign != "!=" else _not(found)
         if sign in NUMBERS:
-            first, second = known(left), known(right)
+            first, second = text_if_known(left), text_if_known(right)
             for text in (first, second):
                 if text is not None and not re.fullmatch(
                     r"[ \t\n]*[-+]?\d+[ \t\n]*", text, re.ASCII
@@ -447,7 +447,7 @@ class _Test:
             if max(abs(int(first)), abs(int(second))) >= 1 << 63:
                 raise Bad("integer expression expected")
             return NUMBERS[sign](int(first), int(second))
-        return ordered(left, sign, right) if sign in ORDERED else None
+        return sorts_before(left, sign, right) if sign in ORDERED else None
 
     # More than four words
 
@@ -458,14 +458,14 @@ class _Test:
         result = self._and()
         while self._here() == "-o" and self.position < len(self.said):
             self.position += 1
-            result = _joined(result, self._and(), both=False)
+            result = _join_truths(result, self._and(), both=False)
         return result
 
     def _and(self) -> Truth:
         result = self._term()
         while self._here() == "-a" and self.position < len(self.said):
             self.position += 1
-            result = _joined(result, self._term(), both=True)
+            result = _join_truths(result, self._term(), both=True)
         return result
 
     def _term(self) -> Truth:

@@ -37,7 +37,7 @@ def edit(
         for (start, end), new in put.items()
         for patch in _patches(text, found[start:end], new)
     ]
-    more = "".join(f" {_quoted(word)}" for line in added for word in line)
+    more = "".join(f" {_quote_word(word)}" for line in added for word in line)
     if more:
         patches.append(((_end(text, found[after]), _end(text, found[after])), more))
     # From the end, so that the places of the patches before stay right.
@@ -81,14 +81,14 @@ def _patches(text: str, found: Sequence[Span | None], new: Sequence[str]) -> lis
             "one expansion in the script yields this word together with others, so it cannot be changed alone"
         )
     spans = [place for place in found if place is not None]
-    kept = [(place, _quoted(word)) for place, word in zip(spans, new, strict=False)]
-    rest = "".join(f" {_quoted(word)}" for word in new[len(spans) :])
+    kept = [(place, _quote_word(word)) for place, word in zip(spans, new, strict=False)]
+    rest = "".join(f" {_quote_word(word)}" for word in new[len(spans) :])
     if rest and kept:
         kept[-1] = kept[-1][0], kept[-1][1] + rest
-    return [*kept, *((_with_line(text, place), "") for place in _joined(text, spans[len(new) :]))]
+    return [*kept, *((_with_line(text, place), "") for place in _join_spans(text, spans[len(new) :]))]
 
 
-def _joined(text: str, spans: Sequence[Span]) -> list[Span]:
+def _join_spans(text: str, spans: Sequence[Span]) -> list[Span]:
     """Return the spans of words. Spans with only spaces or tabs between them are merged."""
     found: list[Span] = []
     for place in (_with_quotes(text, span) for span in spans):
@@ -107,7 +107,7 @@ def _end(text: str, place: Span | None) -> int:
     return _with_quotes(text, place)[1] if text[place[0] - 1 : place[0]] == "'" else place[1]
 
 
-def _quoted(word: str) -> str:
+def _quote_word(word: str) -> str:
     return word if re.fullmatch(r"[\w./:,+=@%\[\]*-]+", word) else shlex.quote(word)
 
 

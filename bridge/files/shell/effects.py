@@ -15,10 +15,10 @@ from bridge.files.shell import opened
 from bridge.files.shell.files import is_gone
 from bridge.files.shell.launchers import Walk
 from bridge.files.shell.patterns import Unread
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 CHANGING = frozenset(
     (
@@ -155,42 +155,42 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),)
 
 
-def leave(reader: Reader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
+def leave(reader: ShellReader, called: Sequence[Pieces], found: Walk, modelled: bool) -> None:
     """Record the files that a program may have changed.
 
     With `modelled`, the effects of the program are already applied.
     """
     if modelled:
         return
-    name, line = (known(called[0]) or "").rpartition("/")[2], reader.source.line(reader.place)
+    name, line = (text_if_known(called[0]) or "").rpartition("/")[2], reader.source.line(reader.place)
     if name in CHANGING:
-        if name != "sed" or IN_PLACE.search(" ".join(map(spelled, called))):
+        if name != "sed" or IN_PLACE.search(" ".join(map(spell_pieces, called))):
             touch_named(reader, called)
         return
     # Python with a text of its own that touches no file leaves files alone, too.
-    texts = [spelled(word) for word in called]
+    texts = [spell_pieces(word) for word in called]
     reckons = "python" in texts[0] and "-c" in texts and not TOUCHES.search(texts[-1])
     if not found.kind and (name in QUIET or reckons):
         return
-    program = spelled(called[0])
+    program = spell_pieces(called[0])
     for word in _outputs(called):
-        _touched(reader, word, f"{program} may write the file (line {line})")
+        _touch_file(reader, word, f"{program} may write the file (line {line})")
     trains = found.kind in ("program", "module") and any(
         link.name not in TRAINERS for link in found.links
     )
     if not trains:
-        reader.scope.files.written(f"{_said(called)} (line {line})")
+        reader.scope.files.record_writer(f"{_command_text(called)} (line {line})")
 
 
-def _said(called: Sequence[Pieces]) -> str:
-    return " ".join(map(spelled, called[:2]))[:60]
+def _command_text(called: Sequence[Pieces]) -> str:
+    return " ".join(map(spell_pieces, called[:2]))[:60]
 
 
 def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
     """Return the words that name files which a command writes, as far as its options show them."""
     found = []
     for index, word in enumerate(called):
-        option = WRITING.fullmatch(spelled(word))
+        option = WRITING.fullmatch(spell_pieces(word))
         if option is not None:
             found += (
                 [_text(option["file"])] if option["file"] else list(called[index + 1 : index + 2])
@@ -198,17 +198,17 @@ def _outputs(called: Sequence[Pieces]) -> list[Pieces]:
     return found
 
 
-def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
+def touch_named(reader: ShellReader, called: Sequence[Pieces]) -> None:
     """Mark each file as uncertain if its name is, or may be, among the arguments of a program."""
     line = reader.source.line(reader.place)
-    program = spelled(called[0])
+    program = spell_pieces(called[0])
     why = f"{program} may change the file (line {line})"
-    unknown = [word for word in called[1:] if known(word) is None]
+    unknown = [word for word in called[1:] if text_if_known(word) is None]
     if unknown:
-        reader.scope.files.written(f"{_said(called)} (line {line})")
+        reader.scope.files.record_writer(f"{_command_text(called)} (line {line})")
     # A word that is not known may become the name of every file that fits the letters in it that
     # are known. Without any such letter it may become all names, and is left to `written` above.
-    for said in map(spelled, unknown):
+    for said in map(spell_pieces, unknown):
         if not re.search(r"\w", OPEN.sub("", said)):
             continue
         pattern = "".join(
@@ -216,18 +216,18 @@ def touch_named(reader: Reader, called: Sequence[Pieces]) -> None:
         )
         for key in list(reader.scope.files.held):
             if re.fullmatch(pattern, key.removeprefix(reader.scope.folder), re.DOTALL):
-                _doubted(reader, key, key, why)
+                _doubt_file(reader, key, key, why)
     for word in called[1:]:
-        _touched(reader, word, why)
+        _touch_file(reader, word, why)
 
 
-def _touched(reader: Reader, word: Pieces, why: str) -> None:
+def _touch_file(reader: ShellReader, word: Pieces, why: str) -> None:
     # The file itself, or one of its name in the working directory, into which some programs write.
-    for key in (reader.key(word), reader.scope.folder + spelled(word).rpartition("/")[2]):
-        _doubted(reader, key, spelled(word), why)
+    for key in (reader.key(word), reader.scope.folder + spell_pieces(word).rpartition("/")[2]):
+        _doubt_file(reader, key, spell_pieces(word), why)
 
 
-def _doubted(reader: Reader, key: str, said: str, why: str) -> None:
+def _doubt_file(reader: ShellReader, key: str, said: str, why: str) -> None:
     reader.scope.files.doubt(key, Unknown(said, NOWHERE, reader.source.line(reader.place), why))
 
 
@@ -252,7 +252,7 @@ def _operands(texts: Sequence[str], flags: str) -> tuple[str, list[str]]:
     return letters, rest
 
 
-def remove(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def remove(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `rm [-f] [-r] FILE ...`."""
     letters, names = _operands(texts, "frRv")
     files = reader.scope.files
@@ -271,14 +271,14 @@ def remove(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-def _remove_folder(reader: Reader, key: str) -> None:
+def _remove_folder(reader: ShellReader, key: str) -> None:
     files, inside = reader.scope.files, f"{key.removesuffix('/')}/"
     for held in [held for held in files.held if held.startswith(inside) or held == key]:
         files.remove(held)
     files.folders = {folder for folder in files.folders if not folder.startswith(inside)}
 
 
-def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def copy(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `cp FILE TARGET` and `mv FILE TARGET` for a single file.
 
     The content of the file may be unknown.
@@ -303,7 +303,7 @@ def copy(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def touch(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `touch FILE ...`, which creates an empty file unless the file exists."""
     _, names = _operands(texts, "c")
     for name in names:
@@ -313,7 +313,7 @@ def touch(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-def make_folder(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def make_folder(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `mkdir [-p] FOLDER ...`."""
     letters, names = _operands(texts, "pv")
     files = reader.scope.files
@@ -334,7 +334,7 @@ def make_folder(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return ()
 
 
-PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
+PROGRAMS: Mapping[str, Callable[[ShellReader, Sequence[str]], Pieces | None]] = {
     "rm": remove,
     "cp": copy,
     "mv": copy,

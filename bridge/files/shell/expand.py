@@ -11,7 +11,7 @@ from typing import Protocol
 
 from bridge.errors import nearest
 from bridge.files.shell import arithmetic, braces, operators, parameters, subjects
-from bridge.files.shell.files import placed
+from bridge.files.shell.files import path_in_folder
 from bridge.files.shell.patterns import Char, Unread, active
 from bridge.files.shell.pieces import (
     DEFAULT_IFS,
@@ -22,14 +22,14 @@ from bridge.files.shell.pieces import (
     Text,
     Unknown,
     emptied,
-    known,
+    text_if_known,
     unknowns,
     words,
 )
 from bridge.files.shell.scope import LIVE, Scope, Value, several
-from bridge.files.shell.source import Source
-from bridge.files.shell.subjects import ALL, FORM, NAMED, Subject, stored
-from bridge.files.shell.tokens import Part, Word
+from bridge.files.shell.source import ShellSource
+from bridge.files.shell.subjects import ALL, FORM, NAMED, Subject, put_element
+from bridge.files.shell.tokens import Word, WordPart
 
 LENGTH = re.compile(r"#(?=[A-Za-z0-9_@*#?$!-])")
 _STAR = r"\$\{(?:!\w+\[\*\]|\w+\[\*\][^}])"
@@ -68,7 +68,7 @@ Expanded = list[Piece | Break]
 class Runner(Protocol):
     """Interface for running the commands within a word."""
 
-    def capture(self, source: Source) -> Pieces:
+    def capture(self, source: ShellSource) -> Pieces:
         """Return the output of the commands of `source`."""
 
     def stop(self, line: int, problem: str, discards: bool) -> None:
@@ -86,14 +86,14 @@ class Runner(Protocol):
     def lies(self, path: Pieces, filled: bool) -> bool | None:
         """Whether a file exists and, with `filled`, is not empty; None if that is not known."""
 
-    def settled_by(self, line: int) -> str:
+    def options_for_line(self, line: int) -> str:
         """Return the command-line options that would decide the branches around a line."""
 
 
 class Expander:
     """Expands the words of one source with the variables of a scope."""
 
-    def __init__(self, source: Source, scope: Scope, runner: Runner) -> None:
+    def __init__(self, source: ShellSource, scope: Scope, runner: Runner) -> None:
         """Set up an expander for the words of `source`.
 
         `solid` is true once an expansion in the current double quotes makes a word, maybe an empty
@@ -133,12 +133,12 @@ class Expander:
             # In the order of a shell: braces, tilde, variables and commands, then word splitting,
             # then names of files.
             split = words(emptied(pieces) if alone else pieces, separators or "")
-            found += [self._globbed(one, word) for one in split]
+            found += [self._expand_glob(one, word) for one in split]
         return found
 
-    def choices(self, word: Word) -> list[tuple[Part, ...]]:
+    def choices(self, word: Word) -> list[tuple[WordPart, ...]]:
         """Return the words that brace expansion makes of one word."""
-        found = braces.expanded(self.source.text, word.parts)
+        found = braces.expand_braces(self.source.text, word.parts)
         return found if len(found) == 1 or self.scope.on("braceexpand") else [word.parts]
 
     def text(self, word: Word, alone: bool = False, assigned: bool = False) -> Pieces:
@@ -152,7 +152,7 @@ class Expander:
                 Break() if isinstance(piece, Break) and piece.made else piece
                 for piece in emptied(pieces)
             ]
-        return tuple(self.joined(pieces))
+        return tuple(self.without_splitting(pieces))
 
     def _literal(self, word: Word) -> Pieces | None:
         """Return the text of a literal word; None for a word with expansions or quotes."""
@@ -161,14 +161,14 @@ class Expander:
         said = self.source.text[word.start : word.end]
         return (Text(said, (word.start, word.end)),) if LITERAL.fullmatch(said) else None
 
-    def joined(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
+    def without_splitting(self, pieces: Iterable[Piece | Break]) -> Iterator[Piece]:
         """Yield the pieces without word splitting."""
         for piece in pieces:
             yield (
                 Text(piece.joiner, (0, 0), True, plain=False) if isinstance(piece, Break) else piece
             )
 
-    def _globbed(self, word: Pieces, written: Word) -> Pieces:
+    def _expand_glob(self, word: Pieces, written: Word) -> Pieces:
         """Return the word, or an unknown word if it may expand to names of files."""
         fitting = any(
             isinstance(piece, Text) and not piece.quoted and GLOBBING.search(piece.text)
@@ -191,16 +191,16 @@ class Expander:
             return (Unknown(spelling, place, self.source.line(written.start), why, loose=True),)
         return word
 
-    def tilde(self, parts: tuple[Part, ...], assigned: bool) -> tuple[Part, ...]:
+    def tilde(self, parts: tuple[WordPart, ...], assigned: bool) -> tuple[WordPart, ...]:
         """Return the parts of a word, with a `~` at the start as a separate part.
 
         With `assigned`, this also applies to a `~` after a colon.
         """
         if "~" not in self.source.text:
             return parts
-        found: list[Part] = []
+        found: list[WordPart] = []
         for index, part in enumerate(parts):
-            said = self.source.said(part)
+            said = self.source.text_of(part)
             if part.kind != "text" or "~" not in said or (index and not assigned):
                 found.append(part)
                 continue
@@ -212,24 +212,24 @@ class Expander:
                 whole = match.end() < len(said) or last
                 if whole and (match.start() or not index):
                     found += (
-                        [Part("text", position, part.start + match.start())]
+                        [WordPart("text", position, part.start + match.start())]
                         if match.start()
                         else []
                     )
                     found.append(
-                        Part("tilde", part.start + match.start(), part.start + match.end())
+                        WordPart("tilde", part.start + match.start(), part.start + match.end())
                     )
                     position = part.start + match.end()
-            found += [Part("text", position, part.end)] if position < part.end else []
+            found += [WordPart("text", position, part.end)] if position < part.end else []
         return tuple(found)
 
     # Parts
 
-    def parts(self, parts: Iterable[Part], quoted: bool) -> Expanded:
+    def parts(self, parts: Iterable[WordPart], quoted: bool) -> Expanded:
         """Return the pieces that parts expand to, before word splitting."""
         return [piece for part in parts for piece in self.part(part, quoted)]
 
-    def part(self, part: Part, quoted: bool) -> Iterable[Piece | Break]:
+    def part(self, part: WordPart, quoted: bool) -> Iterable[Piece | Break]:
         """Return the pieces that one part expands to."""
         match part.kind:
             case "text":
@@ -237,7 +237,7 @@ class Expander:
             case "escape":
                 # A backslash before a line end joins the lines, and leaves nothing. At the end of
                 # the text it is itself.
-                said = self.source.said(part)
+                said = self.source.text_of(part)
                 kept = "\\" if said == "\\" else said[1:].removeprefix("\n")
                 return [Text(kept, self.place(part), True, plain=False)] if kept else []
             case "single":
@@ -251,11 +251,11 @@ class Expander:
                 return self._double(part)
             case "ansi":
                 said = self.source.text[part.start + 2 : part.end - 1]
-                return self._whole(part, True, lambda: [self.made(part, parameters.decoded(said), True)])
+                return self._whole(part, True, lambda: [self.make_text(part, parameters.decode_escapes(said), True)])
             case "made":
                 return [Text(part.text, self.place(part), quoted, plain=False)]
             case "arith":
-                return self._whole(part, quoted, lambda: [self.made(part, self._arithmetic(part), quoted)])
+                return self._whole(part, quoted, lambda: [self.make_text(part, self._arithmetic(part), quoted)])
             case "command" | "backtick":
                 return [*self.output(part, quoted)]
             case "short" | "param":
@@ -264,12 +264,12 @@ class Expander:
                 return self._home(part)
         return [self.unknown(part, OUTPUT, True)]
 
-    def _nothing(self, part: Part) -> Text:
+    def _nothing(self, part: WordPart) -> Text:
         """Return the empty text of a pair of quotes without content, which counts as a word."""
         return Text("", self.place(part), True, plain=False)
 
-    def _double(self, part: Part) -> Expanded:
-        said = self.source.said(part)
+    def _double(self, part: WordPart) -> Expanded:
+        said = self.source.text_of(part)
         odd = next(
             (why for sign, form, why in ODD if sign in said and "@" in said and form.search(said)),
             "",
@@ -296,19 +296,19 @@ class Expander:
         )  # an empty element between two words is a word
         return [piece for piece in found if _shows(piece)] if missing and not several else found
 
-    def _home(self, part: Part) -> list[Piece]:
-        value = self.scope.get("HOME") if self.source.said(part) == "~" else None
-        text = known(value.pieces) if value else None
+    def _home(self, part: WordPart) -> list[Piece]:
+        value = self.scope.get("HOME") if self.source.text_of(part) == "~" else None
+        text = text_if_known(value.pieces) if value else None
         if text is None:
             return [self.unknown(part, "the home folder is not known", True)]
         return [Text(text, self.place(part), True, plain=False)]
 
     def unknown(
-        self, part: Part | Word, why: str, quoted: bool, alone: str | None = None
+        self, part: WordPart | Word, why: str, quoted: bool, alone: str | None = None
     ) -> Unknown:
         """Return the piece for an expansion whose value is not known."""
         return Unknown(
-            self.source.said(part),
+            self.source.text_of(part),
             self.place(part),
             self.source.line(part.start),
             why,
@@ -316,13 +316,13 @@ class Expander:
             alone=alone,
         )
 
-    def place(self, part: Part | Word) -> Span:
+    def place(self, part: WordPart | Word) -> Span:
         return self.source.place(part.start, part.end)
 
-    def made(self, part: Part, text: str, quoted: bool) -> Text:
+    def make_text(self, part: WordPart, text: str, quoted: bool) -> Text:
         return Text(text, self.place(part), quoted, plain=False, splits=not quoted)
 
-    def _whole(self, part: Part, quoted: bool, make: Callable[[], Expanded]) -> Expanded:
+    def _whole(self, part: WordPart, quoted: bool, make: Callable[[], Expanded]) -> Expanded:
         """Return the pieces that `make` computes.
 
         If `make` fails, or computes them from a variable that nothing sets, return an unknown piece
@@ -334,7 +334,7 @@ class Expander:
         try:
             found = make()
             if self.lacking:
-                alone = None if any(isinstance(piece, Break) for piece in found) else known(emptied(found))
+                alone = None if any(isinstance(piece, Break) for piece in found) else text_if_known(emptied(found))
                 found = [self._failed(part, self.lack(), single, alone)]
         except Unread as error:
             found = [self._failed(part, str(error), single)]
@@ -344,8 +344,8 @@ class Expander:
             self.lacking = outer
         return found
 
-    def _failed(self, part: Part, why: str, quoted: bool, alone: str | None = None) -> Unknown:
-        many = part.kind == "param" and bool(EACH.search(self.source.said(part)))
+    def _failed(self, part: WordPart, why: str, quoted: bool, alone: str | None = None) -> Unknown:
+        many = part.kind == "param" and bool(EACH.search(self.source.text_of(part)))
         return replace(self.unknown(part, why, quoted, alone), loose=many)
 
     def lack(self, error: str = "") -> str:
@@ -357,27 +357,27 @@ class Expander:
         asked = " ".join(f"--env {name}=..." for name in names)
         return f"{', '.join(names)} not set{error and ': '}{error}; set {asked}"
 
-    def wrong(self, part: Part, error: arithmetic.Wrong, quoted: bool) -> Unknown:
+    def wrong(self, part: WordPart, error: arithmetic.Wrong, quoted: bool) -> Unknown:
         """Return the unknown piece for an expansion with an error."""
         line, discards = self.source.line(part.start), isinstance(error, arithmetic.Discarded)
         if self.lacking and discards:
             # Whoever starts the script sets them, and then there is no error.
             return self.unknown(part, self.lack(str(error)), quoted)
         # The unset variables in it may be the reason. The message says how to set them.
-        names = (COUNTED if part.kind == "arith" else EXPANDED).findall(self.source.said(part))
-        absent = dict.fromkeys(found for name in dict.fromkeys(names) for found in self._asked(name))
+        names = (COUNTED if part.kind == "arith" else EXPANDED).findall(self.source.text_of(part))
+        absent = dict.fromkeys(found for name in dict.fromkeys(names) for found in self._variables_to_set(name))
         needed = " ".join(f"--env {name}=..." for name in absent)
         if not discards:
             self.runner.doubt(line)
         hint = f"; set {needed}" if needed and "--env" not in str(error) else ""
         why = f"a shell stops here: {error}{hint}"
-        self.runner.stop(line, f"{self.source.said(part)}: {why}", discards)
+        self.runner.stop(line, f"{self.source.text_of(part)}: {why}", discards)
         return self.unknown(part, why, quoted)
 
     def settling(self, text: str) -> str:
         """Return the command-line options that would set the unknown variables of a text, for messages."""
         names = dict.fromkeys(re.findall(r"\$\{?#?([A-Za-z_]\w*|\d+)", text))
-        asked = dict.fromkeys(found for name in names for found in self._asked(name))
+        asked = dict.fromkeys(found for name in names for found in self._variables_to_set(name))
         if asked:
             return f"; set {' '.join(f'--env {name}=...' for name in asked)}"
         values = ((name, value) for name in names if (value := self.scope.get(name)))
@@ -389,7 +389,7 @@ class Expander:
         )
         return next((f"; ${name} is not known: {why}" for name, why in unknown), "")
 
-    def _asked(self, name: str) -> list[str]:
+    def _variables_to_set(self, name: str) -> list[str]:
         """Return the variables that the user would have to set: the unknown variable, or the
         variables from which its value is made.
         """
@@ -409,16 +409,16 @@ class Expander:
 
     # Parameters
 
-    def _parameter(self, part: Part, quoted: bool) -> Expanded:
+    def _parameter(self, part: WordPart, quoted: bool) -> Expanded:
         """Return the value of `$NAME` or `${NAME...}`, with the operator applied if there is one."""
         if part.kind == "short":
-            subject = subjects.named(
+            subject = subjects.subject_of_name(
                 self, part.text or self.source.text[part.start + 1 : part.end], None
             )
             return self.spread(subject, part, quoted)
-        return self._braced(part, quoted)
+        return self._expand_braced(part, quoted)
 
-    def _braced(self, part: Part, quoted: bool) -> Expanded:
+    def _expand_braced(self, part: WordPart, quoted: bool) -> Expanded:
         # `${#NAME}` is a length, `${#}` the number of arguments, and `${#-text}` an operator behind
         # that number.
         text, start, end = self.source.text, part.start + 2, part.end - 1
@@ -433,17 +433,17 @@ class Expander:
             if position == end and subject.before:
                 raise arithmetic.Wrong("the index lies before the start of the array")
             if position == end:
-                return [self.made(part, str(subjects.counted(self, subject)), quoted)]
+                return [self.make_text(part, str(subjects.count_elements(self, subject)), quoted)]
             if subject.name not in subjects.SPECIAL:
-                raise subjects.malformed(self, start, end)
+                raise subjects.malformed_expansion(self, start, end)
         if text.startswith("!", start) and end > start + 1:
             return self._indirect(part, start + 1, end, quoted)
         subject, position = subjects.at(self, start, end)
-        return self._worked(part, subject, position, quoted)
+        return self._apply_operator(part, subject, position, quoted)
 
-    def settled(self, subject: Subject) -> bool:
+    def is_unset(self, subject: Subject) -> bool:
         """Return whether a variable is known to be unset."""
-        return (subject.element or self.scope.settled(subject.name)) and not self.scope.may(
+        return (subject.element or self.scope.is_unset(subject.name)) and not self.scope.may(
             "nounset"
         )
 
@@ -453,7 +453,7 @@ class Expander:
             return (
                 f"the value is an argument of the script; set --env {self.scope.outer(name)}=..."
             )
-        if self.scope.may("nounset") and self.scope.settled(name):
+        if self.scope.may("nounset") and self.scope.is_unset(name):
             return "the variable is not set, and set -u stops a shell here"
         if by := self.scope.overtaker(name):
             return f"{by} may set the variable; set --env {name}=..."
@@ -464,40 +464,40 @@ class Expander:
                 f"set --env {name}=..."
             )
         if line:
-            hint = self.runner.settled_by(line) or f"; set --env {name}=..."
+            hint = self.runner.options_for_line(line) or f"; set --env {name}=..."
             return f"the script sets {name} only on line {line}, which is not reached before this line{hint}"
         hint = nearest(name, self.scope.variables) or f"; set --env {name}=..."
         return f"the script sets {name} nowhere{hint}"
 
     # What is put in its place
 
-    def spread(self, subject: Subject, part: Part, quoted: bool) -> Expanded:
+    def spread(self, subject: Subject, part: WordPart, quoted: bool) -> Expanded:
         """Return the elements of a variable without an operator."""
         if subject.elements is None and not subject.joined:
-            if self.settled(subject):
-                return [self.made(part, "", quoted)]
+            if self.is_unset(subject):
+                return [self.make_text(part, "", quoted)]
             absent = not self.scope.overtaker(subject.name) and not self.scope.may("nounset")
             if self.scope.may("nounset"):
                 self.runner.doubt(self.source.line(part.start))
             return [self.unknown(part, self.unset(subject.name), quoted, "" if absent else None)]
-        if subject.elements is None and not self.settled(subject):
+        if subject.elements is None and not self.is_unset(subject):
             unknown = self.unknown(
                 part, self.unset(subject.name), quoted, None if self.scope.overtaker(subject.name) else ""
             )
             return [replace(unknown, loose=bool(self.scope.overtaker(subject.name)) and subject.joined == "@")]
         self.solid |= bool(subject.joined and subject.words)
-        return self.listed(subject.words, subject.joined, part, quoted, plain=True)
+        return self.list_pieces(subject.words, subject.joined, part, quoted, plain=True)
 
-    def listed(
-        self, listed: Sequence[Pieces], joined: str, part: Part, quoted: bool, plain: bool = False
+    def list_pieces(
+        self, listed: Sequence[Pieces], joined: str, part: WordPart, quoted: bool, plain: bool = False
     ) -> Expanded:
         found: Expanded = []
         for position, word in enumerate(listed):
             if position:
                 found.append(self._between(joined, part, quoted, plain))
-            found += self._used(word, part, quoted) or [self.made(part, "", quoted)]
+            found += self._used(word, part, quoted) or [self.make_text(part, "", quoted)]
         if not listed and joined == "*" and quoted:
-            return [self.made(part, "", quoted)]
+            return [self.make_text(part, "", quoted)]
         return found
 
     def check_joiner(self, joined: str, quoted: bool) -> None:
@@ -505,7 +505,7 @@ class Expander:
         if joined == "*" and not quoted and self.scope.separators == "":
             raise Unread("[*] is not supported here while IFS is empty")
 
-    def _between(self, joined: str, part: Part, quoted: bool, plain: bool) -> Piece | Break:
+    def _between(self, joined: str, part: WordPart, quoted: bool, plain: bool) -> Piece | Break:
         """Return the separator between two elements of a list.
 
         It is a space for `[@]`. It is the first character of IFS for `[*]`, and for a quoted `[@]`
@@ -527,7 +527,7 @@ class Expander:
             return Text(first, self.place(part), True, plain=False)
         return Break(first if joined == "*" else " ", first.strip(DEFAULT_IFS))
 
-    def _used(self, pieces: Pieces, part: Part, quoted: bool) -> list[Piece]:
+    def _used(self, pieces: Pieces, part: WordPart, quoted: bool) -> list[Piece]:
         place, found = self.place(part), list[Piece]()
         for piece in pieces:
             if isinstance(piece, Text):
@@ -535,11 +535,11 @@ class Expander:
             elif piece.line:
                 found.append(replace(piece, quoted=quoted, uses=(place, *piece.uses)))
             else:
-                line, said = self.source.line(part.start), self.source.said(part)
+                line, said = self.source.line(part.start), self.source.text_of(part)
                 found.append(replace(piece, quoted=quoted, span=place, line=line, spelling=said))
         return found
 
-    def _indirect(self, part: Part, start: int, end: int, quoted: bool) -> Expanded:
+    def _indirect(self, part: WordPart, start: int, end: int, quoted: bool) -> Expanded:
         """Return the value of `${!NAME}`, `${!NAME[@]}` or `${!PREFIX*}`."""
         text = self.source.text
         found = NAMED.match(text, start, end)
@@ -557,21 +557,21 @@ class Expander:
                 if name.startswith(found[0]) and scope.get(name)
             )
             listed = [(Text(name, (0, 0), plain=False),) for name in names]
-            return self.listed(listed, rest, part, quoted)
+            return self.list_pieces(listed, rest, part, quoted)
         if rest in ("[@]", "[*]"):
-            subject = subjects.named(self, found[0], (found.end() + 1, end - 1))
+            subject = subjects.subject_of_name(self, found[0], (found.end() + 1, end - 1))
             if any(several(word) for word in subject.words):
                 raise Unread("the keys of the array are not known")
             keys = [(Text(str(key), (0, 0), plain=False),) for key, _ in subject.elements or ()]
-            return self.listed(keys, rest[1], part, quoted)
+            return self.list_pieces(keys, rest[1], part, quoted)
         subject, position = subjects.at(self, start, end)
         target = subjects.target(self, subjects.text_of(self, subject), found[0])
-        return self._worked(part, target, position, quoted)
+        return self._apply_operator(part, target, position, quoted)
 
-    def _worked(self, part: Part, subject: Subject, position: int, quoted: bool) -> Expanded:
+    def _apply_operator(self, part: WordPart, subject: Subject, position: int, quoted: bool) -> Expanded:
         """Return the value of a variable, with the operator at `position` applied if there is one."""
         if position < part.end - 1:
-            return operators.operated(self, part, subject, position, quoted)
+            return operators.apply_operator(self, part, subject, position, quoted)
         return self.spread(subject, part, quoted)
 
     # Operators
@@ -583,7 +583,7 @@ class Expander:
             return found
         return [(char, special and char != "(") for char, special in found]
 
-    def operand(self, part: Part, start: int, single: bool, quoted: bool = False) -> Expanded:
+    def operand(self, part: WordPart, start: int, single: bool, quoted: bool = False) -> Expanded:
         """Return the expansion of the word after an operator, such as `text` in `${NAME:-text}`."""
         return self.parts(
             self.tilde(self.source.operand(start, part.end - 1, single), False), quoted
@@ -591,24 +591,24 @@ class Expander:
 
     # Arithmetic and commands
 
-    def _arithmetic(self, part: Part) -> str:
+    def _arithmetic(self, part: WordPart) -> str:
         """Return the value of `$((...))`."""
         old = self.source.text.startswith("$[", part.start)
         span = (part.start + 2, part.end - 1) if old else (part.start + 3, part.end - 2)
-        return str(self.calculated(*span))
+        return str(self.evaluate_span(*span))
 
-    def calculated(self, start: int, end: int) -> int:
+    def evaluate_span(self, start: int, end: int) -> int:
         """Return the value of the arithmetic expression from `start` to `end`.
 
         Raises `Unread` if it is not known, and `Wrong` if a shell stops at it.
         """
-        pieces = list(self.joined(self.plain(self.parts(self.source.double(start, end), True))))
+        pieces = list(self.without_splitting(self.plain(self.parts(self.source.double(start, end), True))))
         text = "".join(piece.text if isinstance(piece, Text) else "" for piece in pieces).replace(
             '"', ""
         )
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
         if unknown is None:
-            return self.evaluated(text)
+            return self.evaluate_text(text)
         self.forget(text, unknown.why)
         raise Unread(unknown.why)
 
@@ -625,7 +625,7 @@ class Expander:
         ]
         return emptied(found)
 
-    def evaluated(self, text: str) -> int:
+    def evaluate_text(self, text: str) -> int:
         """Return the value of an expression.
 
         If the value is not known, the variables that the expression assigns become unknown too.
@@ -642,8 +642,8 @@ class Expander:
 
     def forget(self, text: str, why: str) -> None:
         """Mark as unknown the variables that an expression may change."""
-        for said in arithmetic.assigned(text):
-            name = self.scope.referred(said).partition("[")[0]
+        for said in arithmetic.assignable_names(text):
+            name = self.scope.resolve_reference(said).partition("[")[0]
             unknown = Unknown(f"${name}", (0, 0), 0, why)
             value = self.scope.get(name)
             array, table = bool(value and value.array), bool(value and value.table)
@@ -653,7 +653,7 @@ class Expander:
             )
 
     def text_of(self, name: str, index: str | None) -> str:
-        if index is None and "[" in (referred := self.scope.referred(name)):
+        if index is None and "[" in (referred := self.scope.resolve_reference(name)):
             return subjects.text_of(self, subjects.target(self, referred, name))
         value = self.scope.get(name)
         key: int | str | None = None
@@ -665,12 +665,12 @@ class Expander:
                 raise arithmetic.Unset(
                     f"{name} is not set, and set -u is on; set --env {name}=..."
                 )
-            if not self.scope.settled(name):
+            if not self.scope.is_unset(name):
                 self.lacking.append(self.unset(name))
             return ""
         if subject.elements:
             self.lacking += [piece.why for piece in unknowns(subject.words[0]) if piece.alone is not None]
-            alone = known(emptied(subject.words[0]))
+            alone = text_if_known(emptied(subject.words[0]))
             if alone is not None:
                 return alone
         return subjects.text_of(self, subject)
@@ -680,7 +680,7 @@ class Expander:
         word: Pieces = (Text(str(number), (0, 0), plain=False),)
         if self.lacking:
             word = (Unknown(f"${name}", (0, 0), 0, self.lack(), alone=str(number)),)
-        if index is None and "[" in (referred := self.scope.referred(name)):
+        if index is None and "[" in (referred := self.scope.resolve_reference(name)):
             name, _, inside = referred.partition("[")
             index = inside[:-1]
         value = self.scope.get(name)
@@ -690,9 +690,9 @@ class Expander:
         value = value or Value((), True)
         # Without an index an array's element 0 is meant.
         key: int | str = (index or "0") if value.table else arithmetic.value(index or "0", self)
-        self.scope.set(name, stored(value, key, word))
+        self.scope.set(name, put_element(value, key, word))
 
-    def output(self, part: Part, quoted: bool) -> list[Piece]:
+    def output(self, part: WordPart, quoted: bool) -> list[Piece]:
         """Return the output of the commands in `$(...)`, as far as it is known."""
         whole = part.kind == "command"
         source = (
@@ -701,32 +701,32 @@ class Expander:
             else self._backtick(part, quoted)
         )
         # A shell drops all line ends at the end of an output.
-        pieces = _stripped(self.runner.capture(source))
+        pieces = _strip_blanks(self.runner.capture(source))
         unknown = next((piece for piece in pieces if isinstance(piece, Unknown)), None)
-        named = placed(self.scope.folder, tuple(pieces))
+        named = path_in_folder(self.scope.folder, tuple(pieces))
         if named:
             return [replace(self.unknown(part, OUTPUT, quoted), at=named.at, firm=named.firm)]
         if unknown is not None:
             why = unknown.why if unknown.line and unknown.why != OUTPUT else OUTPUT
-            alone = known(emptied(pieces))
+            alone = text_if_known(emptied(pieces))
             return [self.unknown(part, why, quoted, alone and alone.rstrip("\n"))]
-        return [self.made(part, known(pieces) or "", quoted)]
+        return [self.make_text(part, text_if_known(pieces) or "", quoted)]
 
-    def _backtick(self, part: Part, quoted: bool) -> Source:
+    def _backtick(self, part: WordPart, quoted: bool) -> ShellSource:
         said = self.source.text[part.start + 1 : part.end - 1]
         if "\\" not in said:
             return self.source.within(part.start + 1, part.end - 1)
         # Within backticks a backslash before these is taken away first, and what is left is read as
         # a script.
         text = re.sub(r'\\([$`\\"])' if quoted else r"\\([$`\\])", r"\1", said)
-        return Source.of((Text(text, self.place(part), plain=False),), self.source)
+        return ShellSource.of((Text(text, self.place(part), plain=False),), self.source)
 
 
 def _shows(piece: Piece | Break) -> bool:
     return not isinstance(piece, Text) or bool(piece.text)
 
 
-def _stripped(pieces: Pieces) -> list[Piece]:
+def _strip_blanks(pieces: Pieces) -> list[Piece]:
     found = list(pieces)
     while found and isinstance(found[-1], Text):
         text = found[-1].text.rstrip("\n")

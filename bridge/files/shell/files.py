@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, same
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, same, text_if_known
 
 GONE = "the script has removed the file"
 """Reason given for a file that does not exist any more."""
@@ -16,7 +16,7 @@ AWAY = "?"
 
 
 @dataclass
-class Files:
+class ShellFiles:
     """The files of a script. `held` is the known content of each file by key; files in `unsure` may
     not exist.
 
@@ -33,9 +33,9 @@ class Files:
     since: set[str] = field(default_factory=set)
     awaited: dict[str, Pieces | None] = field(default_factory=dict)
 
-    def copy(self) -> Files:
+    def copy(self) -> ShellFiles:
         """Return a copy for a branch or a subshell."""
-        return Files(
+        return ShellFiles(
             dict(self.held),
             set(self.unsure),
             set(self.folders),
@@ -63,11 +63,11 @@ class Files:
         self.put(key, (content,))
         self.unsure.add(key)
 
-    def written(self, program: str) -> None:
+    def record_writer(self, program: str) -> None:
         """Record a program whose output files are not known."""
         self.writer, self.since = program, set()
 
-    def behind(self, before: Files, line: int) -> None:
+    def behind(self, before: ShellFiles, line: int) -> None:
         """Record that files written since the state `before` were written in the background, at an unknown time."""
         written = {
             key: content
@@ -78,7 +78,7 @@ class Files:
             self.doubt(key, Unknown("", NOWHERE, line, BEHIND))
             self.awaited[key] = written[key]
 
-    def settled(self) -> None:
+    def settle_background(self) -> None:
         """Record that all background programs have ended."""
         written, self.awaited = self.awaited, {}
         for key, content in written.items():
@@ -97,14 +97,14 @@ class Files:
             return None
         return not is_gone(self.held[key])
 
-    def settles(self, before: Files) -> bool:
+    def settles(self, before: ShellFiles) -> bool:
         """Return whether, since the state `before`, no file was added and no program that may write any file was run."""
         return self.held.keys() == before.held.keys() and (self.writer, self.since) == (
             before.writer,
             before.since,
         )
 
-    def joined(self, other: Files, settling: Callable[[Pieces, Pieces, str], Pieces]) -> Files:
+    def merge_states(self, other: ShellFiles, settling: Callable[[Pieces, Pieces, str], Pieces]) -> ShellFiles:
         """Merge the file states at the end of two branches.
 
         `settling` merges two different contents of one file.
@@ -116,7 +116,7 @@ class Files:
             first, second = self.held.get(key), other.held.get(key)
             alike = first is not None and second is not None and same(first, second)
             held[key] = (
-                first if alike and first is not None else settling(_left(first), _left(second), key)
+                first if alike and first is not None else settling(_content_or_nothing(first), _content_or_nothing(second), key)
             )
         # A file that only one branch has written, or has removed, may not be there.
         both = self.held.keys() & other.held.keys()
@@ -129,7 +129,7 @@ class Files:
             if self.writer and other.writer
             else set(self.since or other.since)
         )
-        return Files(
+        return ShellFiles(
             held,
             self.unsure | other.unsure | doubted,
             self.folders & other.folders,
@@ -144,7 +144,7 @@ def is_gone(content: Pieces) -> bool:
     return len(content) == 1 and isinstance(content[0], Unknown) and content[0].why == GONE
 
 
-def _left(content: Pieces | None) -> Pieces:
+def _content_or_nothing(content: Pieces | None) -> Pieces:
     return () if content is None or is_gone(content) else content
 
 
@@ -156,9 +156,9 @@ def file_key(path: Pieces) -> str:
     return "".join(piece.key for piece in path).removeprefix("./")
 
 
-def placed(folder: str, path: Pieces) -> Unknown | None:
+def path_in_folder(folder: str, path: Pieces) -> Unknown | None:
     """Return the path that a word names, relative to `folder`, if the word begins with an expansion whose path is known."""
-    first, rest = (path[0], known(path[1:])) if path else (None, None)
+    first, rest = (path[0], text_if_known(path[1:])) if path else (None, None)
     if (
         not isinstance(first, Unknown)
         or not first.at
@@ -176,13 +176,13 @@ def key_in(folder: str, path: Pieces) -> str:
 
     Two names of one file have equal keys.
     """
-    key, named = file_key(path), placed(folder, path)
+    key, named = file_key(path), path_in_folder(folder, path)
     if named:
         return named.at
     if key.startswith(("/", "~")):
         return key
     # `..` can be resolved only from a folder whose place is known.
-    if folder.startswith(AWAY) or known(path) is None:
+    if folder.startswith(AWAY) or text_if_known(path) is None:
         return folder + key
     plain = posixpath.normpath(folder + key) if key else ""
     return f"{plain}/" if key.endswith("/") and plain else plain

@@ -29,7 +29,7 @@ SIMPLE = {
 }
 
 
-def escaped(text: str, inside: bool = False) -> str:
+def decode_escapes(text: str, inside: bool = False) -> str:
     """Return `text` with the escapes of `echo -e` decoded, or with `inside` the escapes in a format of `printf`."""
     if re.search(r"\\[cuU]", text):
         raise Unread("this escape is not supported")
@@ -48,7 +48,7 @@ def _escape(found: re.Match[str], inside: bool) -> str:
     return SIMPLE.get(found[3], found[0])
 
 
-def printed(form: str, words: Sequence[str]) -> str:
+def format_output(form: str, words: Sequence[str]) -> str:
     """Return the output of `printf`, which repeats the format until no argument is left."""
     rest, made = list(words), list[str]()
     while True:
@@ -67,19 +67,19 @@ def _once(form: str, rest: list[str]) -> str:
     while position < len(form):
         place = form.find("%", position)
         if place < 0:
-            return "".join([*made, escaped(form[position:], True)])
-        made.append(escaped(form[position:place], True))
+            return "".join([*made, decode_escapes(form[position:], True)])
+        made.append(decode_escapes(form[position:place], True))
         found = DIRECTIVE.match(form, place)
         if found is None or found["kind"] not in "sdiuxXocqb%":
             raise Unread("this format of printf is not supported")
         position = found.end()
         made.append(
-            "%" if found["kind"] == "%" else _formatted(found, rest.pop(0) if rest else None)
+            "%" if found["kind"] == "%" else _format_word(found, rest.pop(0) if rest else None)
         )
     return "".join(made)
 
 
-def _formatted(found: re.Match[str], word: str | None) -> str:
+def _format_word(found: re.Match[str], word: str | None) -> str:
     flags, kind = found["flags"], found["kind"]
     width = int(found["width"] or "0")
     if width > 1000 or (found["precision"] is not None and kind != "s"):
@@ -110,7 +110,7 @@ def _text(kind: str, flags: str, word: str) -> str:
     if kind == "b":
         if re.search(r"\\[1-7]", word):
             raise Unread("this escape is not supported")
-        return escaped(word)
+        return decode_escapes(word)
     number = _number(word)
     if kind in "xXo":
         if number < 0 or "#" in flags:

@@ -24,18 +24,18 @@ class _Told:
     quotes: bool = True
 
 
-def ordered(texts: Sequence[str]) -> tuple[str, int]:
+def getopt_output(texts: Sequence[str]) -> tuple[str, int]:
     """Return the output and the status of `getopt`.
 
     Raises `Unread` for arguments that are not supported.
     """
-    told = _told(texts[1:])
+    told = _parse_declaration(texts[1:])
     reading = _Reading(told)
     reading.run()
     return f"{reading.text()}\n", int(reading.wrong)
 
 
-def _told(words: Sequence[str]) -> _Told:
+def _parse_declaration(words: Sequence[str]) -> _Told:
     rest, short, names, quotes = list(words), None, dict[str, str](), True
     while rest and re.match(r"-.", rest[0]) and rest[0] != "--":
         option, tied, value = rest.pop(0).partition("=")
@@ -98,9 +98,9 @@ class _Reading:
 
     def text(self) -> str:
         """Return the output of `getopt`: the options, `--`, and the other words."""
-        return "".join(f" {part}" for part in (*self.found, "--", *map(self._quoted, self.others)))
+        return "".join(f" {part}" for part in (*self.found, "--", *map(self._quote_word, self.others)))
 
-    def _quoted(self, word: str) -> str:
+    def _quote_word(self, word: str) -> str:
         return "'" + word.replace("'", "'\\''") + "'" if self.told.quotes else word
 
     def _put(self, option: str, takes: str, value: str | None, rest: list[str]) -> None:
@@ -109,7 +109,7 @@ class _Reading:
                 self.wrong = True
                 return
             value = rest.pop(0)
-        self.found += [option, self._quoted(value or "")] if takes else [option]
+        self.found += [option, self._quote_word(value or "")] if takes else [option]
 
     def _long(self, word: str, rest: list[str]) -> None:
         said, tied, value = word[2:].partition("=")

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bridge.files.shell import variables
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, known
-from bridge.files.shell.scope import COUNTER, Value, counted, several
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, text_if_known
+from bridge.files.shell.scope import COUNTER, Value, leading_number, several
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 LARGEST = 2**31
 """Value of OPTIND from which on the C library's conversion to a number overflows."""
 
 
-def step(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def step(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model one call of `getopts`."""
-    texts = [None if several(word) else known(word) for word in (called[3:] or reader.scope.given)]
+    texts = [None if several(word) else text_if_known(word) for word in (called[3:] or reader.scope.positional_arguments)]
     told, name = (
-        known(called[1]) if len(called) > 1 else None,
-        known(called[2]) if len(called) > 2 else None,
+        text_if_known(called[1]) if len(called) > 1 else None,
+        text_if_known(called[2]) if len(called) > 2 else None,
     )
     if told is None or name is None or None in texts:
         for word in (called[2] if len(called) > 2 else (), *map(_text, ("OPTARG", COUNTER))):
@@ -46,10 +46,10 @@ class _Options:
     `over` is true once all options were returned.
     """
 
-    def __init__(self, reader: Reader, place: int, told: str, texts: Sequence[str]) -> None:
+    def __init__(self, reader: ShellReader, place: int, told: str, texts: Sequence[str]) -> None:
         self.scope, self.told, self.texts, self.over = reader.scope, told, texts, False
         value = self.scope.get(COUNTER)
-        number, letter = counted(value), self.scope.letter
+        number, letter = leading_number(value), self.scope.letter
         if number is None or letter is None or abs(number) >= LARGEST:
             raise reader.refuse(place, "the next word for getopts is not known")
         self.index, self.letter = (
@@ -71,13 +71,13 @@ class _Options:
         letter, last = text[self.letter], self.letter + 1 >= len(text)
         place = self.told.find(letter)
         if place >= 0 and letter != ":" and self.told[place + 1 : place + 2] == ":":
-            return self._valued(text, letter)
+            return self._value_of_letter(text, letter)
         self._save(0 if last else self.letter + 1, last)
         if place < 0 or letter == ":":
             return "?", letter if self.told.startswith(":") else None
         return letter, None
 
-    def _valued(self, text: str, letter: str) -> tuple[str, str | None]:
+    def _value_of_letter(self, text: str, letter: str) -> tuple[str, str | None]:
         # The argument is the rest of the word, or else the next word.
         rest = text[self.letter + 1 :]
         self._save(0, True)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, overload
 
 from bridge.files.shell import opened, options
 from bridge.files.shell.files import is_gone
-from bridge.files.shell.launchers import Walk, Word, walk
-from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, known, spelled
+from bridge.files.shell.launchers import LaunchWord, Walk, walk
+from bridge.files.shell.pieces import NOWHERE, Piece, Pieces, Text, Unknown, cut, spell_pieces, text_if_known
 from bridge.files.shell.scope import Scope, Value
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 SET = re.compile(r"([A-Za-z_]\w*)=")
 UNSET = re.compile(r"(?:-u|--unset=)(?=.)(.*)", re.DOTALL)
@@ -26,48 +26,48 @@ OTHERS = frozenset(("sudo", "srun", "sbatch"))
 UNSEEN = "the script does not export the variable, so an inner shell does not have it"
 
 
-class Listed(Sequence[Word]):
+class Listed(Sequence[LaunchWord]):
     """The words of a command, among which a launcher is searched for.
 
     A word is expanded only when it is needed.
     """
 
     def __init__(self, words: Sequence[Pieces]) -> None:
-        self.pieces, self.made = words, dict[int, Word]()
+        self.pieces, self.made = words, dict[int, LaunchWord]()
 
     def __len__(self) -> int:
         return len(self.pieces)
 
     @overload
-    def __getitem__(self, at: int) -> Word: ...
+    def __getitem__(self, at: int) -> LaunchWord: ...
 
     @overload
-    def __getitem__(self, at: slice) -> list[Word]: ...
+    def __getitem__(self, at: slice) -> list[LaunchWord]: ...
 
-    def __getitem__(self, at: int | slice) -> Word | list[Word]:
+    def __getitem__(self, at: int | slice) -> LaunchWord | list[LaunchWord]:
         if isinstance(at, slice):
             return [self[place] for place in range(*at.indices(len(self)))]
         place = range(len(self))[at]
         if place not in self.made:
             word = self.pieces[place]
             loose = len(word) == 1 and isinstance(word[0], Unknown) and word[0].loose
-            self.made[place] = Word(known(word), spelled(word), loose)
+            self.made[place] = LaunchWord(text_if_known(word), spell_pieces(word), loose)
         return self.made[place]
 
 
-def listed(words: Sequence[Pieces]) -> Listed:
+def list_words(words: Sequence[Pieces]) -> Listed:
     """Return the words of a command, ready for the search for a launcher."""
     return Listed(words)
 
 
 def behind(called: Sequence[Pieces]) -> Sequence[Pieces]:
     """Return the command that follows a starter such as `exec` or `time` and the starter's options."""
-    found = walk(listed(called))
+    found = walk(list_words(called))
     end = found.links[0].end if found.links else len(called)
     return called[end:]
 
 
-def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
+def start_shell(reader: ShellReader, place: int, called: Sequence[Pieces], found: Walk) -> bool:
     """Read the inner shell that a command starts.
 
     The inner shell reads a text, its input, or a file that the script has written. Returns False if
@@ -92,7 +92,7 @@ def started(reader: Reader, place: int, called: Sequence[Pieces], found: Walk) -
     if scope.on("noexec"):  # `bash -n` reads a script and runs nothing of it
         reader.scope.status = None
     else:
-        reader.nested(place, text, called[: found.before], scope)
+        reader.read_inner_text(place, text, called[: found.before], scope)
     return True
 
 
@@ -106,29 +106,29 @@ def _text(found: Walk, called: Sequence[Pieces]) -> tuple[Pieces, Sequence[Piece
         return tuple(joined), ()
     # An option that names the text may have it behind `=`. Otherwise words behind the text are `$0`
     # and the arguments.
-    option, tied, _ = spelled(called[found.at]).partition("=")
+    option, tied, _ = spell_pieces(called[found.at]).partition("=")
     named = bool(tied) and option.startswith("--") and option.removeprefix("--").isalpha()
     text = cut(called[found.at], len(option) + 1) if named else called[found.at]
     return text, tuple(called[found.at + 1 :]) or tuple(called[found.before : found.at])[:1]
 
 
-def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
+def _scope(reader: ShellReader, place: int, found: Walk, called: Sequence[Pieces], arguments: Sequence[Pieces]) -> Scope:
     """Return the scope of the inner shell.
 
     It has the exported variables, or none if the shell runs on another machine.
     """
     # `apart`: nothing of this shell's environment reaches the new one. `cleared`: it is emptied on
     # this machine, so that the variables are not set there; of another machine nothing is known.
-    outer, shell = reader.scope, spelled(called[found.before]).rpartition("/")[2]
-    apart, dropped = _dropped(called[: found.before])
-    cleared = apart and not found.apart and not OTHERS & {spelled(word) for word in called[: found.before]}
+    outer, shell = reader.scope, spell_pieces(called[found.before]).rpartition("/")[2]
+    apart, dropped = _variables_to_clear(called[: found.before])
+    cleared = apart and not found.apart and not OTHERS & {spell_pieces(word) for word in called[: found.before]}
     apart = apart or bool(found.apart)
     kept = {} if apart else {name: pieces for name, pieces in outer.environment.items() if name not in dropped}
     seen = {name: Value((pieces,)) for name, pieces in kept.items()}
     for word in called[: found.before] if not found.apart else ():
-        if GIVEN.match(spelled(word)):
+        if GIVEN.match(spell_pieces(word)):
             raise reader.refuse(place, "a function in an environment variable is not supported")
-        if given := SET.match(spelled(word)):
+        if given := SET.match(spell_pieces(word)):
             seen[given[1]] = Value((cut(word, given.end()) or (Text("", NOWHERE),),))
     lists = {name for name, value in outer.variables.items() if not apart and not (value and value.open) and outer.lists(name)}
     line, gone = reader.source.line(place), dropped | lists
@@ -146,7 +146,7 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
     }
     handed = {} if apart else {name: sure and shell == "bash" for name, sure in outer.shared.items() if name in outer.functions}
     shared = {name: sure for name, sure in handed.items() if SHARED.format(name) not in dropped}
-    own_name = known(arguments[0]) if arguments else None
+    own_name = text_if_known(arguments[0]) if arguments else None
     outside = {name: text for name, text in outer.outside.items() if not name.isdigit()}
     return Scope(
         outside if own_name is None else outside | {"0": own_name},
@@ -158,13 +158,13 @@ def _scope(reader: Reader, place: int, found: Walk, called: Sequence[Pieces], ar
         folder=outer.folder,
         here="",
         arguments=tuple(arguments[1:]),
-        options=_turned(reader, place, called[found.before : found.at]),
+        options=_options_of_bash(reader, place, called[found.before : found.at]),
     )
 
 
-def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
+def _variables_to_clear(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
     """Return whether a starter such as `env -i` clears the environment, and the variables that it removes."""
-    texts = [spelled(word) for word in words]
+    texts = [spell_pieces(word) for word in words]
     if any(re.fullmatch(r"--export=(NONE|NIL)", text, re.IGNORECASE) for text in texts):
         return True, set()
     if "sudo" in texts and not {"-E", "--preserve-env"} & set(texts):
@@ -175,13 +175,13 @@ def _dropped(words: Sequence[Pieces]) -> tuple[bool, set[str]]:
     return bool({"-i", "-", "--ignore-environment"} & set(behind_env)), names
 
 
-def _turned(reader: Reader, place: int, words: Sequence[Pieces]) -> frozenset[str]:
+def _options_of_bash(reader: ShellReader, place: int, words: Sequence[Pieces]) -> frozenset[str]:
     """Return the options that `bash -e`, `-u`, `-o pipefail`, `-O extglob` and `+B` set.
 
     Raises `SourceError` for unsupported options.
     """
     found = options.ON
-    texts = [spelled(word) for word in words]
+    texts = [spell_pieces(word) for word in words]
     for text, after in pairwise([*texts, ""]):
         letters = re.fullmatch(r"([-+])([A-Za-z]+)", text)
         for letter in letters[2] if letters else "":

@@ -18,7 +18,7 @@ from bridge.files.shell.tokens import Token
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 TURNS = 12
 """Largest number of iterations that are read for a loop of unknown length.
@@ -30,14 +30,14 @@ Asks = Callable[[], bool | None]
 MOST_STEPS = 10_000
 
 
-def for_(reader: Reader, node: Node) -> None:
+def for_(reader: ShellReader, node: Node) -> None:
     """Read `for NAME in words` or `for ((...))`."""
     tokens = reader.source.tokens_of(node.start_byte, node.end_byte)
     if tokens[1].kind == "counted":
-        _counted(reader, node, tokens[1])
+        _read_counting_loop(reader, node, tokens[1])
         return
-    name = reader.source.said(tokens[1])
-    listed = _listed(reader, node, tokens)
+    name = reader.source.text_of(tokens[1])
+    listed = _words_of_loop(reader, node, tokens)
     reader.check_stops()
     body = _body_of(reader, node)
     reader.scope.status = 0  # that of a loop over no words
@@ -49,7 +49,7 @@ def for_(reader: Reader, node: Node) -> None:
         )
         why = "a loop gives the variable several values"
         several_values = Unknown(f"${name}", place, line, "a person chooses the value" if asks else why)
-        _unsure(reader, node, lambda: _bound(reader, name, Value(((several_values,),)), body))
+        _unsure(reader, node, lambda: _bind_variable(reader, name, Value(((several_values,),)), body))
         return
     reader.exits.append([])
     for word in listed:
@@ -61,7 +61,7 @@ def for_(reader: Reader, node: Node) -> None:
     _finish(reader, node)
 
 
-def _step(reader: Reader, node: Node) -> None:
+def _step(reader: ShellReader, node: Node) -> None:
     reader.steps += 1
     if reader.steps > MOST_STEPS:
         raise reader.refuse(
@@ -70,7 +70,7 @@ def _step(reader: Reader, node: Node) -> None:
         )
 
 
-def _assign_loop(reader: Reader, name: str, value: Value) -> None:
+def _assign_loop(reader: ShellReader, name: str, value: Value) -> None:
     """Assign the value of an iteration to the loop variable.
 
     If the loop variable is a reference (nameref), the reference gets a new target.
@@ -81,7 +81,7 @@ def _assign_loop(reader: Reader, name: str, value: Value) -> None:
         variables.assign(reader, name, None, value, False)
 
 
-def _bound(reader: Reader, name: str, value: Value, body: Sequence[Node]) -> bool:
+def _bind_variable(reader: ShellReader, name: str, value: Value, body: Sequence[Node]) -> bool:
     _assign_loop(reader, name, value)
     reader.loops += 1
     reader.statements(body)
@@ -89,21 +89,21 @@ def _bound(reader: Reader, name: str, value: Value, body: Sequence[Node]) -> boo
     return True
 
 
-def _listed(reader: Reader, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
+def _words_of_loop(reader: ShellReader, node: Node, tokens: Sequence[Token]) -> list[Pieces]:
     if len(tokens) < 3 or tokens[2].text != "in":
-        return list(reader.scope.given)
+        return list(reader.scope.positional_arguments)
     body = node.child_by_field_name("body")
     end = body.start_byte if body is not None else node.end_byte
     words = (token.word for token in tokens[3:] if token.start < end and token.word is not None)
     return [found for word in words for found in reader.expander.words(word)]
 
 
-def _body_of(reader: Reader, node: Node) -> Sequence[Node]:
+def _body_of(reader: ShellReader, node: Node) -> Sequence[Node]:
     body = node.child_by_field_name("body")
     return body.children if body is not None else ()
 
 
-def _counted(reader: Reader, node: Node, token: Token) -> None:
+def _read_counting_loop(reader: ShellReader, node: Node, token: Token) -> None:
     """Read `for ((first; test; next))`."""
     text, start, end = reader.source.text, token.start + 2, token.end - 2
     cuts = [start - 1, *(place for place in range(start, end) if text[place] == ";"), end]
@@ -116,9 +116,9 @@ def _counted(reader: Reader, node: Node, token: Token) -> None:
     # An error in one of the parts ends the loop, with status 1.
     failed = list[int]()
 
-    def counted(span: tuple[int, int]) -> int | None:
+    def evaluate_part(span: tuple[int, int]) -> int | None:
         try:
-            return 0 if failed else _calculated(reader, span)
+            return 0 if failed else _evaluate_span(reader, span)
         except arithmetic.Unset:
             raise
         except arithmetic.Wrong:
@@ -128,25 +128,25 @@ def _counted(reader: Reader, node: Node, token: Token) -> None:
     def goes_on() -> bool | None:
         if text[slice(*test)].strip() == "" and not failed:
             return True
-        result = counted(test)
+        result = evaluate_part(test)
         return None if result is None else bool(result)
 
-    counted(first)
+    evaluate_part(first)
     reader.check_stops()
-    _while(reader, node, goes_on, body, lambda: counted(step))
+    _while(reader, node, goes_on, body, lambda: evaluate_part(step))
     if failed and not reader.scope.ended:
         reader.scope.status = 1
 
 
-def _calculated(reader: Reader, span: tuple[int, int]) -> int | None:
+def _evaluate_span(reader: ShellReader, span: tuple[int, int]) -> int | None:
     """Return the value of an arithmetic expression; None if it is not known."""
     try:
-        return reader.expander.calculated(*span)
+        return reader.expander.evaluate_span(*span)
     except Unread:
         return None
 
 
-def while_(reader: Reader, node: Node) -> None:
+def while_(reader: ShellReader, node: Node) -> None:
     """Read `while` and `until`."""
     until = node.children[0].type == "until"
     condition = node.children[
@@ -161,7 +161,7 @@ def while_(reader: Reader, node: Node) -> None:
 
 
 def _while(
-    reader: Reader, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]
+    reader: ShellReader, node: Node, goes_on: Asks, body: Sequence[Node], step: Callable[[], object]
 ) -> None:
     reader.exits.append([])
     mark = len(reader.leaving)
@@ -192,7 +192,7 @@ def _while(
 
 
 def _once_more(
-    reader: Reader, body: Sequence[Node], step: Callable[[], object], goes_on: Asks
+    reader: ShellReader, body: Sequence[Node], step: Callable[[], object], goes_on: Asks
 ) -> bool:
     reader.loops += 1
     reader.statements(body)
@@ -203,7 +203,7 @@ def _once_more(
     return True
 
 
-def _turn(reader: Reader, body: Sequence[Node]) -> None:
+def _turn(reader: ShellReader, body: Sequence[Node]) -> None:
     """Read the body of a loop once. `continue` ends the iteration, `break` the loop."""
     mark = len(reader.leaving)
     reader.loops += 1
@@ -213,14 +213,14 @@ def _turn(reader: Reader, body: Sequence[Node]) -> None:
     del reader.leaving[mark:]
     here: list[Scope] = []
     for scope in left:
-        _arrived(reader, scope, here, reader.exits[-1])
+        _collect_exits(reader, scope, here, reader.exits[-1])
     if here:
         reader.scope.take(here, reader.branch)
     else:
         reader.scope.ended = "over"
 
 
-def _arrived(reader: Reader, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
+def _collect_exits(reader: ShellReader, scope: Scope, here: list[Scope], exits: list[Scope]) -> None:
     # `break 2` leaves this loop and counts as `break` in the loop around it.
     if scope.ended in ("break", "continue") and scope.levels > 1:
         scope.levels -= 1
@@ -234,7 +234,7 @@ def _arrived(reader: Reader, scope: Scope, here: list[Scope], exits: list[Scope]
         here.append(scope)
 
 
-def _finish(reader: Reader, node: Node) -> None:
+def _finish(reader: ShellReader, node: Node) -> None:
     """Set the state after a loop: the merged states of the loop's normal end and of each `break`."""
     exits = reader.exits.pop()
     if reader.scope.ended and reader.scope.ended != "over":
@@ -247,7 +247,7 @@ def _finish(reader: Reader, node: Node) -> None:
         reader.scope.become(reader.leaving.pop())
 
 
-def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
+def _unsure(reader: ShellReader, node: Node, turn: Callable[[], bool]) -> None:
     """Read a loop with an unknown number of iterations, possibly none.
 
     All variables that the loop changes become unknown.
@@ -257,13 +257,13 @@ def _unsure(reader: Reader, node: Node, turn: Callable[[], bool]) -> None:
 
     def once() -> None:
         turn()
-        reader.landed(mark, ("break", "continue"))
+        reader.merge_exits(mark, ("break", "continue"))
 
     # Each pass merges one more iteration into the state. When a pass changes nothing, no number of
     # iterations would.
     for _ in range(TURNS):
         before, commands = reader.scope.copy(), len(reader.commands)
-        reader.undecided(line, once, lambda: None)
+        reader.read_branches(line, once, lambda: None)
         if reader.scope.settles(before):
             reader.scope.status = None
             return

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from bridge.files.shell.launchers import Walk, Word, walk
+from bridge.files.shell.launchers import LaunchWord, Walk, walk
 
 CONTINUED = re.compile(r"\\\n")
 DOCUMENT = re.compile(r"<<-?\s*(['\"\\]?)(\w+)")
@@ -33,7 +33,7 @@ DEEPEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ScriptBlock:
     """A statement that encloses a line: its kind (`if`, `case`, `for`, ..., `function`), line and text."""
 
     kind: str
@@ -42,12 +42,12 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScriptLine:
     """A line of a script, joined with its continuation lines, and the statements that enclose it."""
 
     number: int
     text: str
-    around: tuple[Block, ...]
+    around: tuple[ScriptBlock, ...]
 
     @property
     def inside(self) -> bool:
@@ -62,24 +62,24 @@ class _Blocks:
     It is approximate, and used only for messages.
     """
 
-    open: list[Block] = field(default_factory=list)
+    open: list[ScriptBlock] = field(default_factory=list)
 
-    def take(self, number: int, text: str) -> Line:
+    def take(self, number: int, text: str) -> ScriptLine:
         body = text.strip()
         if CLOSING.match(body) and self.open:
             self.open.pop()
         function = FUNCTION.match(body)
         if function and not body.endswith("}"):  # otherwise it ends on its line
-            self.open.append(Block("function", number, function["long"] or function["short"]))
-        line = Line(number, body, tuple(self.open))
+            self.open.append(ScriptBlock("function", number, function["long"] or function["short"]))
+        line = ScriptLine(number, body, tuple(self.open))
         opening = OPENING.match(body)
         ends = {"if": "fi", "case": "esac"}.get(opening[1], "done") if opening else ""
         if opening and not re.search(rf"\b{ends}\b", body):
-            self.open.append(Block(opening[1], number, body))
+            self.open.append(ScriptBlock(opening[1], number, body))
         return line
 
 
-def lines(text: str) -> Iterator[Line]:
+def lines(text: str) -> Iterator[ScriptLine]:
     """Yield the lines of a script without comments and here-documents.
 
     Continued lines are joined.
@@ -97,17 +97,17 @@ def lines(text: str) -> Iterator[Line]:
         number += raw.count("\0") + 1
 
 
-def words_of(text: str) -> list[Word]:
+def words_of(text: str) -> list[LaunchWord]:
     """Return the words of a command, without expansion: words with variables are unknown."""
     command = LEADING.sub("", text)
     try:
         found = shlex.split(command, comments=True)
     except ValueError:
         found = command.split()
-    return [Word(None if "$" in word or "`" in word else word, word, "$" in word) for word in found]
+    return [LaunchWord(None if "$" in word or "`" in word else word, word, "$" in word) for word in found]
 
 
-def missed(
+def find_missed_runs(
     text: str, started: Collection[int], runs: Collection[int], left_at: int = 0
 ) -> list[tuple[int, str]]:
     """Return the numbers of lines that look like a training run but were not read as one, each with a reason.
@@ -148,14 +148,14 @@ class Asked:
         if line is None:
             return ""
         asking = " ".join(block.text for block in line.around if block.kind != "function")
-        return self.origins.settled_by(asking, told, line.inside)
+        return self.origins.options_for_text(asking, told, line.inside)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
     """The lines of a script, the origins of its variables, and the line that ends the script, or 0."""
 
-    whole: Sequence[Line]
+    whole: Sequence[ScriptLine]
     origins: Origins
     left_at: int
 
@@ -163,7 +163,7 @@ class _Place:
 class Origins:
     """Finds the outside variables on which a value depends, as far as the script's assignments show."""
 
-    def __init__(self, text: str, whole: Iterable[Line]) -> None:
+    def __init__(self, text: str, whole: Iterable[ScriptLine]) -> None:
         self.values: dict[str, list[str]] = {}
         inside = {line.number for line in whole if line.inside}
         for found in ASSIGNED.finditer(text):
@@ -172,7 +172,7 @@ class Origins:
                 NUMBERED.sub("", found[2]) if own else found[2]
             )
 
-    def settled_by(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
+    def options_for_text(self, text: str, told: Collection[str] = (), inside: bool = False) -> str:
         """Return the options that would set the outside variables on which a text depends.
 
         Variables in `told` are left out. `inside`: the text is in a function, where `$1` is not an
@@ -205,38 +205,38 @@ class Origins:
         ]
 
 
-def _reason(line: Line, seen: Walk, place: _Place, started: bool) -> str:
+def _reason(line: ScriptLine, seen: Walk, place: _Place, started: bool) -> str:
     """Return the reason why a line is not read as a run; empty if there is no reason to report."""
     first = seen.words[0]
     if started and seen.kind == "file":
         script = seen.words[seen.at].spelling
         return f"this line starts another script, {script}; pass that script instead"
     if first.text is None and first.spelling.startswith("$"):
-        hint = place.origins.settled_by(first.spelling, inside=line.inside)
+        hint = place.origins.options_for_text(first.spelling, inside=line.inside)
         return f"the first word of this line, {first.spelling}, is not known{hint}"
-    return "" if started else _unreached(line, place)
+    return "" if started else _unreachable_text(line, place)
 
 
-def _unreached(line: Line, place: _Place) -> str:
+def _unreachable_text(line: ScriptLine, place: _Place) -> str:
     """Return the reason why a line is not reached."""
     function = next((block for block in line.around if block.kind == "function"), None)
     if function is not None:
-        uncalled = _uncalled(function.text, line, place)
+        uncalled = _uncalled_text(function.text, line, place)
         return f"this line is in the function {function.text} (line {function.line}); {uncalled}"
     own = FUNCTION.match(line.text)
     if own is not None:
         name = own["long"] or own["short"]
-        return f"this line is in the function {name}; {_uncalled(name, line, place)}"
+        return f"this line is in the function {name}; {_uncalled_text(name, line, place)}"
     if place.left_at and place.left_at < line.number:
         return f"a shell does not reach this line: line {place.left_at} ends the script{_condition(place)}"
     if line.around:
         block = line.around[-1]
-        hint = place.origins.settled_by(block.text, inside=line.inside)
+        hint = place.origins.options_for_text(block.text, inside=line.inside)
         return f"this line is in a branch that is not taken: line {block.line}: {_short(block.text)}{hint}"
     return "a shell does not reach this line"
 
 
-def _uncalled(name: str, line: Line, place: _Place) -> str:
+def _uncalled_text(name: str, line: ScriptLine, place: _Place) -> str:
     """Return a message about a function that is not called.
 
     The message gives the line of a trap, a variable or a text that contains the function's name.
@@ -264,9 +264,9 @@ def _condition(place: _Place) -> str:
         else None
     )
     if inside is None:
-        return place.origins.settled_by(end.text, inside=end.inside) if end else ""
+        return place.origins.options_for_text(end.text, inside=end.inside) if end else ""
     own = end is not None and end.inside
-    return f" (line {inside.line}: {_short(inside.text)}){place.origins.settled_by(inside.text, inside=own)}"
+    return f" (line {inside.line}: {_short(inside.text)}){place.origins.options_for_text(inside.text, inside=own)}"
 
 
 def _short(text: str) -> str:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from bridge.files.named import OutsideError, find
 from bridge.files.shell.files import AWAY, is_gone
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, spelled
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces
 from bridge.files.shell.scope import MOST_CHARACTERS
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 
-def content(reader: Reader, path: Pieces) -> Pieces | None:
+def content(reader: ShellReader, path: Pieces) -> Pieces | None:
     """Return the content of a file: text that the script has written, else a file on disk; None if there is neither.
 
     A file on disk must be in the script's folder or in an allowed folder.
@@ -28,7 +28,7 @@ def content(reader: Reader, path: Pieces) -> Pieces | None:
     return _fresh(reader, path, lies) if lies is not None else None
 
 
-def _lying(reader: Reader, name: str) -> Pieces | None:
+def _lying(reader: ShellReader, name: str) -> Pieces | None:
     """Return the content of a file in the script's folder or in an allowed folder; None if there is none."""
     try:
         found = find(name, Path(reader.name).parent)
@@ -42,7 +42,7 @@ def _lying(reader: Reader, name: str) -> Pieces | None:
         return (Unknown(name, NOWHERE, reader.source.line(reader.place), why),)
 
 
-def there(reader: Reader, path: Pieces) -> bool | None:
+def there(reader: ShellReader, path: Pieces) -> bool | None:
     """Return whether a file exists, taking into account that the script may write or remove it; None if that is not known."""
     key, files = reader.key(path), reader.scope.files
     folder, slash, _ = key.rpartition("/")
@@ -56,7 +56,7 @@ def there(reader: Reader, path: Pieces) -> bool | None:
     return True if key and not files.stale(key) and _beside(reader, key) else None
 
 
-def filled(reader: Reader, path: Pieces) -> bool | None:
+def has_content(reader: ShellReader, path: Pieces) -> bool | None:
     """Return whether an existing file has content; None if that is not known."""
     written, key = file(reader, path), reader.key(path)
     if written is not None:
@@ -67,7 +67,7 @@ def filled(reader: Reader, path: Pieces) -> bool | None:
     return found.stat().st_size > 0 if found is not None else None
 
 
-def _beside(reader: Reader, name: str) -> Path | None:
+def _beside(reader: ShellReader, name: str) -> Path | None:
     """Return the path of a file in the script's folder or in an allowed folder; None if there is none."""
     try:
         return find(name, Path(reader.name).parent)
@@ -75,37 +75,37 @@ def _beside(reader: Reader, name: str) -> Path | None:
         return None
 
 
-def is_folder(reader: Reader, folder: str) -> bool:
+def is_folder(reader: ShellReader, folder: str) -> bool:
     """Return whether a folder exists inside the script's folder."""
     return not folder.startswith((AWAY, "/", "~")) and (Path(reader.name).parent / folder).is_dir()
 
 
-def missing(reader: Reader, path: Pieces) -> str:
+def missing(reader: ShellReader, path: Pieces) -> str:
     """Return the reason why the content of a file is unknown. The script has not written this file."""
     try:
         find(reader.key(path).replace("\0", ""), Path(reader.name).parent)
     except OutsideError as error:
         return str(error)
-    return f"{spelled(path)}: no such file in the script's folder; put it there"
+    return f"{spell_pieces(path)}: no such file in the script's folder; put it there"
 
 
-def file(reader: Reader, path: Pieces) -> Pieces | None:
+def file(reader: ShellReader, path: Pieces) -> Pieces | None:
     """Return the text that the script has written to `path` so far; None if it has not written to `path`."""
     held = reader.scope.files.held.get(reader.key(path))
     return None if held is None else _fresh(reader, path, held)
 
 
-def _fresh(reader: Reader, path: Pieces, content: Pieces) -> Pieces:
+def _fresh(reader: ShellReader, path: Pieces, content: Pieces) -> Pieces:
     """Return `content`, or an unknown content if a program may have changed the file since."""
     why = reader.scope.files.stale(reader.key(path))
     return (
-        (Unknown(spelled(path), NOWHERE, reader.source.line(reader.place), why),)
+        (Unknown(spell_pieces(path), NOWHERE, reader.source.line(reader.place), why),)
         if why
         else content
     )
 
 
-def text_before(reader: Reader, path: Pieces) -> Pieces:
+def text_before(reader: ShellReader, path: Pieces) -> Pieces:
     """Return the content of a file before text is appended; empty if the file does not exist."""
     found = content(reader, path)
     return () if found is None or is_gone(found) else found

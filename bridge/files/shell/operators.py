@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic, parameters
 from bridge.files.shell.patterns import Char, Unread, active
-from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, emptied, known
+from bridge.files.shell.pieces import Break, Piece, Pieces, Text, Unknown, emptied, text_if_known
 from bridge.files.shell.scope import Value, several
-from bridge.files.shell.subjects import ALL, FORM, Subject, malformed
-from bridge.files.shell.tokens import Part
+from bridge.files.shell.subjects import ALL, FORM, Subject, malformed_expansion
+from bridge.files.shell.tokens import WordPart
 
 if TYPE_CHECKING:
     from bridge.files.shell.expand import Expanded, Expander
@@ -23,8 +23,8 @@ UNTURNED = "AaKkP"
 OPERATOR = re.compile(r":?[-=+?]|//?|%%?|##?|\^\^?|,,?|:|@[A-Za-z]$")
 
 
-def operated(
-    expander: Expander, part: Part, subject: Subject, start: int, quoted: bool
+def apply_operator(
+    expander: Expander, part: WordPart, subject: Subject, start: int, quoted: bool
 ) -> Expanded:
     found = OPERATOR.match(expander.source.text, start, part.end - 1)
     if found is None and expander.source.text.startswith("~", start):
@@ -32,7 +32,7 @@ def operated(
     if found is None and expander.source.text.startswith("@", start) and subject.elements is None:
         return expander.spread(subject, part, quoted)
     if found is None or (found[0] == ":" and found.end() == part.end - 1):
-        raise malformed(expander, start, part.end - 1)
+        raise malformed_expansion(expander, start, part.end - 1)
     operator, start = found[0], found.end()
     # Only operators with a default look at variables that are not set.
     if operator[-1] in "-=+?" and operator != ":":
@@ -46,27 +46,27 @@ def operated(
     change = _change(expander, part, operator, start)
     expander.solid |= subject.joined == "@" and bool(subject.words)
     if not subject.joined:
-        expander.solid |= operator[0] in "/^,@" or known(subject.words[0]) != ""
+        expander.solid |= operator[0] in "/^,@" or text_if_known(subject.words[0]) != ""
     made: list[Pieces] = [
-        (_turned(expander, part, word, change, quoted),) for word in subject.words
+        (_change_text(expander, part, word, change, quoted),) for word in subject.words
     ]
-    return expander.listed(made, subject.joined, part, quoted)
+    return expander.list_pieces(made, subject.joined, part, quoted)
 
 
-def _turned(
-    expander: Expander, part: Part, word: Pieces, change: Callable[[str], str], quoted: bool
+def _change_text(
+    expander: Expander, part: WordPart, word: Pieces, change: Callable[[str], str], quoted: bool
 ) -> Piece:
-    text = known(word)
+    text = text_if_known(word)
     if text is None:
         unknown = expander.unknown(
             part, next(piece.why for piece in word if isinstance(piece, Unknown)), quoted
         )
-        alone = known(emptied(word))
+        alone = text_if_known(emptied(word))
         return replace(unknown, loose=several(word), alone=alone if alone is None else change(alone))
-    return expander.made(part, change(text), quoted)
+    return expander.make_text(part, change(text), quoted)
 
 
-def _change(expander: Expander, part: Part, operator: str, start: int) -> Callable[[str], str]:
+def _change(expander: Expander, part: WordPart, operator: str, start: int) -> Callable[[str], str]:
     """Return the function by which an operator changes a text."""
     if operator[0] == "@":
         if operator[1] not in parameters.TURNED:
@@ -75,32 +75,32 @@ def _change(expander: Expander, part: Part, operator: str, start: int) -> Callab
     if operator[0] == "/":
         pattern, put = _halves(expander, part, start)
         fold = expander.scope.on("nocasematch")
-        return lambda text: parameters.replaced(text, operator, pattern, put, fold)
-    chars = expander.chars(expander.joined(expander.operand(part, start, True)))
+        return lambda text: parameters.replace_match(text, operator, pattern, put, fold)
+    chars = expander.chars(expander.without_splitting(expander.operand(part, start, True)))
     if operator[0] in "#%":
-        return lambda text: parameters.trimmed(text, operator, chars)
-    return lambda text: parameters.lettered(text, operator, chars)
+        return lambda text: parameters.trim_match(text, operator, chars)
+    return lambda text: parameters.change_case(text, operator, chars)
 
 
-def _halves(expander: Expander, part: Part, start: int) -> tuple[list[Char], str]:
+def _halves(expander: Expander, part: WordPart, start: int) -> tuple[list[Char], str]:
     """Return the pattern and the replacement of `${NAME/pattern/replacement}`.
 
     The first literal slash separates them.
     """
-    before, after = _parted(
+    before, after = _split_parts(
         expander.source.text, expander.source.operand(start, part.end - 1, True), start
     )
-    put = active(expander.joined(expander.parts(after, False)))
+    put = active(expander.without_splitting(expander.parts(after, False)))
     if after and expander.source.text.startswith("~", after[0].start):
         raise Unread("the home folder is not known")
     if any(char in (("&", True), ("\\", True)) for char in put):
         raise Unread('the meaning of "&" in a replacement depends on the release of bash')
-    pattern = expander.chars(expander.joined(expander.parts(expander.tilde(before, False), False)))
+    pattern = expander.chars(expander.without_splitting(expander.parts(expander.tilde(before, False), False)))
     return pattern, "".join(char for char, _ in put)
 
 
 def _chosen(
-    expander: Expander, part: Part, subject: Subject, operator: str, start: int, quoted: bool
+    expander: Expander, part: WordPart, subject: Subject, operator: str, start: int, quoted: bool
 ) -> Expanded:
     """Return the value of `${NAME:-text}`, and of the other operators with a default value."""
     absent = _absent(expander, subject, operator[0] == ":")
@@ -113,12 +113,12 @@ def _chosen(
             )
         )
     if operator[-1] == "+":
-        nothing: Expanded = [] if subject.joined == "@" else [expander.made(part, "", quoted)]
+        nothing: Expanded = [] if subject.joined == "@" else [expander.make_text(part, "", quoted)]
         return nothing if absent else _default(expander, part, start, quoted)
     if not absent:
         return expander.spread(subject, part, quoted)
     if operator[-1] == "?":
-        if expander.settled(subject) or subject.elements is not None:
+        if expander.is_unset(subject) or subject.elements is not None:
             raise arithmetic.Unset(f"{subject.name} is not set")
         expander.runner.doubt(expander.source.line(part.start))
         raise Unread(expander.unset(subject.name))
@@ -130,8 +130,8 @@ def _chosen(
                 f"line {expander.source.line(part.start)}, where {why},", re.escape(subject.name)
             )
             raise Unread(why)
-        expander.scope.set(subject.name, Value((tuple(expander.joined(default)),)))
-        default = [*expander._used(tuple(expander.joined(default)), part, quoted)]
+        expander.scope.set(subject.name, Value((tuple(expander.without_splitting(default)),)))
+        default = [*expander._used(tuple(expander.without_splitting(default)), part, quoted)]
     place = expander.place(part)
     return [
         replace(piece, uses=(place, *piece.uses)) if not isinstance(piece, Break) else piece
@@ -139,7 +139,7 @@ def _chosen(
     ]
 
 
-def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expanded:
+def _default(expander: Expander, part: WordPart, start: int, quoted: bool) -> Expanded:
     """Return the default value that replaces a variable.
 
     Within double quotes, the default value is not split into words.
@@ -150,7 +150,7 @@ def _default(expander: Expander, part: Part, start: int, quoted: bool) -> Expand
             replace(piece, splits=True) if isinstance(piece, Text) and not piece.quoted else piece
             for piece in found
         ]
-    return found or [expander.made(part, "", quoted)]
+    return found or [expander.make_text(part, "", quoted)]
 
 
 def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
@@ -159,7 +159,7 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
         return (
             None
             if expander.scope.overtaker(subject.name)
-            and not expander.scope.settled(subject.name)
+            and not expander.scope.is_unset(subject.name)
             and not subject.joined
             else True
         )
@@ -180,12 +180,12 @@ def _absent(expander: Expander, subject: Subject, empty: bool) -> bool | None:
     return None if None in unknowns else not any(unknowns)
 
 
-def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: bool) -> Expanded:
+def _cut(expander: Expander, part: WordPart, subject: Subject, start: int, quoted: bool) -> Expanded:
     """The value of `${NAME:first:count}`."""
     if subject.elements is None:
         return expander.spread(subject, part, quoted)
-    text = known(
-        expander.joined(
+    text = text_if_known(
+        expander.without_splitting(
             expander.plain(expander.parts(expander.source.double(start, part.end - 1), True))
         )
     )
@@ -200,15 +200,15 @@ def _cut(expander: Expander, part: Part, subject: Subject, start: int, quoted: b
         def part_of(whole: str) -> str:
             # Within the text, an empty part in quotes is still a word.
             expander.solid |= -len(whole) <= (first or 0) <= len(whole)
-            return parameters.sliced(whole, first or 0, count)
+            return parameters.slice_text(whole, first or 0, count)
 
-        return [_turned(expander, part, subject.words[0], part_of, quoted)]
-    kept = _sliced(expander, subject, first or 0, count)
+        return [_change_text(expander, part, subject.words[0], part_of, quoted)]
+    kept = _slice_words(expander, subject, first or 0, count)
     expander.solid |= subject.joined == "@" and bool(kept)
-    return expander.listed(kept, subject.joined, part, quoted)
+    return expander.list_pieces(kept, subject.joined, part, quoted)
 
 
-def _sliced(expander: Expander, subject: Subject, first: int, count: int | None) -> list[Pieces]:
+def _slice_words(expander: Expander, subject: Subject, first: int, count: int | None) -> list[Pieces]:
     if any(several(word) for word in subject.words):
         raise Unread("the length of the list is not known")
     # `${@:0}` and a negative start reach the name of the script, which stands before the first
@@ -229,9 +229,9 @@ def _sliced(expander: Expander, subject: Subject, first: int, count: int | None)
     return found[:count]
 
 
-def _parted(
-    text: str, parts: Sequence[Part], start: int
-) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
+def _split_parts(
+    text: str, parts: Sequence[WordPart], start: int
+) -> tuple[tuple[WordPart, ...], tuple[WordPart, ...]]:
     """Return the parts before and after the first literal slash.
 
     A slash at the very start belongs to the pattern.

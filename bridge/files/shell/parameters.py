@@ -31,7 +31,7 @@ LETTERS = {char: f"\\{letter}" for letter, char in SIMPLE.items() if letter not 
 """How `$'...'` spells an unprintable character, a quote and a backslash."""
 
 
-def decoded(text: str) -> str:
+def decode_escapes(text: str) -> str:
     """Return the text of `$'...'` with escapes decoded. A NUL ends the text."""
     return ESCAPE.sub(_escape, text).partition("\0")[0]
 
@@ -50,7 +50,7 @@ def _escape(found: re.Match[str]) -> str:
     return SIMPLE.get(simple, found[0])
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return `text` quoted for a shell, as `${NAME@Q}` does."""
     if any(not char.isprintable() for char in simple(text)):
         return (
@@ -66,7 +66,7 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
+def trim_match(text: str, operator: str, pattern: Sequence[Char]) -> str:
     """Return `text` without the match of a pattern at its start (`#`, `##`) or at its end (`%`, `%%`)."""
     found = Pattern(pattern)
     longest = len(operator) == 2
@@ -77,7 +77,7 @@ def trimmed(text: str, operator: str, pattern: Sequence[Char]) -> str:
     return text[: (min if longest else max)(starts)] if starts else text
 
 
-def replaced(
+def replace_match(
     text: str, operator: str, pattern: Sequence[Char], put: str, fold: bool = False
 ) -> str:
     """Return `text` with the first match of a pattern (`/`) or all matches (`//`) replaced.
@@ -86,7 +86,7 @@ def replaced(
     case is ignored.
     """
     if operator == "/" and pattern[:1] in ([("#", True)], [("%", True)]):
-        return _bound(text, pattern[0][0], pattern[1:], put, fold)
+        return _replace_at_bound(text, pattern[0][0], pattern[1:], put, fold)
     if pattern[:1] == [("(", True)]:
         raise Unread("a shell puts * before this pattern and reads the result as a group")
     found, position, made = Pattern(pattern, fold), 0, list[str]()
@@ -106,7 +106,7 @@ def replaced(
     return "".join(made) + text[position:]
 
 
-def _bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) -> str:
+def _replace_at_bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) -> str:
     found = Pattern(pattern, fold)
     if side == "#":
         ends = found.ends(text, 0)
@@ -117,7 +117,7 @@ def _bound(text: str, side: str, pattern: Sequence[Char], put: str, fold: bool) 
     return text[: min(starts)] + put if starts else text
 
 
-def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
+def change_case(text: str, operator: str, pattern: Sequence[Char]) -> str:
     """Return `text` in upper case (`^`, `^^`) or lower case (`,`, `,,`)."""
     change = str.upper if operator[0] == "^" else str.lower
     fits = Pattern(pattern).matches if pattern else lambda _: True
@@ -127,7 +127,7 @@ def lettered(text: str, operator: str, pattern: Sequence[Char]) -> str:
     )
 
 
-def sliced(text: str, first: int, count: int | None) -> str:
+def slice_text(text: str, first: int, count: int | None) -> str:
     """`${NAME:first:count}`."""
     simple(text)
     begin = first if first >= 0 else len(text) + first
@@ -142,10 +142,10 @@ def sliced(text: str, first: int, count: int | None) -> str:
 
 
 TURNED: Mapping[str, Callable[[str], str]] = {
-    "Q": quoted,
+    "Q": quote_text,
     "U": lambda text: simple(text).upper(),
     "L": lambda text: simple(text).lower(),
     "u": lambda text: simple(text)[:1].upper() + text[1:],
-    "E": decoded,
+    "E": decode_escapes,
 }
 """`${NAME@letter}`."""

@@ -53,7 +53,7 @@ def active(pieces: Iterable[Piece]) -> list[Char]:
 
 
 @dataclass(frozen=True)
-class Group:
+class PatternGroup:
     """A group of alternatives, such as `@(a|b)`."""
 
     kind: str
@@ -68,14 +68,14 @@ class One:
 
 
 @dataclass(frozen=True)
-class Place:
+class PatternPlace:
     """A test of a position between characters."""
 
     fits: Callable[[str, int], bool]
 
 
 STAR = "*"
-Node = Group | One | Place | str
+Node = PatternGroup | One | PatternPlace | str
 
 
 class Pattern:
@@ -99,7 +99,7 @@ class Pattern:
                 f"matching a pattern with a text of more than {LONGEST:,} characters is not "
                 "supported"
             )
-        return reached(self.nodes, text.lower() if self.fold else text, {start})
+        return match_sequence(self.nodes, text.lower() if self.fold else text, {start})
 
     def _sequence(self, position: int, inside: bool) -> tuple[list[Node], int]:
         nodes: list[Node] = []
@@ -170,7 +170,7 @@ class Pattern:
             choices.append(nodes)
         if position >= len(self.chars):
             raise EOFError
-        return Group(kind, tuple(choices)), position + 1
+        return PatternGroup(kind, tuple(choices)), position + 1
 
     def _bracket(self, start: int) -> tuple[Node, int] | None:
         """Return the test for `[...]`, and the end of the bracket; None if the bracket is never closed."""
@@ -217,23 +217,23 @@ class Pattern:
         return position + 1, char.lower() if self.fold else char
 
 
-def reached(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
+def match_sequence(nodes: Sequence[Node], text: str, starts: Positions) -> Positions:
     """Return the possible ends of matches of the sequence `nodes` that begin at one of `starts`."""
     for node in nodes:
         if not starts:
             break
         if isinstance(node, One):
             starts = {place + 1 for place in starts if place < len(text) and node.fits(text[place])}
-        elif isinstance(node, Place):
+        elif isinstance(node, PatternPlace):
             starts = {place for place in starts if node.fits(text, place)}
-        elif isinstance(node, Group):
+        elif isinstance(node, PatternGroup):
             starts = _group_ends(node, text, starts)
         else:  # a star reaches every place behind the first start
             starts = set(range(min(starts), len(text) + 1))
     return starts
 
 
-def _group_ends(group: Group, text: str, starts: Positions) -> Positions:
+def _group_ends(group: PatternGroup, text: str, starts: Positions) -> Positions:
     if group.kind == "!":
         # `!(...)` matches whatever none of its choices does, so that each start has ends of its
         # own.
@@ -253,5 +253,5 @@ def _group_ends(group: Group, text: str, starts: Positions) -> Positions:
     return reached | (starts if group.kind == "*" else set())
 
 
-def _once(group: Group, text: str, starts: Positions) -> Positions:
-    return set().union(*(reached(choice, text, starts) for choice in group.choices))
+def _once(group: PatternGroup, text: str, starts: Positions) -> Positions:
+    return set().union(*(match_sequence(choice, text, starts) for choice in group.choices))

@@ -118,7 +118,7 @@ def _delimiter(separators: str) -> re.Pattern[str]:
 def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> list[Pieces]:
     """Split the results of unquoted expansions into words at the characters of IFS, as a shell does."""
     found: list[list[Piece]] = [[]]
-    for piece in _joined(map(_marked, pieces), separators):
+    for piece in _join_neighbours(map(_text_of_break, pieces), separators):
         if isinstance(piece, Break):
             found.append([])
         elif isinstance(piece, Unknown):
@@ -141,7 +141,7 @@ def words(pieces: Iterable[Piece | Break], separators: str = DEFAULT_IFS) -> lis
     ]
 
 
-def _marked(piece: Piece | Break) -> Piece | Break:
+def _text_of_break(piece: Piece | Break) -> Piece | Break:
     return (
         Text(piece.mark, NOWHERE, plain=False, splits=True)
         if isinstance(piece, Break) and piece.mark
@@ -149,7 +149,7 @@ def _marked(piece: Piece | Break) -> Piece | Break:
     )
 
 
-def _joined(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece | Break]:
+def _join_neighbours(pieces: Iterable[Piece | Break], separators: str) -> Iterator[Piece | Break]:
     """Join neighbouring texts of unquoted expansions, because a separator may begin in one and end in the next."""
     if not separators.strip(DEFAULT_IFS):
         yield from pieces
@@ -181,7 +181,7 @@ def _split(piece: Text, found: list[list[Piece]], delimiter: re.Pattern[str]) ->
         found[-1].append(piece.part(position, len(piece.text)) if position else piece)
 
 
-def spelled(pieces: Iterable[Piece | Break]) -> str:
+def spell_pieces(pieces: Iterable[Piece | Break]) -> str:
     """The text of `pieces`, with the script's spelling of unknown parts."""
     found = []
     for piece in pieces:
@@ -192,10 +192,10 @@ def spelled(pieces: Iterable[Piece | Break]) -> str:
     return "".join(found)
 
 
-def known(pieces: Iterable[Piece | Break]) -> str | None:
+def text_if_known(pieces: Iterable[Piece | Break]) -> str | None:
     """The text of `pieces`, or None if a part of it is not known."""
     listed = list(pieces)
-    return None if any(isinstance(piece, Unknown) for piece in listed) else spelled(listed)
+    return None if any(isinstance(piece, Unknown) for piece in listed) else spell_pieces(listed)
 
 
 def unknowns(pieces: Iterable[Piece | Break]) -> Iterator[Unknown]:
@@ -239,7 +239,7 @@ def cut(word: Pieces, length: int) -> Pieces:
     return tuple(found)
 
 
-def begun(pieces: Pieces) -> int | None:
+def start_of_pieces(pieces: Pieces) -> int | None:
     """Return the offset in the script at which `pieces` begin; None if they are not in the script."""
     spans = (span for piece in pieces for span in (piece.span, *piece.uses[::-1]))
     return next((span[0] for span in spans if span != NOWHERE), None)
@@ -247,5 +247,5 @@ def begun(pieces: Pieces) -> int | None:
 
 def line_of(pieces: Pieces, text: str) -> int | None:
     """Return the line of `text` on which `pieces` begin."""
-    place = begun(pieces)
+    place = start_of_pieces(pieces)
     return None if place is None else text.count("\n", 0, place) + 1

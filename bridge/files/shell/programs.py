@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from bridge.files.shell import effects, getopt, opened, streams
 from bridge.files.shell.expand import OUTPUT
-from bridge.files.shell.files import GONE, is_gone, placed
+from bridge.files.shell.files import GONE, is_gone, path_in_folder
 from bridge.files.shell.patterns import Unread, simple
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, text_if_known
 from bridge.files.shell.scope import is_file
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 MOST = 10_000
 
@@ -26,7 +26,7 @@ def _text(text: str) -> Pieces:
     return (Text(text, NOWHERE, True, plain=False),) if text else ()
 
 
-def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
+def _input(reader: ShellReader, names: Sequence[str]) -> Pieces | None:
     """Return the input of a program: the named files, or its standard input; None if it is not known."""
     if not names:
         return reader.scope.input
@@ -44,12 +44,12 @@ def _input(reader: Reader, names: Sequence[str]) -> Pieces | None:
     return tuple(found)
 
 
-def cat(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def cat(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `cat`, without options."""
     return None if any(text.startswith("-") for text in texts[1:]) else _input(reader, texts[1:])
 
 
-def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def tee(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `tee FILE`, which writes its input to the file and to its output."""
     read = reader.scope.input
     names = [text for text in texts[1:] if not text.startswith("-")]
@@ -67,7 +67,7 @@ def tee(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return read
 
 
-def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def basename(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `basename PATH [SUFFIX]`, `basename -s SUFFIX PATH`."""
     if texts[1:2] == ["-s"] and len(texts) == 4:
         texts = [texts[0], texts[3], texts[2]]
@@ -80,7 +80,7 @@ def basename(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return _text(name + "\n")
 
 
-def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces | None:
+def place_named(reader: ShellReader, name: str, called: Sequence[Pieces]) -> Pieces | None:
     """Return the output of `dirname`, `readlink -f` or `realpath` for a word of unknown text but
     known path; None in all other cases.
     """
@@ -89,11 +89,11 @@ def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces |
     letters = {
         letter
         for word in called[1:]
-        for letter in (known(word) or "").lstrip("-")
-        if (known(word) or "").startswith("-")
+        for letter in (text_if_known(word) or "").lstrip("-")
+        if (text_if_known(word) or "").startswith("-")
     }
-    operands = [word for word in called[1:] if not (known(word) or "").startswith("-")]
-    named = placed(reader.scope.folder, operands[0]) if len(operands) == 1 else None
+    operands = [word for word in called[1:] if not (text_if_known(word) or "").startswith("-")]
+    named = path_in_folder(reader.scope.folder, operands[0]) if len(operands) == 1 else None
     if named is None or not letters <= set("fems"):
         return None
     reader.scope.status = 0
@@ -108,7 +108,7 @@ def place_named(reader: Reader, name: str, called: Sequence[Pieces]) -> Pieces |
     return (replace(named, firm=True), *_text("\n")) if resolves and not linked else None
 
 
-def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def dirname(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `dirname PATH`."""
     if len(texts) != 2 or texts[1].startswith("-"):
         return None
@@ -116,7 +116,7 @@ def dirname(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return _text((head.rstrip("/") or ("/" if cut or texts[1].startswith("/") else ".")) + "\n")
 
 
-def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def seq(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `seq [-s TEXT] [FIRST [STEP]] LAST` over whole numbers."""
     # The separator behind `-s` may be the rest of its word, or the next word. A NUL stands between
     # words.
@@ -141,7 +141,7 @@ def seq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return _text(mark.join(map(str, listed)) + "\n") if listed else ()
 
 
-def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
+def _read(reader: ShellReader, names: Sequence[str] = ()) -> str | None:
     """Return the text that a program reads.
 
     If the text is not known, raises `Unread` with the reason; without a known reason, returns None.
@@ -152,10 +152,10 @@ def _read(reader: Reader, names: Sequence[str] = ()) -> str | None:
     lost = next((piece for piece in found or () if isinstance(piece, Unknown)), None)
     if lost is not None:
         raise Unread(lost.why)
-    return None if found is None else known(found)
+    return None if found is None else text_if_known(found)
 
 
-def count(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def count(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `wc -l`, `wc -w` and `wc -c` of the input."""
     text = _read(reader)
     if text is None or len(texts) != 2 or texts[1] not in ("-l", "-w", "-c"):
@@ -164,7 +164,7 @@ def count(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return _text(f"{sizes[texts[1]]}\n")
 
 
-def part_of_lines(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def part_of_lines(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `head -n N` and `tail -n N` of the input."""
     text = _read(reader)
     told = re.fullmatch(r"-n?\s*(\d{1,9})", " ".join(texts[1:]), re.ASCII)
@@ -176,7 +176,7 @@ def part_of_lines(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return _text("".join(kept))
 
 
-def cut(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def cut(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `cut -d X -f LIST` and `cut -c LIST` of the input."""
     text = _read(reader)
     told = CUT.fullmatch("\0".join(texts[1:]))
@@ -224,7 +224,7 @@ def _cut(row: str, mark: str, chars: bool, places: Sequence[tuple[int, int]]) ->
     return ("" if chars else mark).join(kept)
 
 
-def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def translate(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `tr [-s] A B`, `tr -d A`, `tr -cd A`, `tr -s A` for single characters and plain ranges.
     """
     text = _read(reader)
@@ -245,21 +245,21 @@ def translate(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     if "d" in how:
         return _text("".join(char for char in text if (char in first) is ("c" in how)))
     if len(sets) == 1:
-        return _text(_squeezed(text, first))
+        return _text(_squeeze_letters(text, first))
     if not first or not second:
         return None
     # GNU's `tr` repeats the last character of a second set that is shorter than the first.
     made = text.translate(
         {ord(char): second[min(index, len(second) - 1)] for index, char in enumerate(first)}
     )
-    return _text(_squeezed(made, second) if how else made)
+    return _text(_squeeze_letters(made, second) if how else made)
 
 
 KINDS_OF_TR = frozenset((("", 2), ("s", 2), ("s", 1), ("d", 1), ("cd", 1)))
 """Supported options of `tr`, each with the number of character sets that it needs."""
 
 
-def _squeezed(text: str, letters: str) -> str:
+def _squeeze_letters(text: str, letters: str) -> str:
     return "".join(
         char
         for index, char in enumerate(text)
@@ -277,7 +277,7 @@ def _letters(said: str) -> str | None:
     return spread if spread.isascii() else None
 
 
-def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def expr(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `expr A + B` over whole numbers."""
     if len(texts) != 4 or texts[2] not in ("+", "-", "*", "/", "%"):
         return None
@@ -299,7 +299,7 @@ def expr(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return _text(f"{found}\n")
 
 
-def edited(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def model_sed(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `sed [-n] [-E] [-i] [-e] SCRIPT [FILE ...]`."""
     flags, scripts, names = _sed_options(texts[1:])
     if not scripts:
@@ -343,7 +343,7 @@ def _sed_options(words: Sequence[str]) -> tuple[set[str], list[str], list[str]]:
     return flags, scripts, rest
 
 
-def filtered(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def model_grep(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `grep [-EFivcoqx] EXPRESSION [FILE]`."""
     rest = list(texts[1:])
     flags = ""
@@ -362,22 +362,22 @@ def filtered(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return _text(found)
 
 
-def sort(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def sort(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `sort [-nru]`."""
     rest = [text for text in texts[1:] if not re.fullmatch(r"-[nru]+", text)]
     text = _read(reader, rest) if not any(name.startswith("-") for name in rest) else None
     return (
-        None if text is None else _text(streams.ordered(text, "".join(set(texts[1:]) - set(rest))))
+        None if text is None else _text(streams.sort_lines(text, "".join(set(texts[1:]) - set(rest))))
     )
 
 
-def uniq(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def uniq(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `uniq` without options."""
     text = _read(reader) if len(texts) == 1 else None
     return None if text is None else _text(streams.single(text))
 
 
-def fields(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def fields(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `awk [-F X] '{print $1}' [FILE]`."""
     rest = list(texts[1:])
     mark = None
@@ -388,13 +388,13 @@ def fields(reader: Reader, texts: Sequence[str]) -> Pieces | None:
     return None if text is None else _text(streams.fields(text, rest[0], mark))
 
 
-def sorted_options(reader: Reader, texts: Sequence[str]) -> Pieces | None:
+def model_getopt(reader: ShellReader, texts: Sequence[str]) -> Pieces | None:
     """Model `getopt -o LETTERS -l NAMES -- WORDS`."""
-    written, reader.scope.status = getopt.ordered(texts)
+    written, reader.scope.status = getopt.getopt_output(texts)
     return _text(written)
 
 
-PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
+PROGRAMS: Mapping[str, Callable[[ShellReader, Sequence[str]], Pieces | None]] = {
     "cat": cat,
     "tee": tee,
     "basename": basename,
@@ -406,12 +406,12 @@ PROGRAMS: Mapping[str, Callable[[Reader, Sequence[str]], Pieces | None]] = {
     "cut": cut,
     "tr": translate,
     "expr": expr,
-    "sed": edited,
-    "grep": filtered,
+    "sed": model_sed,
+    "grep": model_grep,
     "sort": sort,
     "uniq": uniq,
     "awk": fields,
-    "getopt": sorted_options,
+    "getopt": model_getopt,
     **effects.PROGRAMS,
 }
 """Models of programs by name. A model returns the program's output, or None if it is not known."""

@@ -26,14 +26,14 @@ from bridge.files.shell import (
 from bridge.files.shell.decide import Bad, Condition
 from bridge.files.shell.expand import OUTPUT, Expander
 from bridge.files.shell.files import key_in
-from bridge.files.shell.inner import listed
+from bridge.files.shell.inner import list_words
 from bridge.files.shell.launchers import Walk, walk
 from bridge.files.shell.loops import MOST_STEPS
 from bridge.files.shell.missed import Asked
 from bridge.files.shell.patterns import Unread
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
 from bridge.files.shell.scope import COUNTER, Scope, Unsettled, Untargeted, Value, several
-from bridge.files.shell.source import Source, Sourced, check_ends, check_redirects, check_syntax
+from bridge.files.shell.source import ShellSource, Sourced, check_ends, check_redirects, check_syntax
 from bridge.files.shell.tokens import Token, Word
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ CHECKED = ("command", "subshell")
 LINE = "line"
 """Value of `Scope.ended` for a line that ends early. The script continues with the next line."""
 LEAVING = ("break", "continue", "return")
-Program = Callable[["Reader", Sequence[str]], Pieces | None]
+Program = Callable[["ShellReader", Sequence[str]], Pieces | None]
 DEFINED = re.compile(r"function[ \t]+(?P<name>[\w:.-]+)|\([ \t]*\)")
 """Matches the definition of a function."""
 NAMED = re.compile(r"(?:^|[;&|{(]|\bthen|\bdo|\belse)[ \t]*([\w:.-]+)[ \t]*$")
@@ -122,7 +122,7 @@ class Command:
 
 
 @dataclass
-class Reader:
+class ShellReader:
     """Evaluates statements with a scope, and collects commands and written files."""
 
     name: str
@@ -149,18 +149,18 @@ class Reader:
     lines: dict[str, int] | None = None
     defined: frozenset[str] = frozenset()
     asked: Asked | None = None
-    source: Source = field(init=False)
+    source: ShellSource = field(init=False)
 
     def read(self, text: str) -> None:
         """Read the whole script."""
-        self.source = Source(text, self.name)
-        self.defined = frozenset(_defined(text))
+        self.source = ShellSource(text, self.name)
+        self.defined = frozenset(_function_names(text))
         check_ends(text, self.name)
         check_syntax(self.source)
         self.run(self.source)
-        self.left()
+        self.read_exit_trap()
 
-    def run(self, source: Source) -> None:
+    def run(self, source: ShellSource) -> None:
         """Read a source in the current scope."""
         before, self.source = self.source, source
         for line in source.lines():
@@ -181,7 +181,7 @@ class Reader:
         return self.scope is self.inner
 
     @property
-    def parted(self) -> int:
+    def line_of_split(self) -> int:
         """The line of an undecided branch in which a path may have left a loop or a function; 0 if there is none."""
         left = (scope.parted for scopes in (self.leaving, *self.exits) for scope in scopes)
         return next((line for line in left if line), 0)
@@ -204,7 +204,7 @@ class Reader:
         parts = (re.escape(piece.text) if isinstance(piece, Text) else r"\w*" for piece in name)
         pattern = "".join(parts).partition("=")[0].partition(r"\[")[0]
         line = self.source.line(place)
-        by = f"line {line}, which sets a variable of unknown name ({spelled(name)}),"
+        by = f"line {line}, which sets a variable of unknown name ({spell_pieces(name)}),"
         self.scope.overtaken(by, r"\w+" if several(name) else pattern)
 
     def doubt(self, line: int) -> None:
@@ -235,9 +235,9 @@ class Reader:
     def lies(self, path: Pieces, filled: bool) -> bool | None:
         """Return whether a file exists and, with `filled`, is not empty; None if that is not known."""
         there = opened.there(self, path)
-        return there if not there or not filled else opened.filled(self, path)
+        return there if not there or not filled else opened.has_content(self, path)
 
-    def settled_by(self, line: int) -> str:
+    def options_for_line(self, line: int) -> str:
         """Return the command-line options that would decide the branches around a line."""
         if self.asked is None:
             self.asked = Asked(self.source.script.text)
@@ -266,12 +266,12 @@ class Reader:
         self.scope.files.behind(files, self.source.line(node.start_byte))
         self.scope.status, self.jobs = 0, [*jobs, (first, len(self.commands))]
 
-    def awaited(self) -> None:
+    def start_background(self) -> None:
         """Record that all background commands have started, so that no command can be killed before its start."""
         if not self.branch:
             self.jobs.clear()
 
-    def killed(self, place: int) -> None:
+    def kill_background(self, place: int) -> None:
         """Record that background commands may be killed before they start."""
         for first, last in self.jobs:
             self._maybe(first, last, self.source.line(place))
@@ -320,7 +320,7 @@ class Reader:
             elif node.type in ("command", "subshell"):
                 handler(self, node)
             else:
-                redirections.redirected(
+                redirections.read_with_redirections(
                     self, self._behind(node), node.start_byte, lambda: handler(self, node)
                 )
         except (OverflowError, Unread, Unsettled) as error:
@@ -348,32 +348,32 @@ class Reader:
             raise self.refuse(self.place, f"it is not known whether functions run the ERR trap: {why}")
         # Functions inherit the ERR trap only with `set -E`.
         if scope.at_error is not None and (not scope.frames or "errtrace" in scope.options):
-            self.trapped(scope.at_error)
+            self.read_trap(scope.at_error)
         if "errexit" in self.scope.unsure:
             self.doubt(self.source.line(self.place))
         elif "errexit" in self.scope.options and not self.scope.ended:
             self.scope.ended, self.scope.left_at = "exit", self.source.line(self.place)
 
-    def trapped(self, text: Pieces) -> None:
+    def read_trap(self, text: Pieces) -> None:
         """Read the text of an ERR or EXIT trap, in which errors run no trap."""
         error, self.scope.at_error = self.scope.at_error, None
-        self.handled(text)
+        self.read_handler(text)
         self.scope.at_error = error
 
-    def handled(self, text: Pieces) -> None:
+    def read_handler(self, text: Pieces) -> None:
         """Read the text of a trap. Afterwards, the exit status is the same as before."""
         status = self.scope.status
-        self.nested(self.place, text)
+        self.read_inner_text(self.place, text)
         if not self.scope.ended:
             self.scope.status = status
 
-    def left(self) -> None:
+    def read_exit_trap(self) -> None:
         """Read the text of the EXIT trap when a shell ends."""
         text, self.scope.at_exit = self.scope.at_exit, None
         if text is not None:
             # The trap itself must not count as code behind the `exit`, which would not be read.
             ended, self.scope.ended = self.scope.ended, ""
-            self.trapped(text)
+            self.read_trap(text)
             self.scope.ended = ended
 
     # Blocks, pipelines and paths
@@ -392,7 +392,7 @@ class Reader:
         loops, self.loops = self.loops, 0
         if redirects:
             self.apart(
-                lambda: redirections.redirected(
+                lambda: redirections.read_with_redirections(
                     self, redirects, node.start_byte, lambda: self._inside(node)
                 )
             )
@@ -408,8 +408,8 @@ class Reader:
         outer, mark = self.scope, len(self.leaving)
         self.scope = self.another()
         action()
-        self.landed(mark)
-        self.left()
+        self.merge_exits(mark)
+        self.read_exit_trap()
         inner, self.scope = self.scope, outer
         outer.files, outer.output, outer.status = inner.files, inner.output, inner.status
         self.failing(inner)
@@ -432,7 +432,7 @@ class Reader:
             if self.scope.may("errexit"):
                 self.doubt(doubt)
 
-    def landed(
+    def merge_exits(
         self, mark: int, kinds: Sequence[str] = ("break", "continue", "return", "exit")
     ) -> None:
         """End a loop, function or shell: merge the paths that left it early into the current path."""
@@ -459,7 +459,7 @@ class Reader:
             if last and outer.on("lastpipe"):
                 self._last(stage, outer, output)
                 statuses.append(outer.status)
-                outer.status, outer.piped = self._piped(statuses), tuple(statuses)
+                outer.status, outer.piped = self._status_of_pipeline(statuses), tuple(statuses)
                 return
             # Each command runs in a shell of its own. Files and doubts go from one to the next,
             # variables do not.
@@ -475,8 +475,8 @@ class Reader:
             self.scope = inner
             mark, first = len(self.leaving), len(self.commands)
             self.stage(stage)
-            self.landed(mark)
-            self.left()
+            self.merge_exits(mark)
+            self.read_exit_trap()
             # A command that ends without reading its input breaks the pipe. A block before it may
             # then end early, and its commands may not run.
             reads = self.scope.input is not output or inner.input is not output
@@ -488,7 +488,7 @@ class Reader:
             statuses.append(self.scope.status)
         inner, self.scope = self.scope, outer
         outer.files, outer.output = inner.files, output
-        outer.status, outer.piped = self._piped(statuses), tuple(statuses)
+        outer.status, outer.piped = self._status_of_pipeline(statuses), tuple(statuses)
         self.failing(inner)
 
     def _maybe(self, first: int, last: int, line: int) -> None:
@@ -504,7 +504,7 @@ class Reader:
         self.stage(stage)
         self.scope.input = before
 
-    def _piped(self, statuses: Sequence[int | None]) -> int | None:
+    def _status_of_pipeline(self, statuses: Sequence[int | None]) -> int | None:
         """Return the status of a pipeline: the status of its last command or, under `pipefail`, of
         the last command that failed.
         """
@@ -517,7 +517,7 @@ class Reader:
         unsure = None in statuses or "pipefail" in self.scope.unsure
         return None if unsure else next(status for status in reversed(statuses) if status)
 
-    def undecided(self, line: int, *actions: Action, asking: str = "") -> None:
+    def read_branches(self, line: int, *actions: Action, asking: str = "") -> None:
         """Read several branches of which exactly one is taken.
 
         `asking` is the text of the unknown condition.
@@ -570,7 +570,7 @@ class Reader:
             status = 0
         if status is None:
             asking = self.source.text[start:end]
-            self.undecided(
+            self.read_branches(
                 self.source.line(start), lambda: self.single(right), lambda: None, asking=asking
             )
             if not self.scope.ended:
@@ -596,7 +596,7 @@ class Reader:
         if self.depth >= DEEPEST:
             raise self.refuse(place, f"{name} calls itself without end; is this the right file?")
         if len(choices) == 1:
-            self._called(choices[0], arguments)
+            self._call_function(choices[0], arguments)
             return True
         if None in choices:
             raise self.refuse(
@@ -605,12 +605,12 @@ class Reader:
                 "takes that branch",
             )
         line = self.source.line(place)
-        self.undecided(
-            line, *((lambda chosen=chosen: self._called(chosen, arguments)) for chosen in choices)
+        self.read_branches(
+            line, *((lambda chosen=chosen: self._call_function(chosen, arguments)) for chosen in choices)
         )
         return True
 
-    def _called(self, function: tuple[Source, Node] | None, arguments: Sequence[Pieces]) -> None:
+    def _call_function(self, function: tuple[ShellSource, Node] | None, arguments: Sequence[Pieces]) -> None:
         if function is None:
             return
         source, body = function
@@ -622,7 +622,7 @@ class Reader:
         self.statement(body)
         self.depth -= 1
         self.loops = loops
-        self.landed(mark, ("return",))
+        self.merge_exits(mark, ("return",))
         self.scope.restore()
         self.scope.arguments, self.source, self.scope.placed = before, around, False
 
@@ -645,7 +645,7 @@ class Reader:
         rest = [token for token in tokens if token.kind != "redirect"]
         if len(rest) == 1 and rest[0].kind in ("cond", "arith"):
             action = self.condition if rest[0].kind == "cond" else self.counting
-            redirections.redirected(self, redirects, node.start_byte, lambda: action(rest[0]))
+            redirections.read_with_redirections(self, redirects, node.start_byte, lambda: action(rest[0]))
             return
         self.simple(
             [token.word for token in rest if token.word is not None], redirects, node.start_byte
@@ -674,7 +674,7 @@ class Reader:
     def counting(self, token: Token) -> None:
         """`((...))`."""
         try:
-            result = self.expander.calculated(token.start + 2, token.end - 2)
+            result = self.expander.evaluate_span(token.start + 2, token.end - 2)
             self.answer(bool(result))
         except Unread:
             self.answer(None)
@@ -698,18 +698,18 @@ class Reader:
         if redirects and not self.branch:
             check_redirects(self.source, redirects)
         self.substituted = UNTOUCHED
-        if rest and self.source.said(rest[0]) in variables.DECLARING:
-            redirections.redirected(
+        if rest and self.source.text_of(rest[0]) in variables.DECLARING:
+            redirections.read_with_redirections(
                 self, redirects, place, lambda: variables.declare(self, rest, place)
             )
             return
-        alone = bool(rest) and self.source.said(rest[0]) in ("[", "test")
+        alone = bool(rest) and self.source.text_of(rest[0]) in ("[", "test")
         called = [found for word in rest for found in self.expander.words(word, alone)]
         if not called:
-            redirections.redirected(self, redirects, place, lambda: self._assignments(assignments))
+            redirections.read_with_redirections(self, redirects, place, lambda: self._assignments(assignments))
             return
         program = self._starts(called) if redirects else False
-        redirections.redirected(
+        redirections.read_with_redirections(
             self, redirects, place, lambda: self._with(assignments, called, place), program
         )
 
@@ -717,8 +717,8 @@ class Reader:
         """Whether a command starts a program in a new process; None if its name is not known."""
         from bridge.files.shell.builtins import BUILTINS
 
-        rest = dropwhile(lambda word: known(word) in ("command", "-p", "--"), called)
-        name = known(next(rest, called[0]))
+        rest = dropwhile(lambda word: text_if_known(word) in ("command", "-p", "--"), called)
+        name = text_if_known(next(rest, called[0]))
         if name is None:
             return None
         own = name in BUILTINS and name != "nohup"
@@ -798,13 +798,13 @@ class Reader:
             else:
                 self.scope.variables[said] = value
         if COUNTER in own:
-            self.scope.moved()
+            self.scope.record_optind()
 
     def start(self, called: Sequence[Pieces], place: int, functions: bool = True) -> None:
         """Run a function or a built-in command. Any other command is recorded as started."""
         from bridge.files.shell.builtins import BUILTINS
 
-        name = known(called[0]) or ""
+        name = text_if_known(called[0]) or ""
         if functions and name in self.scope.functions:
             self.check_stops()
             if self.call(place, name, called[1:]):
@@ -819,8 +819,8 @@ class Reader:
             self.hoped = name in HOPED
             BUILTINS[name](self, place, called)
             return
-        found = walk(listed(called))
-        if not inner.started(self, place, called, found):
+        found = walk(list_words(called))
+        if not inner.start_shell(self, place, called, found):
             self._external(place, called, found)
 
     def _external(self, place: int, called: Sequence[Pieces], found: Walk) -> None:
@@ -833,13 +833,13 @@ class Reader:
             self.doubt(line)
         self.stops.clear()
         branch, files = (
-            self.branch or self.scope.doubted or self.parted,
+            self.branch or self.scope.doubted or self.line_of_split,
             dict(self.scope.files.held),
         )
         self.commands.append(
             Command(tuple(called), self.scope.environment, line, branch, files, self.scope.folder)
         )
-        said = known(called[0]) or ""
+        said = text_if_known(called[0]) or ""
         # Quotes around a whole command make a name of it, which no program has.
         if SEVERAL.search(said):
             self.scope.status, self.scope.asked = NOT_FOUND, False
@@ -847,28 +847,28 @@ class Reader:
         name = said.rpartition("/")[2]
         self.hoped = name in HOPED
         if found.kind in ("program", "module") or name == "sleep":
-            self.awaited()
+            self.start_background()
         elif name in signals.KILLING:
-            self.killed(place)
+            self.kill_background(place)
         self.scope.status, self.scope.asked = None, name in self.defined
         why = OUTPUT
         try:
-            written = place_named(self, name, called) or self._modelled(PROGRAMS.get(name), called)
+            written = place_named(self, name, called) or self._output_of_model(PROGRAMS.get(name), called)
         except Unread as error:
             written, why, self.scope.status = None, str(error), None
         self.write(
-            written if written is not None else (Unknown(spelled(called[0]), NOWHERE, line, why),)
+            written if written is not None else (Unknown(spell_pieces(called[0]), NOWHERE, line, why),)
         )
         effects.leave(self, called, found, written is not None)
 
-    def _modelled(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
+    def _output_of_model(self, program: Program | None, called: Sequence[Pieces]) -> Pieces | None:
         """Return the output of a modelled program.
 
         Raises `Unread`, with the reason, if it is not known.
         """
         if program is None:
             return None
-        texts = [known(word) for word in called]
+        texts = [text_if_known(word) for word in called]
         unknown = next(
             (piece for word in called for piece in word if isinstance(piece, Unknown)), None
         )
@@ -890,7 +890,7 @@ class Reader:
                     f"a command writes more than {MOST_STEPS:,} parts; is this the right file?"
                 )
 
-    def nested(
+    def read_inner_text(
         self, place: int, text: Pieces, before: Sequence[Pieces] = (), scope: Scope | None = None
     ) -> None:
         """Read text as shell code, in `scope` if given.
@@ -899,7 +899,7 @@ class Reader:
         """
         if self.depth >= DEEPEST:
             raise self.refuse(place, "a shell starts itself without end; is this the right file?")
-        source = Source.of(text, self.source)
+        source = ShellSource.of(text, self.source)
         first = len(self.commands)
         check_syntax(source)
         self.depth += 1
@@ -914,7 +914,7 @@ class Reader:
             for found in self.commands[first:]
         ]
 
-    def _child(self, source: Source, scope: Scope, alone: bool) -> None:
+    def _child(self, source: ShellSource, scope: Scope, alone: bool) -> None:
         """Read an inner shell.
 
         Its files and output have an effect outside. With `alone`, its status has one too.
@@ -927,15 +927,15 @@ class Reader:
         )  # what may not be reached starts nothing for certain
         self.scope, around = scope, (self.guarded, self.loops)
         self.guarded, self.loops = 0, 0
-        self._contained(source)
+        self._read_inner_source(source)
         self.guarded, self.loops = around
-        self.landed(mark)
-        self.left()
+        self.merge_exits(mark)
+        self.read_exit_trap()
         self.scope = outer
         outer.files, outer.output = scope.files, scope.output
         outer.status, outer.asked = scope.status if alone else None, scope.asked
 
-    def _contained(self, source: Source) -> None:
+    def _read_inner_source(self, source: ShellSource) -> None:
         """Read a source in an inner shell.
 
         If an expansion stops the inner shell, the outer shell continues.
@@ -960,7 +960,7 @@ class Reader:
         """
         return key_in(self.scope.folder, path)
 
-    def capture(self, source: Source) -> Pieces:
+    def capture(self, source: ShellSource) -> Pieces:
         """Return the output of the commands in `$(...)`."""
         if self.depth >= DEEPEST:
             raise SourceError(
@@ -975,8 +975,8 @@ class Reader:
         self.depth += 1
         self.run(source)
         self.depth -= 1
-        self.landed(mark)
-        self.left()
+        self.merge_exits(mark)
+        self.read_exit_trap()
         inner, self.scope, self.stops = self.scope, outer, stops
         outer.files, outer.status, outer.asked = inner.files, inner.status, inner.asked
         self.failing(inner)
@@ -985,7 +985,7 @@ class Reader:
         return (*inner.output, *((Unknown("$(...)", NOWHERE, doubt, OUTPUT),) if doubt else ()))
 
 
-def _defined(text: str) -> Iterator[str]:
+def _function_names(text: str) -> Iterator[str]:
     """Return the names of all functions that a text defines."""
     for found in DEFINED.finditer(text):
         before = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
@@ -1017,15 +1017,15 @@ def operands(node: Node) -> tuple[Operand, list[tuple[str, Operand]]]:
     return [*stages, *first], others
 
 
-STATEMENTS: Mapping[str, Callable[[Reader, Node], None]] = {
-    "program": Reader.block,
-    "compound_statement": Reader.block,
-    "do_group": Reader.block,
-    "subshell": Reader.subshell,
+STATEMENTS: Mapping[str, Callable[[ShellReader, Node], None]] = {
+    "program": ShellReader.block,
+    "compound_statement": ShellReader.block,
+    "do_group": ShellReader.block,
+    "subshell": ShellReader.subshell,
     "if_statement": branches.if_,
     "case_statement": branches.case,
     "for_statement": loops.for_,
     "while_statement": loops.while_,
-    "function_definition": Reader.function,
-    "command": Reader.command,
+    "function_definition": ShellReader.function,
+    "command": ShellReader.command,
 }

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 from bridge.files.shell import opened
 from bridge.files.shell.expand import Expander
 from bridge.files.shell.files import is_gone
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, known, spelled
-from bridge.files.shell.source import Source
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, spell_pieces, text_if_known
+from bridge.files.shell.source import ShellSource
 from bridge.files.shell.tokens import Token, Word
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Action, Reader
+    from bridge.files.shell.read import Action, ShellReader
 
 IN_FILE = "the text is in a file that is not known"
 
 
-def redirected(
-    reader: Reader,
+def read_with_redirections(
+    reader: ShellReader,
     redirects: Sequence[Token],
     place: int,
     action: Action,
@@ -31,7 +31,7 @@ def redirected(
     `program` says whether the statement starts a program; None if that is not known. A program's
     redirections are expanded in a separate process.
     """
-    there = _clobbered(reader, redirects) if redirects and reader.scope.may("noclobber") else False
+    there = _overwrites_file(reader, redirects) if redirects and reader.scope.may("noclobber") else False
     if there and not reader.scope.options >= {"noclobber"}:
         there = None  # a branch decides whether the option is on
     if not redirects:
@@ -39,38 +39,38 @@ def redirected(
     elif there:
         _fail(reader)
     elif there is None:
-        reader.undecided(
+        reader.read_branches(
             reader.source.line(place),
-            lambda: _redirected(reader, redirects, action, program),
+            lambda: _apply_redirections(reader, redirects, action, program),
             lambda: _fail(reader),
         )
     else:
-        _redirected(reader, redirects, action, program)
+        _apply_redirections(reader, redirects, action, program)
 
 
-def _fail(reader: Reader) -> None:
+def _fail(reader: ShellReader) -> None:
     reader.scope.status, reader.scope.asked = 1, True
 
 
-def _clobbered(reader: Reader, redirects: Sequence[Token]) -> bool | None:
+def _overwrites_file(reader: ShellReader, redirects: Sequence[Token]) -> bool | None:
     """Return whether a file exists that a redirection may not overwrite, because of `set -C`; None if that is not known."""
     found: bool | None = False
     for token in redirects:
         if token.text not in (">", "&>") or token.word is None:
             continue
-        path = _looked_at(reader, token.word)
+        path = _expand_without_effects(reader, token.word)
         there = None
-        if known(path) is not None:
+        if text_if_known(path) is not None:
             there = reader.scope.files.there(reader.key(path))
             if there is None and opened.content(reader, path) is not None:
                 there = True
-        if there and known(path) != "/dev/null":
+        if there and text_if_known(path) != "/dev/null":
             return True
         found = None if there is None else found
     return found
 
 
-def _looked_at(reader: Reader, word: Word) -> Pieces:
+def _expand_without_effects(reader: ShellReader, word: Word) -> Pieces:
     """Return the name of a file, expanded without side effects, because the name is expanded again when the file is opened."""
     outer, reader.scope = reader.scope, reader.scope.copy()
     path = reader.expander.text(word)
@@ -78,8 +78,8 @@ def _looked_at(reader: Reader, word: Word) -> Pieces:
     return path
 
 
-def _redirected(
-    reader: Reader, redirects: Sequence[Token], action: Action, program: bool | None
+def _apply_redirections(
+    reader: ShellReader, redirects: Sequence[Token], action: Action, program: bool | None
 ) -> None:
     before = reader.scope.input, reader.scope.output, reader.scope.captured
     joined = reader.scope.joined
@@ -114,7 +114,7 @@ Target = tuple[Pieces, bool]
 
 
 def _targets_within(
-    reader: Reader, redirects: Sequence[Token], program: bool | None
+    reader: ShellReader, redirects: Sequence[Token], program: bool | None
 ) -> tuple[Target | None, bool]:
     """Return the targets of redirections, as `_targets` does, for a statement that may start a program.
 
@@ -135,7 +135,7 @@ def _targets_within(
     return found
 
 
-def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
+def _targets(reader: ShellReader, redirects: Sequence[Token]) -> tuple[Target | None, bool]:
     """Return the target of the output, and whether the output is redirected.
 
     The target is None if no file is written, also for /dev/null.
@@ -149,19 +149,19 @@ def _targets(reader: Reader, redirects: Sequence[Token]) -> tuple[Target | None,
         if found is not None:
             target, lost = found, True
         elif (
-            token.text == ">&" and token.fd in ("", "1") and reader.source.said(token).endswith("2")
+            token.text == ">&" and token.fd in ("", "1") and reader.source.text_of(token).endswith("2")
         ):
             target, lost = (target, lost) if reader.scope.joined else (None, True)
         elif token.text.startswith((">", "&>")) and token.fd in ("", "1"):
             target, lost = None, token.text != ">&"
         elif token.text.startswith(">") and token.fd == "2":
-            reader.scope.joined = reader.source.said(token).replace(" ", "") == "2>&1"
+            reader.scope.joined = reader.source.text_of(token).replace(" ", "") == "2>&1"
         if token.text in ("&>", "&>>"):
             reader.scope.joined = True
     return target, lost
 
 
-def _reading(reader: Reader, action: Action, before: Pieces | None) -> None:
+def _reading(reader: ShellReader, action: Action, before: Pieces | None) -> None:
     """Read a statement that a shell starts only if its input file exists."""
     first = next(iter(reader.scope.input or ()), None)
     if reader.scope.input is not before and is_gone(reader.scope.input or ()):
@@ -176,7 +176,7 @@ def _reading(reader: Reader, action: Action, before: Pieces | None) -> None:
     reader.branch, reader.scope.status, reader.scope.asked = around, None, True
 
 
-def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
+def check_stops_of(reader: ShellReader, redirects: Sequence[Token]) -> None:
     """Raise `SourceError` if an expansion in a redirection stops a shell."""
     if reader.stops and not any(token.word is None for token in redirects):
         last = reader.stops[-1][0]
@@ -184,7 +184,7 @@ def check_stops_of(reader: Reader, redirects: Sequence[Token]) -> None:
             reader.check_stops()
 
 
-def _redirect(reader: Reader, token: Token) -> Target | None:
+def _redirect(reader: ShellReader, token: Token) -> Target | None:
     """Apply one redirection: set the input, or return the file to write and whether text is appended."""
     word = token.word
     if word is None:
@@ -197,38 +197,38 @@ def _redirect(reader: Reader, token: Token) -> Target | None:
         reader.scope.input = _file(reader, word)
     elif token.text in (">", ">|", ">>", "&>", "&>>") and token.fd in ("", "1"):
         target = reader.expander.text(word)
-        if known(target) != "/dev/null":
+        if text_if_known(target) != "/dev/null":
             return target, token.text.endswith(">>")
     elif token.text in (">", ">|", ">>") and token.fd != "2":
         target = reader.expander.text(word)
         why = "the script writes a stream other than the output to the file"
         reader.scope.files.put(
             reader.key(target),
-            (Unknown(spelled(target), NOWHERE, reader.source.line(word.start), why),),
+            (Unknown(spell_pieces(target), NOWHERE, reader.source.line(word.start), why),),
         )
     elif token.text == "<&":
         reader.scope.input = None
     return None
 
 
-def _file(reader: Reader, word: Word) -> Pieces:
+def _file(reader: ShellReader, word: Word) -> Pieces:
     """Return the content of a file, or the output of `<(...)`."""
     line = reader.source.line(word.start)
     if (
         len(word.parts) == 1
         and word.parts[0].kind == "process"
-        and reader.source.said(word).startswith("<")
+        and reader.source.text_of(word).startswith("<")
     ):
         part = word.parts[0]
         return reader.capture(reader.source.within(part.start + 2, part.end - 1))
     path = reader.expander.text(word)
-    if known(path) == "/dev/null":
+    if text_if_known(path) == "/dev/null":
         return ()
     found = opened.content(reader, path)
-    return (Unknown(reader.source.said(word), NOWHERE, line, IN_FILE),) if found is None else found
+    return (Unknown(reader.source.text_of(word), NOWHERE, line, IN_FILE),) if found is None else found
 
 
-def _document(reader: Reader, token: Token) -> Pieces:
+def _document(reader: ShellReader, token: Token) -> Pieces:
     body = token.body
     if body is None:
         return ()
@@ -240,9 +240,9 @@ def _document(reader: Reader, token: Token) -> Pieces:
             for line in re.finditer(r"\t*([^\n]*\n?)", source.text[body.start : body.end])
             for piece in source.pieces(body.start + line.start(1), body.start + line.end(1), True)
         ]
-        source = Source.inert(tuple(kept), source)
+        source = ShellSource.inert(tuple(kept), source)
     start, end = (0, len(source.text)) if body.tabs else (body.start, body.end)
     if body.quoted:
         return tuple(source.pieces(start, end, True))
     expander = Expander(source, reader.scope, reader)
-    return tuple(expander.joined(expander.parts(source.double(start, end), True)))
+    return tuple(expander.without_splitting(expander.parts(source.double(start, end), True)))

@@ -151,7 +151,7 @@ def longest(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str
         simple(text)
         if len(text) > LONGEST:
             raise Unread("this expression is not supported")
-        return steps.first(pattern, text, start, bool(pattern.groups) and grouped(pattern.pattern))
+        return steps.first(pattern, text, start, bool(pattern.groups) and groups_are_certain(pattern.pattern))
     first = pattern.search(text, start)
     if first is None or LITERAL.fullmatch(pattern.pattern):
         return first
@@ -176,7 +176,7 @@ LITERAL = re.compile(r"(?:[^\\.\[\](){}*+?|^$]|\\[^A-Za-z0-9])*")
 GROUP = re.compile(r"\(((?:\\.|\[[^\]]*\]|[^()\\\[])*)\)(?![*+?{])")
 
 
-def grouped(pattern: str) -> bool:
+def groups_are_certain(pattern: str) -> bool:
     """Return whether the groups of a match are certain.
 
     They are if no group is nested or repeated, and all alternatives are plain words.

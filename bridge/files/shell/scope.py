@@ -13,7 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, TypeAlias
 
 from bridge.files.shell.arithmetic import Dropped
-from bridge.files.shell.files import AWAY, Files
+from bridge.files.shell.files import AWAY, ShellFiles
 from bridge.files.shell.options import ON
 from bridge.files.shell.patterns import Unread
 from bridge.files.shell.pieces import (
@@ -22,20 +22,20 @@ from bridge.files.shell.pieces import (
     Pieces,
     Text,
     Unknown,
-    known,
     same,
     shared,
+    text_if_known,
 )
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-    from bridge.files.shell.source import Source
+    from bridge.files.shell.source import ShellSource
 
 LONGEST = 20_000
 """Largest number of parts of one value. Only values that double again and again reach it."""
 MOST_CHARACTERS = 2**20
-Choices: TypeAlias = "tuple[tuple[Source, Node] | None, ...]"
+Choices: TypeAlias = "tuple[tuple[ShellSource, Node] | None, ...]"
 """Possible definitions of a function. None stands for the case that the function is not defined."""
 RUN = "the value is known only in a real run"
 LEADING = re.compile(r"\s*[-+]?[0-9]{1,18}")
@@ -269,7 +269,7 @@ class Scope:
     functions: dict[str, Choices] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     shared: Mapping[str, bool] = field(default_factory=dict)
-    files: Files = field(default_factory=Files)
+    files: ShellFiles = field(default_factory=ShellFiles)
     arguments: tuple[Pieces, ...] | None = None
     ended: str = ""
     levels: int = 1
@@ -315,9 +315,9 @@ class Scope:
         if name in self.variables and name not in MOVING:
             return self.variables[name]
         if name == COUNTER:
-            return _told("1")
+            return _value_of_text("1")
         if name in self.outside:
-            return _told(self.outside[name])
+            return _value_of_text(self.outside[name])
         return self._live(name) if name in LIVE else None
 
     def _live(self, name: str) -> Value:
@@ -341,7 +341,7 @@ class Scope:
             else ""
         )
 
-    def settled(self, name: str) -> bool:
+    def is_unset(self, name: str) -> bool:
         """Return whether a variable without a value is certainly not set."""
         if name.isdigit():
             return self.arguments is not None and int(name) > 0
@@ -363,14 +363,14 @@ class Scope:
 
         Raises `Unsettled` if it is not known, or if it is an array element.
         """
-        found = self.referred(name)
+        found = self.resolve_reference(name)
         if "[" in found:
             raise Unsettled(
                 f"{name} refers to {found}, and a reference to an element is not supported here"
             )
         return found
 
-    def referred(self, name: str) -> str:
+    def resolve_reference(self, name: str) -> str:
         """Return the variable, or `NAME[index]`, that a reference names.
 
         Raises `Unsettled` if it is not known.
@@ -381,7 +381,7 @@ class Scope:
             value = self.variables.get(name) if "n" in self.marks.get(name, ()) else None
             if value is None:
                 return name
-            text = known(value.pieces)
+            text = text_if_known(value.pieces)
             if text is None or not VARIABLE.match(text):
                 raise Untargeted(f"the target of the reference {name} is not known")
             if "[" in text:
@@ -408,20 +408,20 @@ class Scope:
         )
 
     @property
-    def given(self) -> tuple[Pieces, ...]:
+    def positional_arguments(self) -> tuple[Pieces, ...]:
         """The arguments of the current function, of `set --`, or of the script."""
         if self.arguments is not None:
             return self.arguments
         found: list[Pieces] = []
         while str(len(found) + 1) in self.outside:
-            found.append(_told(self.outside[str(len(found) + 1)]).pieces)
+            found.append(_value_of_text(self.outside[str(len(found) + 1)]).pieces)
         return tuple(found)
 
     def _argument(self, number: int) -> Value | None:
         if not number:
-            return self._live("0") if "0" not in self.outside else _told(self.outside["0"])
+            return self._live("0") if "0" not in self.outside else _value_of_text(self.outside["0"])
         if self.arguments is None:
-            return _told(self.outside[str(number)]) if str(number) in self.outside else None
+            return _value_of_text(self.outside[str(number)]) if str(number) in self.outside else None
         # Behind an argument that may be several words, no number is certain.
         doubtful = next((word for word in self.arguments[:number] if several(word)), None)
         if doubtful is not None:
@@ -442,7 +442,7 @@ class Scope:
         if "IFS" not in self.variables:
             return self.outside.get("IFS", DEFAULT_IFS)
         value = self.variables["IFS"]
-        return DEFAULT_IFS if value is None else known(value.pieces)
+        return DEFAULT_IFS if value is None else text_if_known(value.pieces)
 
     def set(self, name: str, value: Value) -> None:
         """Assign a value to a variable."""
@@ -467,7 +467,7 @@ class Scope:
         elif "allexport" in self.unsure and name not in self.exported:
             self.mark(name, {HANDED})
         if name == COUNTER:
-            self.moved()
+            self.record_optind()
 
     def on(self, option: str) -> bool:
         """Return whether an option is on. Raises `Unread` if that depends on a branch."""
@@ -501,10 +501,10 @@ class Scope:
     def environment(self) -> dict[str, Pieces]:
         """Return the environment variables of a command, as far as the script sets them."""
         perhaps = {name for name, marks in self.marks.items() if HANDED in marks}
-        found = ((name, self._handed(name)) for name in sorted(self.exported | perhaps))
+        found = ((name, self._exported_value(name)) for name in sorted(self.exported | perhaps))
         return {name: pieces for name, pieces in found if pieces}
 
-    def _handed(self, name: str) -> Pieces | None:
+    def _exported_value(self, name: str) -> Pieces | None:
         """Return the exported value of a variable; None for arrays and unset variables."""
         marks, value = self.marks.get(name, frozenset()), self.get(name)
         if value is not None and marks & {HANDED, "?a", "?A"}:
@@ -549,17 +549,17 @@ class Scope:
                 ((unknown,),), value.array, ("",) if value.table else None, value.table
             )
 
-    def moved(self) -> None:
+    def record_optind(self) -> None:
         """Record that the script assigned OPTIND.
 
         With a number below 2, `getopts` starts again. With any other value, its position within a word
         becomes unknown.
         """
-        number = counted(self.get(COUNTER))
+        number = leading_number(self.get(COUNTER))
         if self.letter:
             self.letter = -abs(self.letter) if number is not None and number < 2 else None
 
-    def held(self, name: str) -> Hidden:
+    def state_of(self, name: str) -> Hidden:
         """Return the state of a variable: value, attributes and export."""
         value = self.variables.get(name, _NOWHERE)
         return Hidden(
@@ -570,7 +570,7 @@ class Scope:
         )
 
     def put_back(self, name: str, hidden: Hidden) -> None:
-        """Restore the state of a variable that `held` returned."""
+        """Restore the state of a variable that `state_of` returned."""
         self.marks.pop(name, None)
         if hidden.marks:
             self.marks[name] = hidden.marks
@@ -588,7 +588,7 @@ class Scope:
         The local variable is exported if the hidden one was.
         """
         if self.frames and name not in self.frames[-1]:
-            self.frames[-1][name] = self.held(name)
+            self.frames[-1][name] = self.state_of(name)
             self.marks.pop(name, None)
 
     def restore(self) -> None:
@@ -619,10 +619,10 @@ class Scope:
             return
         # The outermost local hides the global value. It is put in place for the assignment, and
         # hidden again.
-        inside = self.held(name)
+        inside = self.state_of(name)
         self.put_back(name, frame[name])
         yield
-        frame[name] = self.held(name)
+        frame[name] = self.state_of(name)
         self.put_back(name, inside)
 
     def copy(self) -> Scope:
@@ -645,7 +645,7 @@ class Scope:
     def settles(self, before: Scope) -> bool:
         """Return whether the state is equal to an earlier one."""
         names = {*self.variables, *before.variables}
-        arguments = self.given, before.given
+        arguments = self.positional_arguments, before.positional_arguments
         return (
             all(_equal(self, before, name) for name in names)
             and len(arguments[0]) == len(arguments[1])
@@ -680,7 +680,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
         return one
     names = dict.fromkeys((*one.variables, *other.variables))
     differing = [name for name in names if not _equal(one, other, name)]
-    variables = {name: _merged(one.standing(name), other.standing(name), branch, name) for name in differing}
+    variables = {name: _merge_values(one.standing(name), other.standing(name), branch, name) for name in differing}
     kept = {name: one.variables[name] for name in names if name not in variables}
     # Functions that a branch defines, or defines otherwise, have several definitions. None stands
     # for not defined.
@@ -698,15 +698,15 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
             for name in (*one.shared, *other.shared)
         }
     marked = {*one.marks, *other.marks, *(one.exported ^ other.exported)}
-    marks = {name: found for name in marked if (found := _marked(one.held(name), other.held(name)))}
-    undecided = (_undecided("the output of a branch", branch),)
+    marks = {name: found for name in marked if (found := _common_attributes(one.state_of(name), other.state_of(name)))}
+    undecided = (_unknown_of_branch("the output of a branch", branch),)
     return replace(
         one,
         variables={**kept, **variables},
         functions=functions,
         exported=one.exported & other.exported,
         shared=shared,
-        files=one.files.joined(other.files, lambda first, second, name: _settling(first, second, _undecided(name, branch))),
+        files=one.files.merge_states(other.files, lambda first, second, name: _settling(first, second, _unknown_of_branch(name, branch))),
         arguments=_arguments(one, other, branch),
         status=one.status if one.status == other.status else None,
         options=one.options & other.options,
@@ -730,7 +730,7 @@ def _both(one: Scope, other: Scope, branch: Branch) -> Scope:
     )
 
 
-def _marked(one: Hidden, other: Hidden) -> frozenset[str]:
+def _common_attributes(one: Hidden, other: Hidden) -> frozenset[str]:
     """Return the attributes of a variable after two branches.
 
     An attribute that only one branch sets is marked as doubtful.
@@ -776,7 +776,7 @@ def _alike(first: Value, second: Value) -> bool:
     )
 
 
-def _undecided(spelling: str, branch: Branch) -> Unknown:
+def _unknown_of_branch(spelling: str, branch: Branch) -> Unknown:
     return Unknown(spelling, NOWHERE, branch.line, branch.why)
 
 
@@ -798,8 +798,8 @@ def _settling(first: Pieces, second: Pieces, undecided: Unknown) -> Pieces:
 def _arguments(one: Scope, other: Scope, branch: Branch) -> tuple[Pieces, ...] | None:
     if one.arguments is None and other.arguments is None:
         return None
-    first, second = one.given, other.given
-    words = _agreed(first, second)
+    first, second = one.positional_arguments, other.positional_arguments
+    words = _common_start(first, second)
     rest = (
         ()
         if len(words) == len(first) == len(second)
@@ -817,29 +817,29 @@ def _frame(
     """
     found = {}
     for name in (*first, *second):
-        left, right = first.get(name) or one.held(name), second.get(name) or other.held(name)
+        left, right = first.get(name) or one.state_of(name), second.get(name) or other.state_of(name)
         value = (
             left.value
             if left.value is right.value
-            else _merged(left.value, right.value, branch, name)
+            else _merge_values(left.value, right.value, branch, name)
         )
         letter = left.letter if left.letter == right.letter else None
-        found[name] = Hidden(value, _marked(left, right), left.exported and right.exported, letter)
+        found[name] = Hidden(value, _common_attributes(left, right), left.exported and right.exported, letter)
     return found
 
 
-def counted(value: Value | None) -> int | None:
+def leading_number(value: Value | None) -> int | None:
     """Return the number that `getopts` reads from OPTIND: the leading digits, or 0 if there are none; None if it is not known."""
-    text = "" if value is None else known(value.pieces)
+    text = "" if value is None else text_if_known(value.pieces)
     found = LEADING.match(text or "")
     return None if text is None else int(found[0]) if found else 0
 
 
-def _told(text: str) -> Value:
+def _value_of_text(text: str) -> Value:
     return Value(((Text(text, NOWHERE, plain=False),),))
 
 
-def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
+def _merge_values(one: Value | None, other: Value | None, branch: Branch, name: str) -> Value | None:
     """Return a value after two branches. What follows the common beginning of both is unknown."""
     if one is None and other is None:
         return None
@@ -850,7 +850,7 @@ def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -
         return Value(((replace(undecided, loose=True),),), True, ("",), True)
     if first.array or second.array:
         mixed = not unset and first.array != second.array
-        return _merged_arrays(first, second, replace(undecided, loose=True), mixed)
+        return _merge_arrays(first, second, replace(undecided, loose=True), mixed)
     if not unset and same(first.pieces, second.pieces):
         return one
     return Value(
@@ -861,11 +861,11 @@ def _merged(one: Value | None, other: Value | None, branch: Branch, name: str) -
     )
 
 
-def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
+def _merge_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool) -> Value:
     """Return an array after two branches. With `mixed`, the variable is no array in one of them."""
     if mixed or first.keys is not None or second.keys is not None:
         return Value(((undecided,),), True)
-    words = _agreed(first.words, second.words)
+    words = _common_start(first.words, second.words)
     rest = () if len(words) == len(first.words) == len(second.words) else ((undecided,),)
     place = next(
         (index for index, word in enumerate(words) if rest and same(word, rest[0])), len(words)
@@ -873,7 +873,7 @@ def _merged_arrays(first: Value, second: Value, undecided: Unknown, mixed: bool)
     return Value((*words[:place], *rest), True)
 
 
-def _agreed(one: tuple[Pieces, ...], other: tuple[Pieces, ...]) -> tuple[Pieces, ...]:
+def _common_start(one: tuple[Pieces, ...], other: tuple[Pieces, ...]) -> tuple[Pieces, ...]:
     pairs = zip(one, other, strict=False)
     length = next(
         (index for index, (left, right) in enumerate(pairs) if not same(left, right)),

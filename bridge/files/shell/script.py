@@ -13,11 +13,11 @@ from bridge.config import brief
 from bridge.errors import SourceError
 from bridge.files.document import TEXT, Document
 from bridge.files.shell.files import AWAY, file_key, is_gone, key_in
-from bridge.files.shell.inner import listed
+from bridge.files.shell.inner import list_words
 from bridge.files.shell.launchers import BATCH_SYSTEM, DIRECTIVE, Walk, ranks, walk
-from bridge.files.shell.missed import MOST, missed
-from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, begun, known, spelled, unknowns
-from bridge.files.shell.read import Command, Reader
+from bridge.files.shell.missed import MOST, find_missed_runs
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, spell_pieces, start_of_pieces, text_if_known, unknowns
+from bridge.files.shell.read import Command, ShellReader
 from bridge.files.shell.scope import Scope
 
 MAX_CHARACTERS = 2**20
@@ -49,7 +49,7 @@ class Launch:
     @property
     def texts(self) -> list[str]:
         """The words as text; unknown parts are spelled as in the script."""
-        return [spelled(word) for word in self.words]
+        return [spell_pieces(word) for word in self.words]
 
     @property
     def opaque(self) -> dict[int, str]:
@@ -98,12 +98,12 @@ class Script:
     outside: Mapping[str, str] = field(default_factory=dict)
     chosen: int | None = None
 
-    def told(self, outside: Mapping[str, str], chosen: int | None) -> Script:
+    def start_with(self, outside: Mapping[str, str], chosen: int | None) -> Script:
         """Return the same script, started with the variables and arguments in `outside` and with the run `chosen`."""
         return replace(self, outside=outside, chosen=chosen)
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> ShellReader:
         """The reader, after it has read the script."""
         if len(self.text) > MAX_CHARACTERS:
             raise SourceError(
@@ -115,7 +115,7 @@ class Script:
         slurm = {
             variable: value for name, value in directives for variable in BATCH_SYSTEM.get(name, ())
         }
-        reader = Reader(self.name, Scope({**slurm, **self.outside}))
+        reader = ShellReader(self.name, Scope({**slurm, **self.outside}))
         try:
             reader.read(self.text)
         except RecursionError:
@@ -125,7 +125,7 @@ class Script:
         return reader
 
     @property
-    def named(self) -> dict[str, str]:
+    def variables_with_value(self) -> dict[str, str]:
         """Variables of the script, and of the runs that it starts, whose values are known."""
         held = {
             name: value.pieces
@@ -134,7 +134,7 @@ class Script:
         }
         for launch in self.launches:
             held |= launch.environment
-        return {name: text for name, pieces in held.items() if (text := known(pieces)) is not None}
+        return {name: text for name, pieces in held.items() if (text := text_if_known(pieces)) is not None}
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
@@ -148,12 +148,12 @@ class Script:
         line before does not end in a backslash.
         """
         for command in self.reader.commands:
-            first = spelled(command.words[0])
+            first = spell_pieces(command.words[0])
             if re.match(r"--?[a-zA-Z]", first):
                 yield command.line, first, _stray(self.text, command.line)
 
     @property
-    def assumed(self) -> Iterator[tuple[int, str, str]]:
+    def unread_sources(self) -> Iterator[tuple[int, str, str]]:
         """Yield line, name and assumption for each sourced file that was not read."""
         for found in dict.fromkeys(self.reader.sourced):
             assumption = (
@@ -169,14 +169,14 @@ class Script:
         Raises `SourceError` if no run fits, or if several fit and none is chosen.
         """
         if self.chosen is not None:
-            return self._numbered(self.chosen)
+            return self._run_at(self.chosen)
         fitting = [
             (number, launch) for number, launch in enumerate(self.launches, 1) if fits(launch)
         ]
         if not fitting:
             raise SourceError(
-                f"{self.name}: found no run with {what}; runs of the script: {self.seen}",
-                *self.lost,
+                f"{self.name}: found no run with {what}; runs of the script: {self.runs_text}",
+                *self.messages_on_missed,
             )
         if len(fitting) > 1:
             listed = (f"{self.name}: --launch {number}: {launch}" for number, launch in fitting)
@@ -187,7 +187,7 @@ class Script:
         return fitting[0][1]
 
     @property
-    def seen(self) -> str:
+    def runs_text(self) -> str:
         """The runs that the script starts, as text for messages."""
         return "; ".join(map(str, self.launches)) or "none"
 
@@ -197,7 +197,7 @@ class Script:
         loose = (launch.opaque[index] for launch in self.launches for index in sorted(launch.loose))
         return (f"{self.name}: {said}" for said in dict.fromkeys(loose))
 
-    def _numbered(self, number: int) -> Launch:
+    def _run_at(self, number: int) -> Launch:
         if not 1 <= number <= len(self.launches):
             listed = (
                 f"{self.name}: {index}: {launch}" for index, launch in enumerate(self.launches, 1)
@@ -208,11 +208,11 @@ class Script:
         return self.launches[number - 1]
 
     @property
-    def lost(self) -> list[str]:
+    def messages_on_missed(self) -> list[str]:
         """Messages about possible runs that were not read: flags that a shell reads as a command, and likely launches."""
         runs = {launch.line for launch in self.launches}
         left_at = self.reader.scope.left_at if self.reader.scope.ended else 0
-        looked = missed(
+        looked = find_missed_runs(
             self.text, {command.line for command in self.reader.commands} | runs, runs, left_at
         )
         strays = [(line, f"{word}: {reason}") for line, word, reason in self.strays()]
@@ -261,13 +261,13 @@ class Where:
 
     def line(self, word: Pieces) -> int | None:
         """Return the line on which a word begins; None if the word is not in the script's text."""
-        place = begun(word)
+        place = start_of_pieces(word)
         return None if place is None else bisect_left(self.breaks, place) + 1
 
 
 def _launch(command: Command, where: Where) -> Launch | None:
     """Return the training run that a command starts; None if it starts none."""
-    found = walk(listed(command.words))
+    found = walk(list_words(command.words))
     if found.kind not in ("program", "module"):
         return None
     words = command.words[found.at + 1 :]
@@ -283,7 +283,7 @@ def _launch(command: Command, where: Where) -> Launch | None:
 def _run(command: Command, found: Walk, words: tuple[Pieces, ...], where: Where) -> Launch:
     lines = tuple(where.line(word) or command.line for word in words)
     program, before = (
-        spelled(command.words[found.at]),
+        spell_pieces(command.words[found.at]),
         command.words[: found.at],
     )
     size, unknown = ranks(found, where.directives)

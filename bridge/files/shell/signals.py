@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bridge.files.shell.expand import OUTPUT
-from bridge.files.shell.inner import listed
+from bridge.files.shell.inner import list_words
 from bridge.files.shell.launchers import walk
-from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, known, spelled
+from bridge.files.shell.pieces import NOWHERE, Pieces, Unknown, spell_pieces, text_if_known
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 NAMED = (
     *(
@@ -64,25 +64,25 @@ KILLING = frozenset(("kill", "pkill", "killall"))
 OWN = re.compile(r"\$\{?(?P<which>\$|BASHPID|PPID)\}?")
 
 
-def _named(word: Pieces) -> str:
+def _signal_name(word: Pieces) -> str:
     """Return the name of a signal; empty if it is not known."""
-    said = (known(word) or "").upper().removeprefix("SIG")
+    said = (text_if_known(word) or "").upper().removeprefix("SIG")
     return NAMES.get(said, said)
 
 
-def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def trap(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `trap TEXT SIGNAL`. The text of an EXIT trap is read at the end of the shell.
 
     The text for another signal is read if the script sends this signal to itself.
     """
     scope, line = reader.scope, reader.source.line(place)
     scope.status = 0
-    rest = called[2:] if len(called) > 1 and known(called[1]) == "--" else called[1:]
+    rest = called[2:] if len(called) > 1 and text_if_known(called[1]) == "--" else called[1:]
     if len(rest) < 2:
         reader.write((Unknown("$(trap)", NOWHERE, line, OUTPUT),))
-    bare = len(rest) < 2 or (known(rest[0]) or "").isdecimal()
-    names = {_named(word) for word in (rest if bare else rest[1:])}
-    text = None if bare or known(rest[0]) == "-" else rest[0] if known(rest[0]) != "" else ()
+    bare = len(rest) < 2 or (text_if_known(rest[0]) or "").isdecimal()
+    names = {_signal_name(word) for word in (rest if bare else rest[1:])}
+    text = None if bare or text_if_known(rest[0]) == "-" else rest[0] if text_if_known(rest[0]) != "" else ()
     if names & {"DEBUG", "RETURN", ""} and text:
         problem = "a trap that runs where functions and sourced files end is not supported"
         if "DEBUG" in names:
@@ -102,34 +102,34 @@ def trap(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
     scope.traps = kept if text is None else {**kept, **dict.fromkeys(names & NUMBERS.keys(), text)}
 
 
-def _check_harmless(reader: Reader, place: int, text: Pieces, problem: str) -> None:
+def _check_harmless(reader: ShellReader, place: int, text: Pieces, problem: str) -> None:
     """Raise `SourceError` with `problem` if a trap that runs at an unknown time may change the script's runs."""
     outer, first = reader.scope, len(reader.commands)
     reader.scope = outer.copy()
-    reader.handled(text)
+    reader.read_handler(text)
     inner, reader.scope = reader.scope, outer
-    called = {known(command.words[0]) or "" for command in reader.commands[first:]}
-    starts = any(walk(listed(command.words)).kind for command in reader.commands[first:])
+    called = {text_if_known(command.words[0]) or "" for command in reader.commands[first:]}
+    starts = any(walk(list_words(command.words)).kind for command in reader.commands[first:])
     del reader.commands[first:]
     # A function that the script defines only later may do anything.
     if inner.ended or starts or called & {"", *reader.defined} or not inner.settles(outer):
         raise reader.refuse(place, problem)
 
 
-def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
+def kill(reader: ShellReader, place: int, called: Sequence[Pieces]) -> None:
     """Model `kill [-SIGNAL] PROCESS ...`. A signal to another process has no effect on the script."""
-    signal, processes = _sent(called[1:])
+    signal, processes = _signal_and_words(called[1:])
     before = reader.scope.status
     reader.scope.status, reader.scope.asked = None, True  # it fails if there is no such process
-    if known(called[1] if len(called) > 1 else ()) in ("-l", "-L"):
+    if text_if_known(called[1] if len(called) > 1 else ()) in ("-l", "-L"):
         reader.write((Unknown("$(kill)", NOWHERE, reader.source.line(place), OUTPUT),))
         return
     kinds = {_kind(reader, word) for word in processes}
     # A literal number is that of some other program. Any other word may name one that the script
     # has started.
-    literal = all((known(word) or "").isdecimal() for word in processes)
+    literal = all((text_if_known(word) or "").isdecimal() for word in processes)
     if "other" in kinds and signal not in HARMLESS and not literal:
-        reader.killed(place)
+        reader.kill_background(place)
     if "group" in kinds and "own" not in kinds:
         _to_group(reader, place, signal)
     if "parent" in kinds:
@@ -145,29 +145,29 @@ def kill(reader: Reader, place: int, called: Sequence[Pieces]) -> None:
         _to_itself(reader, place, signal, before)
 
 
-def _sent(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
+def _signal_and_words(words: Sequence[Pieces]) -> tuple[str, Sequence[Pieces]]:
     """Return the signal, or an empty text if it is not known, and the words that name its targets."""
-    first = spelled(words[0]) if words else ""
+    first = spell_pieces(words[0]) if words else ""
     if first in ("-s", "-n"):
-        signal, rest = _named(words[1] if len(words) > 1 else ()), words[2:]
+        signal, rest = _signal_name(words[1] if len(words) > 1 else ()), words[2:]
     elif first.startswith("-") and first != "--":
-        text = known(words[0]) or ""
+        text = text_if_known(words[0]) or ""
         said = text[1:].upper().removeprefix("SIG")
         signal, rest = NAMES.get(said, said), words[1:]
     else:
         signal, rest = "TERM", words
-    return signal, rest[1:] if rest and known(rest[0]) == "--" else rest
+    return signal, rest[1:] if rest and text_if_known(rest[0]) == "--" else rest
 
 
-def _kind(reader: Reader, word: Pieces) -> str:
+def _kind(reader: ShellReader, word: Pieces) -> str:
     """Return the kind of a target of `kill`: the shell itself, its parent, its process group, or another process."""
-    if known(word) == "0":
+    if text_if_known(word) == "0":
         return "own"
     piece = word[-1] if word else None
     told = OWN.fullmatch(piece.spelling) if isinstance(piece, Unknown) else None
     if piece is None or told is None or not isinstance(piece, Unknown):
         return "other"
-    if spelled(word) != piece.spelling:
+    if spell_pieces(word) != piece.spelling:
         return "group"
     if told["which"] == "PPID":
         return "parent" if reader.depth else "other"
@@ -176,7 +176,7 @@ def _kind(reader: Reader, word: Pieces) -> str:
     return "parent" if within and (told["which"] == "$" or piece.uses) else "own"
 
 
-def _to_group(reader: Reader, place: int, signal: str) -> None:
+def _to_group(reader: ShellReader, place: int, signal: str) -> None:
     """Model a signal to a process group. It reaches the shell itself if the shell leads the group."""
     if signal in reader.scope.traps:
         raise reader.refuse(
@@ -186,7 +186,7 @@ def _to_group(reader: Reader, place: int, signal: str) -> None:
         reader.doubt(reader.source.line(place))
 
 
-def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> None:
+def _to_itself(reader: ShellReader, place: int, signal: str, before: int | None) -> None:
     """Run the trap for a signal that the shell sends to itself or, without a trap, end the shell.
 
     The EXIT trap then sees the status of the command `before`.
@@ -202,7 +202,7 @@ def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> N
         scope.status = before
         if signal == "KILL":  # no trap runs
             scope.at_exit = None
-        reader.left()
+        reader.read_exit_trap()
         scope = reader.scope
         # The status of a shell that a signal ends.
         scope.ended, scope.left_at, scope.status = (
@@ -215,4 +215,4 @@ def _to_itself(reader: Reader, place: int, signal: str, before: int | None) -> N
             raise reader.refuse(
                 place, f"the trap that this signal runs is not known: {text[0].why}"
             )
-        reader.handled(text)
+        reader.read_handler(text)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
 from bridge.files.shell.pieces import Piece, Pieces, Text, Unknown
-from bridge.files.shell.tokens import HOLE, Fault, Lexer, Part, Scanner, Token, Word, masked
+from bridge.files.shell.tokens import HOLE, Fault, Lexer, Scanner, Token, Word, WordPart, mask_text
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -48,7 +48,7 @@ class Sourced:
     tools: bool
 
 
-class Source:
+class ShellSource:
     """Shell text with its tokens and the tree of its statements: the script itself, or text that it hands to another shell.
 
     Words are masked before the tree is built, so that the grammar only decides about statements.
@@ -59,7 +59,7 @@ class Source:
         text: str,
         name: str,
         segments: Sequence[Piece] | None = None,
-        script: Source | None = None,
+        script: ShellSource | None = None,
         commands: bool = True,
     ) -> None:
         """Set up a source for `text`.
@@ -67,7 +67,7 @@ class Source:
         `segments` are the pieces of `text` if it is not a literal part of `script`.
         """
         self.text, self.name, self.segments = text, name, segments
-        self.script: Source = script.script if script else self
+        self.script: ShellSource = script.script if script else self
         # `starts` are the offsets of segments in the text, `breaks` those of line ends in the whole
         # script.
         self.starts = [0, *accumulate(_length(piece) for piece in segments or ())]
@@ -75,8 +75,8 @@ class Source:
             script.breaks if script else [match.start() for match in re.finditer("\n", text)]
         )
         self.scanner = Scanner(text)
-        self.operands: dict[tuple[int, int, bool], tuple[Part, ...]] = {}
-        self.inner: dict[int, Source] = {}
+        self.operands: dict[tuple[int, int, bool], tuple[WordPart, ...]] = {}
+        self.inner: dict[int, ShellSource] = {}
         try:
             self.tokens: list[Token] = Lexer(text).run() if commands else []
         except Fault as fault:
@@ -84,18 +84,18 @@ class Source:
         self.token_starts = [token.start for token in self.tokens]
         self.root: Node = (
             _parser()
-            .parse(masked(text, self.tokens).encode("ascii") if commands else b"")
+            .parse(mask_text(text, self.tokens).encode("ascii") if commands else b"")
             .root_node
         )
 
     @classmethod
-    def of(cls, pieces: Pieces, script: Source) -> Source:
+    def of(cls, pieces: Pieces, script: ShellSource) -> ShellSource:
         """Return a source for the text of `pieces`, which is read a second time, as with `eval`, `bash -c` and `$(...)`."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script)
 
     @classmethod
-    def inert(cls, pieces: Pieces, script: Source) -> Source:
+    def inert(cls, pieces: Pieces, script: ShellSource) -> ShellSource:
         """Return a source for text that contains expansions but no commands."""
         text = "".join(piece.text if isinstance(piece, Text) else HOLE for piece in pieces)
         return cls(text, script.name, pieces, script, commands=False)
@@ -142,35 +142,35 @@ class Source:
         spans = [piece.span for piece in self.pieces(start, end, False)]
         return (spans[0][0], spans[-1][1]) if spans else (0, 0)
 
-    def said(self, part: Part | Word | Token) -> str:
+    def text_of(self, part: WordPart | Word | Token) -> str:
         """Return the text of a part."""
         return self.text[part.start : part.end]
 
-    def operand(self, start: int, end: int, single: bool) -> tuple[Part, ...]:
+    def operand(self, start: int, end: int, single: bool) -> tuple[WordPart, ...]:
         """Return the parts of a word within `${...}`."""
         key = start, end, single
         if key not in self.operands:
-            parts: list[Part] = []
+            parts: list[WordPart] = []
             self.scanner.operand(start, parts, single)
             self.operands[key] = tuple(parts)
         return self.operands[key]
 
-    def double(self, start: int, end: int) -> tuple[Part, ...]:
+    def double(self, start: int, end: int) -> tuple[WordPart, ...]:
         """Return the parts of text that is expanded as in double quotes, such as arithmetic and here-documents."""
         key = start, end, False
         if key not in self.operands:
-            parts: list[Part] = []
+            parts: list[WordPart] = []
             try:
-                Scanner(self.text[:end]).quoted(start, parts, "")
+                Scanner(self.text[:end]).scan_quotes(start, parts, "")
             except Fault as fault:
                 raise SourceError(*_all(self, [self._broken(fault.place, fault.problem)])) from None
             self.operands[key] = tuple(parts)
         return self.operands[key]
 
-    def within(self, start: int, end: int) -> Source:
+    def within(self, start: int, end: int) -> ShellSource:
         """Return the text from `start` to `end` as a separate source."""
         if start not in self.inner:
-            self.inner[start] = Source.of(tuple(self.pieces(start, end, False)), self)
+            self.inner[start] = ShellSource.of(tuple(self.pieces(start, end, False)), self)
             check_syntax(self.inner[start])
         return self.inner[start]
 
@@ -200,7 +200,7 @@ class Source:
         line = self.text[:place].rpartition("\n")[2] + self.text[place:].partition("\n")[0]
         placeholder = PLACEHOLDER.search(line)
         if placeholder:
-            problem = _unfilled(placeholder[0])
+            problem = _placeholder_message(placeholder[0])
         if not problem:
             near = self.text[place:].split("\n")[0][:40].strip()
             problem = f"not shell syntax near {near!r}; an open quote, bracket or here-document before it is the usual cause"
@@ -222,12 +222,12 @@ def check_ends(text: str, name: str) -> None:
         )
 
 
-def check_syntax(source: Source) -> None:
+def check_syntax(source: ShellSource) -> None:
     """Raise `SourceError` with the line of every syntax error."""
     SourceError.raise_if(_all(source, [source.fault(node) for node in _faults(source.root)]))
 
 
-def _all(source: Source, problems: Sequence[str]) -> Iterable[str]:
+def _all(source: ShellSource, problems: Sequence[str]) -> Iterable[str]:
     """Return the problems.
 
     If a placeholder is among them, add a problem for every variable whose value is only a
@@ -235,7 +235,7 @@ def _all(source: Source, problems: Sequence[str]) -> Iterable[str]:
     """
     unset = UNSET.finditer(source.text) if any(map(PLACEHOLDER.search, problems)) else ()
     more = (
-        f"{source.name}: line {source.line(match.start(1))}: {_unfilled(match[1])}"
+        f"{source.name}: line {source.line(match.start(1))}: {_placeholder_message(match[1])}"
         for match in unset
     )
     return dict.fromkeys((*problems, *more))
@@ -252,18 +252,18 @@ def _faults(root: Node) -> Iterator[Node]:
             waiting += reversed(node.children)
 
 
-def check_redirects(source: Source, redirects: Iterable[Token]) -> None:
+def check_redirects(source: ShellSource, redirects: Iterable[Token]) -> None:
     """Raise `SourceError` for placeholders in angle brackets, which a shell reads as redirections."""
     found = (
         (source.line(token.start), PLACEHOLDER.match(source.text, token.start))
         for token in redirects
     )
     SourceError.raise_if(
-        f"{source.name}: line {line}: {_unfilled(match[0])}" for line, match in found if match
+        f"{source.name}: line {line}: {_placeholder_message(match[0])}" for line, match in found if match
     )
 
 
-def _unfilled(placeholder: str) -> str:
+def _placeholder_message(placeholder: str) -> str:
     return (
         f"{placeholder} is a placeholder, which a shell reads as redirections; put a value there"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import inf, prod
 
-from bridge.files.shell.patterns import Group, Node, One, Place, Positions, Unread, reached
+from bridge.files.shell.patterns import Node, One, PatternGroup, PatternPlace, Positions, Unread, match_sequence
 
 TRIES = 10**7
 """Largest number of paths through a text that Python's own matcher may try."""
@@ -22,15 +22,15 @@ SPAN = re.compile(".*", re.DOTALL)
 
 def endless(pattern: re.Pattern[str], length: int, starts: int = 1) -> bool:
     """Return whether backtracking may take too long in a text of `length` characters."""
-    return bool(_ways(_parsed(pattern), length + 1) * (length + 1) ** starts > TRIES)
+    return bool(_ways(_parse_pattern(pattern), length + 1) * (length + 1) ** starts > TRIES)
 
 
 def _ways(nodes: Sequence[Node], places: int) -> float:
     """Return an upper bound for the number of ways in which `nodes` match a text."""
-    return prod(_ways_of(node, places) for node in nodes if isinstance(node, Group))
+    return prod(_ways_of(node, places) for node in nodes if isinstance(node, PatternGroup))
 
 
-def _ways_of(group: Group, places: int) -> float:
+def _ways_of(group: PatternGroup, places: int) -> float:
     # A repetition of a plain part ends at one of `places`. One with choices or groups inside may
     # try all their combinations.
     ways = sum(_ways(choice, places) for choice in group.choices)
@@ -40,12 +40,12 @@ def _ways_of(group: Group, places: int) -> float:
         return ways
     return (
         places
-        if ways == 1 and not any(isinstance(node, Group) for node in group.choices[0])
+        if ways == 1 and not any(isinstance(node, PatternGroup) for node in group.choices[0])
         else inf
     )
 
 
-def found(pattern: re.Pattern[str], text: str) -> bool:
+def has_match(pattern: re.Pattern[str], text: str) -> bool:
     """Return whether a part of `text` matches."""
     return bool(
         ends(pattern, text, range(len(text) + 1))
@@ -83,11 +83,11 @@ def first(pattern: re.Pattern[str], text: str, start: int, groups: bool) -> re.M
 
 def ends(pattern: re.Pattern[str], text: str, starts: Iterable[int]) -> Positions:
     """Return the possible ends of a match that begins at one of `starts`."""
-    return reached(_parsed(pattern), text, set(starts))
+    return match_sequence(_parse_pattern(pattern), text, set(starts))
 
 
 @lru_cache(256)
-def _parsed(pattern: re.Pattern[str]) -> tuple[Node, ...]:
+def _parse_pattern(pattern: re.Pattern[str]) -> tuple[Node, ...]:
     return _choices(pattern, 0)[0]
 
 
@@ -105,18 +105,18 @@ def _choices(pattern: re.Pattern[str], place: int) -> tuple[tuple[Node, ...], in
         size += parts * len(again)
         if size > NODES:
             raise Unread("this expression is too large")
-    return (Group("@", tuple(choices)),) if len(choices) > 1 else tuple(choices[0]), place, size
+    return (PatternGroup("@", tuple(choices)),) if len(choices) > 1 else tuple(choices[0]), place, size
 
 
 def _atom(pattern: re.Pattern[str], place: int) -> tuple[Node, int, int]:
     if pattern.pattern[place] == "(":
         inside, end, size = _choices(pattern, place + 1)
-        return Group("@", (inside,)), end + 1, size
+        return PatternGroup("@", (inside,)), end + 1, size
     found = ATOM.match(pattern.pattern, place)
     if found is None:
         raise Unread("the pattern is no valid regular expression")
     alone = re.compile(found[0], pattern.flags & (re.DOTALL | re.ASCII | re.IGNORECASE))
-    empty = Place(lambda text, at: bool(alone.match(text, at)))
+    empty = PatternPlace(lambda text, at: bool(alone.match(text, at)))
     return empty if found[0] in EMPTY else One(lambda char: bool(alone.match(char))), found.end(), 1
 
 
@@ -125,13 +125,13 @@ def _times(node: Node, text: str, place: int) -> tuple[list[Node], int]:
     told = TIMES.match(text, place)
     if told is None:
         return [node], place
-    choices = node.choices if isinstance(node, Group) and node.kind == "@" else ((node,),)
+    choices = node.choices if isinstance(node, PatternGroup) and node.kind == "@" else ((node,),)
     if told["sign"]:
-        return [Group(told["sign"], choices)], told.end()
+        return [PatternGroup(told["sign"], choices)], told.end()
     least, most = int(told["least"]), int(told["most"] or told["least"])
     if max(least, most) > NODES:
         raise Unread("this expression is too large")
     # `{2,}` is two and a star, `{2,4}` two and twice an option.
     open_ = bool(told["more"]) and not told["most"]
-    rest: list[Node] = [Group("*", choices)] if open_ else [Group("?", choices)] * (most - least)
+    rest: list[Node] = [PatternGroup("*", choices)] if open_ else [PatternGroup("?", choices)] * (most - least)
     return [node] * least + rest, told.end()

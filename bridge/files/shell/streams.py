@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bridge.files.shell import steps
 from bridge.files.shell.patterns import Unread, simple
-from bridge.files.shell.regular import basic, expression, grouped, longest
+from bridge.files.shell.regular import basic, expression, groups_are_certain, longest
 
 MOST = 2**20
 ADDRESS = re.compile(r"(?P<number>\d{1,6})|(?P<last>\$)|(?P<slash>/)")
@@ -51,7 +51,7 @@ class _Edits:
     """Parser of a `sed` script."""
 
     def __init__(self, text: str, extended: bool) -> None:
-        self.text, self.place, self.compile = text, 0, _extended if extended else basic
+        self.text, self.place, self.compile = text, 0, _compile_extended if extended else basic
 
     def all(self) -> list[Edit]:
         found = []
@@ -157,7 +157,7 @@ class _Edits:
             raise Unread("this command of sed is not supported")
 
 
-def _extended(text: str, fold: bool) -> re.Pattern[str]:
+def _compile_extended(text: str, fold: bool) -> re.Pattern[str]:
     return expression([(char, True) for char in text], fold)
 
 
@@ -179,7 +179,7 @@ def _replacement(text: str, mark: str, pattern: re.Pattern[str]) -> tuple[str | 
             found.append(piece[1:])
     numbers = [number for number in found if isinstance(number, int)]
     if max(numbers, default=0) > pattern.groups or (
-        max(numbers, default=0) and not grouped(pattern.pattern)
+        max(numbers, default=0) and not groups_are_certain(pattern.pattern)
     ):
         raise Unread("the text of a group of this expression is not certain")
     return tuple(found)
@@ -194,7 +194,7 @@ def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
     lines, made = _lines(text), list[str]()
     for number, whole in enumerate(lines, 1):
         line, end = whole.removesuffix("\n"), "\n" if whole.endswith("\n") else ""
-        kept, printed, over = _edited(line, edits, number, number == len(lines))
+        kept, printed, over = _edit_line(line, edits, number, number == len(lines))
         found = [*printed, *([kept] if kept is not None and not quiet else [])]
         # Only the last of the lines that one line yields lacks a line end, if the input lacks it.
         made += [f"{one}\n" for one in found[:-1]] + [found[-1] + end for _ in found[:1]]
@@ -205,7 +205,7 @@ def sed(text: str, script: str, extended: bool, quiet: bool) -> str:
     return "".join(made)
 
 
-def _edited(
+def _edit_line(
     line: str, edits: Sequence[Edit], number: int, last: bool
 ) -> tuple[str | None, list[str], bool]:
     """Return the edited line (None if it is deleted), the lines printed before it, and whether `sed` ends here."""
@@ -219,7 +219,7 @@ def _edited(
             return line, printed, True
         changed = True
         if edit.pattern is not None:
-            line, changed = _substituted(line, edit, edit.pattern)
+            line, changed = _substitute_match(line, edit, edit.pattern)
         if edit.letter == "p" or (edit.prints and changed):
             printed.append(line)
     return line, printed, False
@@ -237,7 +237,7 @@ def _chosen(edit: Edit, line: str, number: int, last: bool) -> bool:
     )
 
 
-def _substituted(line: str, edit: Edit, pattern: re.Pattern[str]) -> tuple[str, bool]:
+def _substitute_match(line: str, edit: Edit, pattern: re.Pattern[str]) -> tuple[str, bool]:
     made, position, count, after = list[str](), 0, 0, -1
     while position <= len(line) and (found := longest(pattern, line, position)) is not None:
         start, end = found.span()
@@ -272,12 +272,12 @@ def grep(text: str, flags: str, wanted: str) -> str:
     if "F" in flags:
         pattern = re.compile(re.escape(wanted), re.IGNORECASE if "i" in flags else 0)
     else:
-        compile_: Callable[[str, bool], re.Pattern[str]] = _extended if "E" in flags else basic
+        compile_: Callable[[str, bool], re.Pattern[str]] = _compile_extended if "E" in flags else basic
         if "\\" in wanted or not wanted.isascii() or not wanted:
             raise Unread("this expression of grep is not supported")
         pattern = compile_(wanted, "i" in flags)
     lines = [line.removesuffix("\n") for line in _lines(text)]
-    search = steps.fits if "x" in flags else steps.found
+    search = steps.fits if "x" in flags else steps.has_match
     fitting = [line for line in lines if search(pattern, simple(line)) is not ("v" in flags)]
     if "c" in flags:
         return f"{len(fitting)}\n"
@@ -299,7 +299,7 @@ def _parts(pattern: re.Pattern[str], line: str) -> list[str]:
     return found
 
 
-def ordered(text: str, flags: str) -> str:
+def sort_lines(text: str, flags: str) -> str:
     """Return the output of `sort` with `-n`, `-r` and `-u`.
 
     Raises `Unread` if the order depends on the locale.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from bridge.files.shell import arithmetic
 from bridge.files.shell.patterns import Unread, simple
-from bridge.files.shell.pieces import Pieces, Text, Unknown, known
+from bridge.files.shell.pieces import Pieces, Text, Unknown, text_if_known
 from bridge.files.shell.scope import RUN, Value, elements, several
-from bridge.files.shell.tokens import HOLE, Fault, Part
+from bridge.files.shell.tokens import HOLE, Fault, WordPart
 
 if TYPE_CHECKING:
     from bridge.files.shell.expand import Expander
@@ -51,7 +51,7 @@ class Absent(Unread):
     """Raised for a variable that nothing sets."""
 
 
-def stored(value: Value, key: int | str, word: Pieces) -> Value:
+def put_element(value: Value, key: int | str, word: Pieces) -> Value:
     """Return an array with a new element. Raises `Unread` if the indices of the array are not known."""
     if value.open:
         raise Unread("the indices of the array are not known")
@@ -63,7 +63,7 @@ def stored(value: Value, key: int | str, word: Pieces) -> Value:
     return value.put(key, word)
 
 
-def malformed(expander: Expander, start: int, end: int) -> ValueError:
+def malformed_expansion(expander: Expander, start: int, end: int) -> ValueError:
     """Return the error for a malformed `${...}`, or for one with a part that is not known."""
     return (
         Unread(FORM)
@@ -76,27 +76,27 @@ def at(expander: Expander, start: int, end: int) -> tuple[Subject, int]:
     """Return the variable at offset `start`, and the offset after its name and index."""
     found = NAMED.match(expander.source.text, start, end)
     if found is None:
-        raise malformed(expander, start, end)
+        raise malformed_expansion(expander, start, end)
     position, index = found.end(), None
     if expander.source.text.startswith("[", position):
-        position = _closed(expander, position + 1)
+        position = _end_of_index(expander, position + 1)
         index = found.end() + 1, position - 1
-    return named(expander, found[0], index), position
+    return subject_of_name(expander, found[0], index), position
 
 
-def _closed(expander: Expander, position: int) -> int:
+def _end_of_index(expander: Expander, position: int) -> int:
     try:
-        return expander.source.scanner.balanced(position, "[", "]")
+        return expander.source.scanner.scan_brackets(position, "[", "]")
     except Fault:
         raise Unread(FORM) from None
 
 
-def named(expander: Expander, name: str, index: tuple[int, int] | None) -> Subject:
+def subject_of_name(expander: Expander, name: str, index: tuple[int, int] | None) -> Subject:
     if name in ALL:
-        return Subject(name, list(enumerate(expander.scope.given, 1)), name)
+        return Subject(name, list(enumerate(expander.scope.positional_arguments, 1)), name)
     if name in SPECIAL:
         return Subject(name, [(0, _special(expander, name))])
-    if "[" in (referred := expander.scope.referred(name)):
+    if "[" in (referred := expander.scope.resolve_reference(name)):
         if index or referred.endswith(("[@]", "[*]")):
             raise Unread(f"a reference to {referred} is not supported here")
         return target(expander, referred, name)
@@ -140,7 +140,7 @@ def key(expander: Expander, index: tuple[int, int], value: Value | None) -> int 
         expander.source.double(*index) if not (value and value.table) else _bare(expander, *index)
     )
     pieces = expander.parts(parts, True)
-    text = known(expander.joined(pieces if value and value.table else expander.plain(pieces)))
+    text = text_if_known(expander.without_splitting(pieces if value and value.table else expander.plain(pieces)))
     if text is None:
         raise Unread("the index is not known")
     if value and value.table and not text and expander.scope.on("errexit"):
@@ -164,8 +164,8 @@ def certain_number(expander: Expander, index: str) -> int:
     return found
 
 
-def _bare(expander: Expander, start: int, end: int) -> list[Part]:
-    parts: list[Part] = []
+def _bare(expander: Expander, start: int, end: int) -> list[WordPart]:
+    parts: list[WordPart] = []
     source = expander.source
     scanner, position = type(source.scanner)(source.text[:end]), start
     while position < end:
@@ -173,22 +173,22 @@ def _bare(expander: Expander, start: int, end: int) -> list[Part]:
         if char in "\\'\"$`":
             position = scanner.piece(char, position, parts)
         else:
-            parts.append(Part("text", position, position + 1))
+            parts.append(WordPart("text", position, position + 1))
             position += 1
     return parts
 
 
 def _special(expander: Expander, name: str) -> Pieces:
     if name == "#":
-        if any(several(word) for word in expander.scope.given):
+        if any(several(word) for word in expander.scope.positional_arguments):
             raise Unread("the number of arguments is not known")
-        return (Text(str(len(expander.scope.given)), (0, 0), plain=False),)
+        return (Text(str(len(expander.scope.positional_arguments)), (0, 0), plain=False),)
     if name == "?" and expander.scope.status is not None:
         return (Text(str(expander.scope.status), (0, 0), plain=False),)
     raise Unread(RUN)
 
 
-def counted(expander: Expander, subject: Subject) -> int:
+def count_elements(expander: Expander, subject: Subject) -> int:
     if subject.joined:
         if any(several(word) for word in subject.words):
             raise Unread("the number of characters or words is not known")
@@ -199,10 +199,10 @@ def counted(expander: Expander, subject: Subject) -> int:
 def text_of(expander: Expander, subject: Subject) -> str:
     """Return the text of a variable that is not a list. Raises `Unread` if the text is not known."""
     if subject.elements is None:
-        if not expander.settled(subject):
+        if not expander.is_unset(subject):
             raise Absent(expander.unset(subject.name))
         return ""
-    text = known(subject.words[0])
+    text = text_if_known(subject.words[0])
     if text is None:
         raise Unread(next(piece.why for piece in subject.words[0] if isinstance(piece, Unknown)))
     return text
@@ -213,7 +213,7 @@ def target(expander: Expander, name: str, through: str) -> Subject:
         raise Unread(f"{through} does not name a variable")
     plain, _, index = name.partition("[")
     if not index:
-        return named(expander, name, None)
+        return subject_of_name(expander, name, None)
     value = expander.scope.get(plain)
     if AGAIN.search(index):
         raise Unread(

@@ -75,7 +75,7 @@ class Fault(ValueError):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Part:
+class WordPart:
     """A part of a word: literal text, quotes or an expansion, from `start` to `end`.
 
     `kind` is one of text, escape, single, ansi, double, param, short, command, backtick, arith,
@@ -85,7 +85,7 @@ class Part:
     kind: str
     start: int
     end: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[WordPart, ...] = ()
     words: tuple[Word, ...] = ()
     text: str = ""
 
@@ -96,7 +96,7 @@ class Word:
 
     start: int
     end: int
-    parts: tuple[Part, ...]
+    parts: tuple[WordPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Scanner:
 
     def word(self, start: int, stops: str = "") -> Word:
         """Return the word that begins at `start`."""
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         position = self._subscript(start, parts)
         while position < self.size:
             plain = PLAIN.match(self.text, position)
@@ -172,7 +172,7 @@ class Scanner:
             position = after
         return Word(start, position, tuple(parts))
 
-    def _subscript(self, start: int, parts: list[Part]) -> int:
+    def _subscript(self, start: int, parts: list[WordPart]) -> int:
         """Scan `NAME[index]=` at the start of a word, and return the offset after it.
 
         The index may contain blanks.
@@ -181,7 +181,7 @@ class Scanner:
         if not found:
             return start
         try:
-            end = self.balanced(found.end(), "[", "]")
+            end = self.scan_brackets(found.end(), "[", "]")
         except Fault:
             return start
         if not ADDING.match(self.text, end):
@@ -189,19 +189,19 @@ class Scanner:
         self._literal(parts, start, end)
         return end
 
-    def _literal(self, parts: list[Part], start: int, end: int) -> None:
+    def _literal(self, parts: list[WordPart], start: int, end: int) -> None:
         if parts and parts[-1].kind == "text" and parts[-1].end == start:
             start = parts.pop().start
-        parts.append(Part("text", start, end))
+        parts.append(WordPart("text", start, end))
 
-    def _special(self, char: str, position: int, start: int, parts: list[Part]) -> int:
+    def _special(self, char: str, position: int, start: int, parts: list[WordPart]) -> int:
         """Scan the part that begins with a special character, and return its end.
 
         If the word ends before that character, return `position`.
         """
         if char in "<>" and self.text.startswith("(", position + 1):
             end = self.command(position + 2)
-            parts.append(Part("process", position, end))
+            parts.append(WordPart("process", position, end))
             return end
         if char == "(":
             return self._parenthesis(position, start, parts)
@@ -209,7 +209,7 @@ class Scanner:
             return position
         return self.piece(char, position, parts)
 
-    def _parenthesis(self, position: int, start: int, parts: list[Part]) -> int:
+    def _parenthesis(self, position: int, start: int, parts: list[WordPart]) -> int:
         """Scan an array after `NAME=`, or a group of patterns after one of `?*+@!`, and return its
         end.
 
@@ -217,13 +217,13 @@ class Scanner:
         """
         if position > start and ASSIGNED.match(self.text[start:position]):
             end, words = self.array(position + 1)
-            parts.append(Part("array", position, end, words=words))
+            parts.append(WordPart("array", position, end, words=words))
             return end
         if position > start and self.text[position - 1] in "?*+@!" and parts[-1].kind == "text":
             return self.group(position, parts)
         return position
 
-    def group(self, position: int, parts: list[Part]) -> int:
+    def group(self, position: int, parts: list[WordPart]) -> int:
         """Scan `(...)` of an extended pattern, as text with its quotes and expansions, and return
         its end.
         """
@@ -240,21 +240,21 @@ class Scanner:
                 return position
         raise Fault(position - 1, "a bracket is never closed; expected )")
 
-    def piece(self, char: str, position: int, parts: list[Part]) -> int:
+    def piece(self, char: str, position: int, parts: list[WordPart]) -> int:
         """Scan a quote, an escape or an expansion outside of double quotes, and return its end."""
         if char == "'":
             end = self._find("'", position)
-            parts.append(Part("single", position, end + 1))
+            parts.append(WordPart("single", position, end + 1))
             return end + 1
         if char == '"':
             return self._double(position, parts, "double", position + 1)
         if char == "\\":
             end = min(position + 2, self.size)
-            parts.append(Part("escape", position, end))
+            parts.append(WordPart("escape", position, end))
             return end
         if char == "$" and self.text.startswith("'", position + 1):
             end = self._ansi(position + 2)
-            parts.append(Part("ansi", position, end))
+            parts.append(WordPart("ansi", position, end))
             return end
         if char == "$" and self.text.startswith('"', position + 1):
             return self._double(position, parts, "double", position + 2)
@@ -274,15 +274,15 @@ class Scanner:
             position += 2 if self.text[position] == "\\" else 1
         raise Fault(begun - 2, "")
 
-    def _double(self, position: int, parts: list[Part], kind: str, start: int) -> int:
-        inner: list[Part] = []
-        end = self.quoted(start, inner)
+    def _double(self, position: int, parts: list[WordPart], kind: str, start: int) -> int:
+        inner: list[WordPart] = []
+        end = self.scan_quotes(start, inner)
         if end >= self.size:
             raise Fault(position, "")
-        parts.append(Part(kind, position, end + 1, tuple(inner)))
+        parts.append(WordPart(kind, position, end + 1, tuple(inner)))
         return end + 1
 
-    def quoted(self, position: int, parts: list[Part], stop: str = '"') -> int:
+    def scan_quotes(self, position: int, parts: list[WordPart], stop: str = '"') -> int:
         """Scan text as in double quotes, up to `stop`, and return its end."""
         while position < self.size and self.text[position] != stop:
             plain = INSIDE.match(self.text, position)
@@ -290,7 +290,7 @@ class Scanner:
                 self._literal(parts, position, plain.end())
                 position = plain.end()
             elif self.text[position] == "\\":
-                position = self._escaped(position, parts, stop)
+                position = self._scan_escape(position, parts, stop)
             elif self.text[position] in "$`":
                 position = self.expansion(self.text[position], position, parts, True)
             else:
@@ -298,17 +298,17 @@ class Scanner:
                 position += 1
         return position
 
-    def _escaped(self, position: int, parts: list[Part], stop: str) -> int:
+    def _scan_escape(self, position: int, parts: list[WordPart], stop: str) -> int:
         end = min(position + 2, self.size)
         # Within double quotes a backslash hides only these; before any other character it is literal.
         taken = self.text[position + 1 : end] in ("$", "`", "\\", "\n", *((stop,) if stop else ()))
         if taken:
-            parts.append(Part("escape", position, end))
+            parts.append(WordPart("escape", position, end))
             return end
         self._literal(parts, position, position + 1)
         return position + 1
 
-    def expansion(self, char: str, position: int, parts: list[Part], quoted: bool) -> int:
+    def expansion(self, char: str, position: int, parts: list[WordPart], quoted: bool) -> int:
         """Scan an expansion that begins with `$` or a backtick, and return its end."""
         if char == "`":
             end = position + 1
@@ -316,11 +316,11 @@ class Scanner:
                 end += 2 if self.text[end] == "\\" else 1
             if end >= self.size:
                 raise Fault(position, "")
-            parts.append(Part("backtick", position, end + 1))
+            parts.append(WordPart("backtick", position, end + 1))
             return end + 1
         kind, end = self._dollar(position, quoted)
         if kind:
-            parts.append(Part(kind, position, end))
+            parts.append(WordPart(kind, position, end))
         else:
             self._literal(parts, position, end)
         return end
@@ -329,10 +329,10 @@ class Scanner:
         # Nested scanners come to the same expansion several times; each is scanned once.
         key = position, quoted
         if key not in self.shared.ends:
-            self.shared.ends[key] = self._opened(position, quoted)
+            self.shared.ends[key] = self._scan_opening(position, quoted)
         return self.shared.ends[key]
 
-    def _opened(self, position: int, quoted: bool) -> tuple[str, int]:
+    def _scan_opening(self, position: int, quoted: bool) -> tuple[str, int]:
         text = self.text
         # `$((` may also open a command substitution with a subshell: it is arithmetic only if `))` closes it.
         if text.startswith("((", position + 1):
@@ -344,7 +344,7 @@ class Scanner:
         if text.startswith("{", position + 1):
             return "param", self.braces(position, quoted)
         if text.startswith("[", position + 1):
-            return "arith", self.balanced(position + 2, "[", "]")
+            return "arith", self.scan_brackets(position + 2, "[", "]")
         short = SHORT.match(text, position + 1)
         return ("short", short.end()) if short else ("", position + 1)
 
@@ -378,7 +378,7 @@ class Scanner:
         if self.depth > DEEPEST:
             raise RecursionError(start)
 
-    def balanced(self, position: int, opening: str, closing: str) -> int:
+    def scan_brackets(self, position: int, opening: str, closing: str) -> int:
         """Return the offset after the bracket that closes the bracket open at `position`."""
         depth, start = 0, position
         while position < self.size:
@@ -396,11 +396,11 @@ class Scanner:
         found = PARAMETER.match(self.text, start + 2)
         position = found.end() if found else start + 2
         if self.text.startswith("[", position):
-            position = self.balanced(position + 1, "[", "]")
+            position = self.scan_brackets(position + 1, "[", "]")
         single = not quoted or self.text[position : position + 1] in ("#", "%", "/", "^", ",")
         return self.operand(position, [], single) + 1
 
-    def operand(self, position: int, parts: list[Part], single: bool) -> int:
+    def operand(self, position: int, parts: list[WordPart], single: bool) -> int:
         """Scan the word after the operator of `${NAME...}`, and return the offset of the closing `}`.
 
         With `single`, single quotes are read as quotes.
@@ -415,7 +415,7 @@ class Scanner:
             elif char == "}":
                 return position
             elif char == "\\" and not single:
-                position = self._escaped(
+                position = self._scan_escape(
                     position, parts, "}" if self.text.startswith("}", position + 1) else '"'
                 )
             elif char == "{" or (char == "'" and not single):
@@ -460,14 +460,14 @@ class Scanner:
         """Return a word of an array, which may be `[key]=value`."""
         if self.text[position] == "[":
             try:
-                end = self.balanced(position + 1, "[", "]")
+                end = self.scan_brackets(position + 1, "[", "]")
             except Fault:
                 end = 0
             if end and ADDING.match(self.text, end):
                 after = self.word(end)
                 first = after.parts[0]
                 return Word(
-                    position, after.end, (Part("text", position, first.end), *after.parts[1:])
+                    position, after.end, (WordPart("text", position, first.end), *after.parts[1:])
                 )
         return self.word(position)
 
@@ -562,7 +562,7 @@ class Lexer(Scanner):
 
     def _token(self, char: str) -> None:
         if self.place == "for-name" and self.text.startswith("((", self.position):
-            return self._counted()
+            return self._count_word()
         redirect = REDIRECT.match(self.text, self.position) if char in REDIRECTING else None
         if redirect and self.place != "pattern" and not self.text.startswith("(", redirect.end()):
             return self._redirect(redirect)
@@ -578,7 +578,7 @@ class Lexer(Scanner):
             return self._operator(operator)
         return self._word()
 
-    def _counted(self) -> None:
+    def _count_word(self) -> None:
         end = self.arithmetic(self.position + 2)
         if not end:
             raise Fault(self.position, "a bracket is never closed; expected ))")
@@ -597,7 +597,7 @@ class Lexer(Scanner):
             # Any quote in the delimiter turns expansion in the body off.
             quoted = any(part.kind != "text" for part in target.parts)
             self.pending.append(
-                _Pending(token, _unquoted(self.text, target.parts), quoted, found["op"] == "<<-")
+                _Pending(token, _unquote_delimiter(self.text, target.parts), quoted, found["op"] == "<<-")
             )
         if self.place == "command":
             self.place = "command"
@@ -720,7 +720,7 @@ class Lexer(Scanner):
         self.place = "after"
 
     def _item(self, position: int, items: list[Word | str]) -> int:
-        before = self.said(items[-1]) if items else ""
+        before = self.text_of(items[-1]) if items else ""
         if before == "=~" and len(items) > 1:
             word = self._regular(position)
         else:
@@ -736,7 +736,7 @@ class Lexer(Scanner):
         items.append(word)
         return word.end
 
-    def said(self, item: Word | str) -> str:
+    def text_of(self, item: Word | str) -> str:
         """Return an item as it is written."""
         return item if isinstance(item, str) else self.text[item.start : item.end]
 
@@ -749,7 +749,7 @@ class Lexer(Scanner):
 
         It may contain brackets, bars, and blanks within brackets.
         """
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         position, depth = start, 0
         while position < self.size:
             char = self.text[position]
@@ -766,7 +766,7 @@ class Lexer(Scanner):
         return Word(start, position, tuple(parts))
 
 
-def _unquoted(text: str, parts: Sequence[Part]) -> str:
+def _unquote_delimiter(text: str, parts: Sequence[WordPart]) -> str:
     """Return the delimiter of a here-document without quotes."""
     found = []
     for part in parts:
@@ -781,7 +781,7 @@ def _unquoted(text: str, parts: Sequence[Part]) -> str:
     return "".join(found)
 
 
-def masked(text: str, tokens: Sequence[Token]) -> str:
+def mask_text(text: str, tokens: Sequence[Token]) -> str:
     """Return `text` in a simplified form for the grammar, of equal length.
 
     Keywords and operators stay, words become letters, and everything else becomes spaces.

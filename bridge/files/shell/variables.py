@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from bridge.files.shell import arithmetic, parameters, subjects
 from bridge.files.shell.expand import OUTPUT
 from bridge.files.shell.patterns import Unread
-from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, cut, known, spelled
+from bridge.files.shell.pieces import NOWHERE, Pieces, Text, Unknown, cut, spell_pieces, text_if_known
 from bridge.files.shell.scope import Value, several
-from bridge.files.shell.source import Source
-from bridge.files.shell.subjects import stored
-from bridge.files.shell.tokens import Part, Word
+from bridge.files.shell.source import ShellSource
+from bridge.files.shell.subjects import put_element
+from bridge.files.shell.tokens import Word, WordPart
 
 if TYPE_CHECKING:
-    from bridge.files.shell.read import Reader
+    from bridge.files.shell.read import ShellReader
 
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 SPLIT = ("short", "param", "command", "backtick")
@@ -31,7 +31,7 @@ KEYED = re.compile(r"\[(?P<key>.*?)\](?P<more>\+)?=", re.DOTALL)
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Target:
+class AssignmentTarget:
     """The target of an assignment: the name, the span of the index, and the offset of the value.
 
     `more` is true for `+=`.
@@ -43,7 +43,7 @@ class Target:
     value: int
 
 
-def assignment(source: Source, word: Word) -> Target | None:
+def assignment(source: ShellSource, word: Word) -> AssignmentTarget | None:
     """Return the target of a word that is an assignment; None for any other word."""
     if not word.parts or word.parts[0].kind != "text":
         return None
@@ -59,16 +59,16 @@ def assignment(source: Source, word: Word) -> Target | None:
         rest = re.compile(r"\+?=").match(source.text, end, first.end) if end else None
         if rest is None:
             return None
-        return Target(
+        return AssignmentTarget(
             found["name"],
             (first.start + found.end("name") + 1, end - 1),
             rest[0] == "+=",
             rest.end(),
         )
-    return Target(found["name"], None, found["more"] is not None, first.start + end)
+    return AssignmentTarget(found["name"], None, found["more"] is not None, first.start + end)
 
 
-def _index_end(source: Source, part: Part, place: int) -> int:
+def _index_end(source: ShellSource, part: WordPart, place: int) -> int:
     depth = 0
     for position in range(part.start + place, part.end):
         depth += (source.text[position] == "[") - (source.text[position] == "]")
@@ -87,14 +87,14 @@ def behind(word: Word, place: int) -> Word:
     return Word(place, word.end, tuple(parts))
 
 
-def perform(reader: Reader, word: Word) -> None:
+def perform(reader: ShellReader, word: Word) -> None:
     """One assignment."""
     target = assignment(reader.source, word)
     if target is not None:
         _perform(reader, word, target)()
 
 
-def perform_alone(reader: Reader, word: Word, target: Target) -> None:
+def perform_alone(reader: ShellReader, word: Word, target: AssignmentTarget) -> None:
     """Perform an assignment before a command.
 
     It sets a plain variable, even if the variable was an array.
@@ -114,7 +114,7 @@ def perform_alone(reader: Reader, word: Word, target: Target) -> None:
 
 
 def _perform(
-    reader: Reader, word: Word, target: Target, marks: frozenset[str] = frozenset()
+    reader: ShellReader, word: Word, target: AssignmentTarget, marks: frozenset[str] = frozenset()
 ) -> Callable[[], None]:
     """Expand the value of an assignment, and return a function that performs the assignment."""
     index: Callable[[], int | str] | None = None
@@ -139,11 +139,11 @@ def _perform(
     return lambda: assign(reader, target.name, index, value, target.more)
 
 
-def _fresh(reader: Reader, name: str, marks: frozenset[str]) -> Value:
+def _fresh(reader: ShellReader, name: str, marks: frozenset[str]) -> Value:
     return Value((), True, () if _table(reader, name, marks) else None, _table(reader, name, marks))
 
 
-def _table(reader: Reader, name: str, marks: frozenset[str]) -> bool:
+def _table(reader: ShellReader, name: str, marks: frozenset[str]) -> bool:
     value = reader.scope.get(name)
     return (
         "A" in marks
@@ -152,7 +152,7 @@ def _table(reader: Reader, name: str, marks: frozenset[str]) -> bool:
     )
 
 
-def _array(reader: Reader, part: Part, table: bool) -> Value:
+def _array(reader: ShellReader, part: WordPart, table: bool) -> Value:
     """The elements of `(...)`."""
     value = Value((), True, () if table else None, table)
     # `place` is that of the next element without an index. `tail` are elements behind the last one
@@ -164,7 +164,7 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
             before = _longer(value, tail)
             key = subjects.certain_key(reader.expander, keyed, before)
             value, place, tail = (
-                stored(before, key, found),
+                put_element(before, key, found),
                 (key + 1 if isinstance(key, int) else 0),
                 [],
             )
@@ -181,18 +181,18 @@ def _array(reader: Reader, part: Part, table: bool) -> Value:
             tail.append(found)
             place += 1
         else:
-            value, place, tail = stored(_longer(value, tail), place, found), place + 1, []
+            value, place, tail = put_element(_longer(value, tail), place, found), place + 1, []
     value = _longer(value, tail)
-    for key_word, given in _paired(pairs):
+    for key_word, given in _pair_words(pairs):
         value = value.put(key_word, given)
     return value
 
 
-def _entries(reader: Reader, part: Part) -> list[tuple[tuple[int, int] | None, Pieces]]:
+def _entries(reader: ShellReader, part: WordPart) -> list[tuple[tuple[int, int] | None, Pieces]]:
     """Return the words of `(...)`, each with the span of its index, or None without an index."""
     found: list[tuple[tuple[int, int] | None, Pieces]] = []
     for word in part.words:
-        keyed = _keyed(reader.source, word)
+        keyed = _key_of_element(reader.source, word)
         if keyed is None:
             found += [(None, one) for one in reader.expander.words(word)]
         else:
@@ -205,15 +205,15 @@ def _longer(value: Value, tail: Sequence[Pieces]) -> Value:
     return Value((*value.words, *tail), True, value.keys, value.table) if tail else value
 
 
-def _paired(words: Sequence[Pieces]) -> Iterator[tuple[str, Pieces]]:
+def _pair_words(words: Sequence[Pieces]) -> Iterator[tuple[str, Pieces]]:
     for index in range(0, len(words), 2):
-        key = known(words[index])
+        key = text_if_known(words[index])
         if key is None or several(words[index]):
             raise Unread("a key of an associative array is not known")
         yield key, words[index + 1] if index + 1 < len(words) else (Text("", NOWHERE),)
 
 
-def _keyed(source: Source, word: Word) -> tuple[int, int, int] | None:
+def _key_of_element(source: ShellSource, word: Word) -> tuple[int, int, int] | None:
     if (
         not word.parts
         or word.parts[0].kind != "text"
@@ -226,11 +226,11 @@ def _keyed(source: Source, word: Word) -> tuple[int, int, int] | None:
 
 
 def assign(
-    reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
+    reader: ShellReader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
 ) -> None:
     """Set a variable according to its attributes (`-i`, `-u`, `-l`, `-r`)."""
     scope = reader.scope
-    if "[" in (referred := scope.referred(name)):
+    if "[" in (referred := scope.resolve_reference(name)):
         if index is not None or value.array:
             raise Unread(f"{name} refers to {referred}, which holds no array")
         put(reader, referred, value, more)
@@ -239,25 +239,25 @@ def assign(
     before = scope.get(name)
     if marks & {"i", "u", "l"}:
         value = Value(
-            tuple(_marked(reader, word, marks) for word in value.words),
+            tuple(_mark_variable(reader, word, marks) for word in value.words),
             value.array,
             value.keys,
             value.table,
         )
     if index is not None or (before is not None and before.array and not value.array):
-        scope.set(name, _placed(reader, name, index, value, more))
+        scope.set(name, _place_value(reader, name, index, value, more))
         return
     if more:
         # A variable without a known value may be set by a sourced file; `+=` then appends to
         # something unknown.
         absent: Pieces = ()
-        if scope.overtaker(name) and not scope.settled(name):
+        if scope.overtaker(name) and not scope.is_unset(name):
             absent = (Unknown(f"${name}", NOWHERE, 0, reader.expander.unset(name)),)
-        value = _added(reader, before, value, "i" in marks, absent)
+        value = _append_value(reader, before, value, "i" in marks, absent)
     scope.set(name, value)
 
 
-def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
+def put(reader: ShellReader, target: str, value: Value, more: bool = False) -> None:
     """Assign a value to `NAME` or `NAME[index]`, a target that comes from an expansion."""
     name, sign, index = target.partition("[")
     if not name.isidentifier():
@@ -273,8 +273,8 @@ def put(reader: Reader, target: str, value: Value, more: bool = False) -> None:
     assign(reader, name, place if sign else None, value, more)
 
 
-def _placed(
-    reader: Reader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
+def _place_value(
+    reader: ShellReader, name: str, index: Callable[[], int | str] | None, value: Value, more: bool
 ) -> Value:
     array = reader.scope.get(name) or _fresh(reader, name, frozenset())
     if not array.array:
@@ -285,7 +285,7 @@ def _placed(
         if more:
             subject = subjects.element(reader.expander, name, array, key, True)
             given = (*(subject.words[0] if subject.elements else ()), *given)
-        return stored(array, key, given)
+        return put_element(array, key, given)
     except Unread as error:
         return _hidden(name, str(error), array.table)
 
@@ -296,14 +296,14 @@ def _hidden(name: str, why: str, table: bool) -> Value:
     return Value(((unknown,),), True, ("",) if table else None, table)
 
 
-def _marked(reader: Reader, word: Pieces, marks: frozenset[str]) -> Pieces:
+def _mark_variable(reader: ShellReader, word: Pieces, marks: frozenset[str]) -> Pieces:
     expander = reader.expander
-    text = known(expander.plain(word) if "i" in marks else word)
+    text = text_if_known(expander.plain(word) if "i" in marks else word)
     if text is None:
         return tuple(piece for piece in word if isinstance(piece, Unknown))[:1]
     if "i" in marks:
         try:
-            text = str(expander.evaluated(text))
+            text = str(expander.evaluate_text(text))
         except Unread as error:
             return (Unknown(text, NOWHERE, 0, str(error)),)
         except arithmetic.Wrong as error:
@@ -320,8 +320,8 @@ def _marked(reader: Reader, word: Pieces, marks: frozenset[str]) -> Pieces:
     return (Text(text, NOWHERE, plain=False),)
 
 
-def _added(
-    reader: Reader, before: Value | None, more: Value, number: bool, absent: Pieces
+def _append_value(
+    reader: ShellReader, before: Value | None, more: Value, number: bool, absent: Pieces
 ) -> Value:
     if before is None:
         return more if not absent or more.array else Value(((*absent, *more.pieces),))
@@ -329,7 +329,7 @@ def _added(
         if number:  # `+=` of a number adds
             return Value(
                 (
-                    _marked(
+                    _mark_variable(
                         reader, (*before.pieces, Text("+", NOWHERE), *more.pieces), frozenset("i")
                     ),
                 )
@@ -354,15 +354,15 @@ def _added(
 # declare, local, export, readonly
 
 
-def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
+def declare(reader: ShellReader, words: Sequence[Word], place: int) -> None:
     """Read `declare`, `local`, `export` or `readonly`.
 
     All values are expanded before the first is set.
     """
-    command = reader.source.said(words[0])
+    command = reader.source.text_of(words[0])
     marks, unmarks, given = set[str](), set[str](), list[tuple[str, Callable[[], None] | None]]()
     for word in (choice for written in words[1:] for choice in _choices(reader, written)):
-        said = reader.source.said(word)
+        said = reader.source.text_of(word)
         if re.fullmatch(r"[-+][A-Za-z]+", said):
             (marks if said[0] == "-" else unmarks).update(said[1:])
             continue
@@ -370,7 +370,7 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
         if target is not None:
             given.append((target.name, _perform(reader, word, target, frozenset(marks))))
         else:
-            given += _named(reader, word, frozenset(marks))
+            given += _variables_of_word(reader, word, frozenset(marks))
     reader.check_stops()
     reader.scope.status = 0
     if "f" in marks and not marks & {"F", "p"} and (command == "export" or "x" in marks):
@@ -390,7 +390,7 @@ def declare(reader: Reader, words: Sequence[Word], place: int) -> None:
             _declare(reader, command, name, perform_, (frozenset(marks), frozenset(unmarks)))
 
 
-def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
+def _share(reader: ShellReader, names: Sequence[str], on: bool) -> None:
     """Export functions to inner shells, as `export -f` does, or stop exporting them."""
     scope, there = reader.scope, {name for name in names if name in reader.scope.functions}
     left = {name: sure for name, sure in scope.shared.items() if name not in there}
@@ -398,7 +398,7 @@ def _share(reader: Reader, names: Sequence[str], on: bool) -> None:
     scope.status = int(len(there) < len(set(names)))
 
 
-def _choices(reader: Reader, word: Word) -> list[Word]:
+def _choices(reader: ShellReader, word: Word) -> list[Word]:
     """Return the words of a brace expansion, each a separate assignment.
 
     Raises `SourceError` if such a word also has an expansion that a shell would split.
@@ -407,7 +407,7 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     if len(choices) == 1:
         return [word]
     if any(
-        part.kind in SPLIT or (part.kind == "double" and "@" in reader.source.said(part))
+        part.kind in SPLIT or (part.kind == "double" and "@" in reader.source.text_of(part))
         for part in word.parts
     ):
         raise reader.refuse(
@@ -417,8 +417,8 @@ def _choices(reader: Reader, word: Word) -> list[Word]:
     return [Word(word.start, word.end, parts) for parts in choices]
 
 
-def _named(
-    reader: Reader, word: Word, marks: frozenset[str]
+def _variables_of_word(
+    reader: ShellReader, word: Word, marks: frozenset[str]
 ) -> Iterator[tuple[str, Callable[[], None] | None]]:
     """Yield the variables that a word declares only after its expansion, such as `"$name=$value"`.
 
@@ -438,12 +438,12 @@ def _named(
         if text.startswith("(", told.start("value")) and (
             marks & {"a", "A"} or reader.scope.get(name) is not None
         ):
-            raise reader.refuse(word.start, f"it is not known whether {spelled(found)} sets an array")
+            raise reader.refuse(word.start, f"it is not known whether {spell_pieces(found)} sets an array")
         yield name, partial(assign, reader, name, None, Value((value,)), bool(told["more"]))
 
 
 def _declare(
-    reader: Reader,
+    reader: ShellReader,
     command: str,
     name: str,
     perform_: Callable[[], None] | None,

@@ -2,33 +2,33 @@
 before a run starts.
 """
 
-from bridge.layout.schedule.action import Action, Kind, Schedule
-from bridge.layout.schedule.check import prove
+from bridge.layout.schedule.action import Action, ActionKind, Schedule
+from bridge.layout.schedule.check import prove_schedule
 from bridge.layout.schedule.generate import (
     SCHEDULES,
-    Shape,
+    ScheduleShape,
     check_size,
-    generate,
+    generate_schedule,
     partly_kept,
-    problems,
+    schedule_problems,
 )
-from bridge.layout.schedule.program import program, trimmed
-from bridge.layout.schedule.timeline import Costs, Timeline, timeline
+from bridge.layout.schedule.program import program_rows, trim_backward
+from bridge.layout.schedule.timeline import Costs, Timeline, make_timeline
 
 __all__ = [
     "SCHEDULES",
     "Action",
+    "ActionKind",
     "Costs",
-    "Kind",
     "Schedule",
-    "Shape",
+    "ScheduleShape",
     "Timeline",
     "check_size",
-    "generate",
+    "generate_schedule",
+    "make_timeline",
     "partly_kept",
-    "problems",
-    "program",
-    "prove",
-    "timeline",
-    "trimmed",
+    "program_rows",
+    "prove_schedule",
+    "schedule_problems",
+    "trim_backward",
 ]

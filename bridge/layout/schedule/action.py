@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
-class Kind(StrEnum):
+class ActionKind(StrEnum):
     """Kind of an action. The value is the letter of the kind in torch.distributed.pipelining, or a
     longer name for kinds without a letter there.
     """
@@ -35,10 +35,10 @@ class Kind(StrEnum):
     """
 
 
-COMPUTE = frozenset((Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN))
-WRITES = frozenset((Kind.BACKWARD, Kind.WEIGHT))
+COMPUTE = frozenset((ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT, ActionKind.AGAIN))
+WRITES = frozenset((ActionKind.BACKWARD, ActionKind.WEIGHT))
 """Kinds of actions that compute gradients of weights."""
-DOWN = frozenset((Kind.BACKWARD, Kind.INPUT))
+DOWN = frozenset((ActionKind.BACKWARD, ActionKind.INPUT))
 """Kinds of actions that compute the gradient of a stage's input, which the stage before needs."""
 
 
@@ -48,7 +48,7 @@ class Action(NamedTuple):
     """
 
     stage: int
-    kind: Kind
+    kind: ActionKind
     microbatch: int = -1
 
     def __str__(self) -> str:
@@ -96,7 +96,7 @@ class Schedule:
             found.setdefault(home, []).append(stage)
         return {rank: tuple(stages) for rank, stages in found.items()}
 
-    def expanded(self, parts: Sequence[int]) -> Schedule:
+    def split_stages(self, parts: Sequence[int]) -> Schedule:
         """Return this schedule for smaller stages: stage i is divided into `parts[i]` stages on the
         same rank.
         """
@@ -104,7 +104,7 @@ class Schedule:
         homes = tuple(
             home for home, number in zip(self.homes, parts, strict=True) for _ in range(number)
         )
-        rows = tuple(tuple(_expanded(row, starts)) for row in self.rows)
+        rows = tuple(tuple(_split_actions(row, starts)) for row in self.rows)
         kept = frozenset(
             (part, microbatch)
             for stage, microbatch in self.kept
@@ -113,8 +113,8 @@ class Schedule:
         return Schedule(self.name, homes, rows, kept)
 
 
-def _expanded(row: Iterable[Action], starts: Sequence[int]) -> Iterator[Action]:
+def _split_actions(row: Iterable[Action], starts: Sequence[int]) -> Iterator[Action]:
     for stage, kind, microbatch in row:
         inner = range(starts[stage], starts[stage + 1])
-        for part in inner if kind in (Kind.FORWARD, Kind.AGAIN) else reversed(inner):
+        for part in inner if kind in (ActionKind.FORWARD, ActionKind.AGAIN) else reversed(inner):
             yield Action(part, kind, microbatch)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from bridge.layout.schedule.action import COMPUTE, DOWN, WRITES, Action, Kind, Row, Schedule
-from bridge.layout.schedule.program import MATCH, program
-from bridge.layout.schedule.timeline import needs
+from bridge.layout.schedule.action import COMPUTE, DOWN, WRITES, Action, ActionKind, Row, Schedule
+from bridge.layout.schedule.program import MATCH, program_rows
+from bridge.layout.schedule.timeline import action_needs
 
 SENT = {receive: send for send, receive in MATCH.items()}
 """A table from each kind of receive to the kind of send that it waits for."""
@@ -17,7 +17,7 @@ problems.
 """
 
 
-def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, ...]:
+def prove_schedule(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, ...]:
     """Return the problems of `schedule`. The result is empty if the schedule runs to its end.
     `rows` are the program to check in place of the program that belongs to the schedule.
 
@@ -25,9 +25,9 @@ def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, .
     and once backward, each message is sent once and received once, each gradient is reduced once
     after the last action that adds to it, and no rank waits for ever.
     """
-    rows = program(schedule) if rows is None else rows
+    rows = program_rows(schedule) if rows is None else rows
     # Later checks assume that earlier ones found nothing, so only the first sort of problems is listed.
-    for check in (_misplaced, _counted, _recomputed, _messages, _reductions, _waiting):
+    for check in (_find_misplaced, _check_counts, _check_recompute, _check_messages, _check_reductions, _find_deadlock):
         found = tuple(check(schedule, rows))
         if found:
             return found[:SHOWN] + (
@@ -36,7 +36,7 @@ def prove(schedule: Schedule, rows: Sequence[Row] | None = None) -> tuple[str, .
     return ()
 
 
-def _misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+def _find_misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     if not rows or not schedule.homes or schedule.microbatches == 0:
         yield "the schedule has no actions; write the actions of each rank"
     for rank in sorted(set(range(len(rows))) - set(schedule.homes)):
@@ -58,14 +58,14 @@ def _misplaced(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
                 )
 
 
-def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+def _check_counts(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     done = Counter(action for row in rows for action in row)
     for stage, home in enumerate(schedule.homes):
         for microbatch in range(schedule.microbatches):
-            forward = done[Action(stage, Kind.FORWARD, microbatch)]
+            forward = done[Action(stage, ActionKind.FORWARD, microbatch)]
             if forward != 1:
-                yield f"rank {home}: {stage}F{microbatch} occurs {forward} times, expected once; {_advice(forward)}"
-            kinds = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
+                yield f"rank {home}: {stage}F{microbatch} occurs {forward} times, expected once; {_microbatch_advice(forward)}"
+            kinds = (ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT)
             backward = tuple(done[Action(stage, kind, microbatch)] for kind in kinds)
             if backward not in ((1, 0, 0), (0, 1, 1)):
                 occurrences = [
@@ -76,20 +76,20 @@ def _counted(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
                 yield (
                     f"rank {home}: backward of microbatch {microbatch} on stage {stage} occurs as"
                     f" {', '.join(occurrences) or 'nothing'}, expected one B, or its halves, one I and one W;"
-                    f" {_advice(sum(backward))}"
+                    f" {_microbatch_advice(sum(backward))}"
                 )
 
 
-def _advice(number: int) -> str:
+def _microbatch_advice(number: int) -> str:
     return "remove the surplus" if number > 1 else "add it"
 
 
-def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+def _check_recompute(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for rank, row in enumerate(rows):
         # The first place of each action: going backwards, earlier ones overwrite later ones.
         place = {action: index for index, action in reversed(list(enumerate(row)))}
         for action, number in Counter(
-            action for action in row if action.kind is Kind.AGAIN
+            action for action in row if action.kind is ActionKind.AGAIN
         ).items():
             stage, _, microbatch = action
             ends = [
@@ -97,7 +97,7 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
             ]
             if number > 1:
                 yield f"rank {rank}: {action} occurs {number} times, expected once; remove the surplus"
-            if not place[Action(stage, Kind.FORWARD, microbatch)] < place[action] < min(ends):
+            if not place[Action(stage, ActionKind.FORWARD, microbatch)] < place[action] < min(ends):
                 yield (
                     f"rank {rank}: {action} is not between forward and backward of microbatch {microbatch}; "
                     "move it there"
@@ -106,29 +106,29 @@ def _recomputed(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
                 yield f"rank {rank}: {action} recomputes activations that are kept in memory; remove the action"
 
 
-def _messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+def _check_messages(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     sent = Counter(action for row in rows for action in row if action.kind in MATCH)
     received = Counter(action for row in rows for action in row if action.kind in SENT)
     expected = Counter(
-        action for row in program(schedule) for action in row if action.kind in MATCH
+        action for row in program_rows(schedule) for action in row if action.kind in MATCH
     )
     for message in sorted({*sent, *expected}):
         answer = Action(message.stage, MATCH[message.kind], message.microbatch)
         if sent[message] != 1 or received.pop(answer, 0) != 1 or message not in expected:
-            yield f"message {message}: sent {sent[message]} times, expected one send and one receive; {_advice(sent[message])}"
+            yield f"message {message}: sent {sent[message]} times, expected one send and one receive; {_microbatch_advice(sent[message])}"
     for answer in sorted(received):
         yield f"{answer} receives a message that no rank sends; remove this receive"
 
 
-def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+def _check_reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for rank, row in enumerate(rows):
-        done = Counter(action.stage for action in row if action.kind is Kind.REDUCE)
+        done = Counter(action.stage for action in row if action.kind is ActionKind.REDUCE)
         for stage in schedule.local(rank):
             if done[stage] != 1:
                 yield f"rank {rank}: gradients of stage {stage} are reduced {done[stage]} times in a step, expected once"
         reduced: set[int] = set()
         for action in row:
-            if action.kind is Kind.REDUCE:
+            if action.kind is ActionKind.REDUCE:
                 reduced.add(action.stage)
             elif action.kind in WRITES and action.stage in reduced:
                 yield (
@@ -137,7 +137,7 @@ def _reductions(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
                 )
 
 
-def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
+def _find_deadlock(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     """Simulate the program `rows`. Yield a problem for each rank that waits for ever, with the
     action that can never start.
     """
@@ -148,7 +148,7 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
         moved = False
         for rank, row in enumerate(rows):
             # A send never waits for its receiver: messages are sent without blocking.
-            while places[rank] < len(row) and not _missing(
+            while places[rank] < len(row) and not _first_missing(
                 schedule, row[places[rank]], done[rank], sent
             ):
                 action = row[places[rank]]
@@ -158,33 +158,33 @@ def _waiting(schedule: Schedule, rows: Sequence[Row]) -> Iterator[str]:
     for rank, row in enumerate(rows):
         if places[rank] < len(row):
             action = row[places[rank]]
-            missing = _missing(schedule, action, done[rank], sent)
+            missing = _first_missing(schedule, action, done[rank], sent)
             yield (
                 f"rank {rank} waits for ever at {action}, which needs {missing}; place {missing} "
                 f"before {action}"
             )
 
 
-def _missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:
+def _first_missing(schedule: Schedule, action: Action, done: set[Action], sent: set[Action]) -> str:
     """Return the name of the first action that has to run before `action` and has not run yet, or
     "" if `action` can run. `done` are the actions that this rank has run, `sent` the messages of
     all ranks.
     """
     stage, kind, microbatch = action
     if kind in COMPUTE:
-        for options in needs(schedule, action):
-            if missing := _none_of(_here(schedule, stage, options), done):
+        for options in action_needs(schedule, action):
+            if missing := _none_of(_actions_on_rank(schedule, stage, options), done):
                 return missing
     elif kind in SENT:
         return _none_of((Action(stage, SENT[kind], microbatch),), sent)
-    elif kind is Kind.SEND_FORWARD:
-        return _none_of((Action(stage - 1, Kind.FORWARD, microbatch),), done)
-    elif kind is Kind.SEND_BACKWARD:
+    elif kind is ActionKind.SEND_FORWARD:
+        return _none_of((Action(stage - 1, ActionKind.FORWARD, microbatch),), done)
+    elif kind is ActionKind.SEND_BACKWARD:
         return _none_of(tuple(Action(stage + 1, option, microbatch) for option in DOWN), done)
     return ""
 
 
-def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
+def _actions_on_rank(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[Action, ...]:
     """Return `options` if these actions run on the rank of `stage`. If they run on another rank,
     return the action that receives their message on the rank of `stage`. A dependency is met if one
     of the returned actions has run.
@@ -192,7 +192,7 @@ def _here(schedule: Schedule, stage: int, options: tuple[Action, ...]) -> tuple[
     other = options[0].stage
     if schedule.homes[other] == schedule.homes[stage]:
         return options
-    kind = Kind.RECEIVE_FORWARD if other < stage else Kind.RECEIVE_BACKWARD
+    kind = ActionKind.RECEIVE_FORWARD if other < stage else ActionKind.RECEIVE_BACKWARD
     return (Action(stage, kind, options[0].microbatch),)
 
 

@@ -10,13 +10,13 @@ from math import inf
 
 from bridge import limits
 from bridge.errors import ConfigError
-from bridge.layout.schedule.action import Action, Kind, Schedule
+from bridge.layout.schedule.action import Action, ActionKind, Schedule
 
-F, B, I, W, R = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.AGAIN  # noqa: E741 - torch's letters
+F, B, I, W, R = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT, ActionKind.AGAIN  # noqa: E741 - torch's letters
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ScheduleShape:
     """Sizes for a schedule: pipeline ranks, stages on all ranks, and microbatches.
 
     `group` is the number of microbatches that pass one stage of a rank before the rank's next stage
@@ -38,7 +38,7 @@ class Shape:
         return -(-self.stages // self.ranks)
 
 
-def contiguous(shape: Shape) -> tuple[int, ...]:
+def contiguous_ranks(shape: ScheduleShape) -> tuple[int, ...]:
     """Return the rank of each stage, such that neighbouring stages are on the same rank. If the
     stages do not divide evenly, each of the first ranks has one stage more.
     """
@@ -48,14 +48,14 @@ def contiguous(shape: Shape) -> tuple[int, ...]:
     )
 
 
-def looped(shape: Shape) -> tuple[int, ...]:
+def loop_stages(shape: ScheduleShape) -> tuple[int, ...]:
     """Return the rank of each stage, such that each stage is on the rank after the previous stage's
     rank. Rank 0 comes after the last rank.
     """
     return tuple(stage % shape.ranks for stage in range(shape.stages))
 
 
-def in_a_v(shape: Shape) -> tuple[int, ...]:
+def in_a_v(shape: ScheduleShape) -> tuple[int, ...]:
     """Return the rank of each stage, such that the stages pass from rank 0 to the last rank and
     back to rank 0.
     """
@@ -63,7 +63,7 @@ def in_a_v(shape: Shape) -> tuple[int, ...]:
     return tuple(there_and_back[stage % len(there_and_back)] for stage in range(shape.stages))
 
 
-Make = Callable[[Shape, int, Sequence[int]], Iterable[Action]]
+Make = Callable[[ScheduleShape, int, Sequence[int]], Iterable[Action]]
 """Type of a function that returns the actions of a rank. Arguments are the sizes, the rank, and the
 stages on this rank in model order.
 """
@@ -77,21 +77,21 @@ class Recipe:
     """
 
     make: Make
-    place: Callable[[Shape], tuple[int, ...]]
+    place: Callable[[ScheduleShape], tuple[int, ...]]
     least: int = 1
     most: float = inf
-    kept: Callable[[Shape], Iterable[tuple[int, int]]] = lambda shape: ()
+    kept: Callable[[ScheduleShape], Iterable[tuple[int, int]]] = lambda shape: ()
     microbatches: int = 1
     about: str = ""
 
 
-def generate(name: str, shape: Shape) -> Schedule:
+def generate_schedule(name: str, shape: ScheduleShape) -> Schedule:
     """Return the schedule `name` for these sizes. Raises `ConfigError` if the schedule does not fit
     the sizes; the message says what to change.
     """
     recipe = SCHEDULES[name]
     check_size(shape.stages, shape.microbatches)
-    ConfigError.raise_if(problems(name, shape))
+    ConfigError.raise_if(schedule_problems(name, shape))
     homes = recipe.place(shape)
     local = [
         [stage for stage, home in enumerate(homes) if home == rank] for rank in range(shape.ranks)
@@ -109,7 +109,7 @@ def check_size(stages: int, microbatches: int) -> None:
         )
 
 
-def problems(name: str, shape: Shape) -> Iterator[str]:
+def schedule_problems(name: str, shape: ScheduleShape) -> Iterator[str]:
     """Yield the reasons why the schedule `name` does not fit `shape`, each with the setting to
     change.
     """
@@ -139,11 +139,11 @@ def problems(name: str, shape: Shape) -> Iterator[str]:
             f"schedule.depth_first: found {shape.rounds},"
             f" which does not divide the {number} microbatches of a step; use a divisor"
         )
-    if recipe.make in (_interleaved, _zero_bubble):
+    if recipe.make in (_interleave_actions, _zero_bubble):
         yield from _group_problems(shape)
 
 
-def _group_problems(shape: Shape) -> Iterator[str]:
+def _group_problems(shape: ScheduleShape) -> Iterator[str]:
     """Yield a problem for each size with which the groups of microbatches could deadlock. The
     limits are those of Megatron's forward_backward_pipelining_with_interleaving.
     """
@@ -161,12 +161,12 @@ def _group_problems(shape: Shape) -> Iterator[str]:
         )
 
 
-def stages_of(shape: Shape) -> str:
+def stages_of(shape: ScheduleShape) -> str:
     """Return the number of stages with the word "stages", for messages."""
     return f"{shape.stages} stages"
 
 
-def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _all_forward(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Yield a rank's actions for breadth first: in each round, every stage runs all microbatches of
     the round forward, and then every stage runs them backward.
     """
@@ -178,20 +178,20 @@ def _all_forward(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
         )
 
 
-def _depth_first(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _depth_first(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Return a rank's actions for depth first: a microbatch runs forward and backward through all
     stages before the next microbatch starts.
     """
     return _all_forward(replace(shape, rounds=shape.microbatches), rank, local)
 
 
-def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _interleave_actions(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Yield a rank's actions for 1F1B: warmup with forward only, then one forward and one backward
     in turn, then cooldown with backward only.
 
     The warmup has as many actions as in Megatron's get_pp_rank_microbatches.
     """
-    forward, backward = _order(shape, local, F), _order(shape, local[::-1], B)
+    forward, backward = _action_order(shape, local, F), _action_order(shape, local[::-1], B)
     hops, group = shape.ranks - 1 - rank, shape.group or shape.ranks
     # With several stages on a rank, Megatron runs two more warmup forwards for each rank behind, not one.
     first = min(len(forward), hops * (2 if len(local) > 1 else 1) + (len(local) - 1) * group)
@@ -201,7 +201,7 @@ def _interleaved(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
     yield from backward[len(forward) - first :]
 
 
-def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
+def _action_order(shape: ScheduleShape, local: Sequence[int], kind: ActionKind) -> list[Action]:
     """Return a rank's actions of one `kind`, in order: a group of microbatches passes all stages of
     the rank before the next group (Megatron's get_schedule_table).
     """
@@ -215,7 +215,7 @@ def _order(shape: Shape, local: Sequence[int], kind: Kind) -> list[Action]:
     ]
 
 
-def _zero_bubble(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _zero_bubble(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Yield a rank's actions for zero bubble: gradients of inputs are computed as early as
     possible, and gradients of weights `rank` backward actions later, when the rank would otherwise
     be idle.
@@ -223,7 +223,7 @@ def _zero_bubble(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
     This is the first schedule of Qi et al. (arXiv 2401.10241) with several stages on a rank, as
     torch's InterleavedZeroBubble runs it.
     """
-    forward, backward = _order(shape, local, F), _order(shape, local[::-1], I)
+    forward, backward = _action_order(shape, local, F), _action_order(shape, local[::-1], I)
     group = shape.group or shape.ranks
     # One warmup forward for each rank behind, where interleaved 1F1B has two (torch's
     # `_get_warmup_ops` with a factor of 1).
@@ -235,15 +235,15 @@ def _zero_bubble(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Acti
             yield next_forward
         yield action
         if place >= rank:
-            yield _weights(backward[place - rank])
-    yield from map(_weights, backward[max(0, len(backward) - rank) :])
+            yield _weight_action(backward[place - rank])
+    yield from map(_weight_action, backward[max(0, len(backward) - rank) :])
 
 
-def _weights(action: Action) -> Action:
+def _weight_action(action: Action) -> Action:
     return Action(action.stage, W, action.microbatch)
 
 
-def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _zero_bubble_v(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Return a rank's actions for zero bubble with two stages on each rank, placed as a V. The last
     stage is on rank 0, as is the first one.
 
@@ -254,12 +254,12 @@ def _zero_bubble_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Ac
     enough = replace(shape, microbatches=max(2 * shape.ranks - 1, shape.microbatches))
     return (
         action
-        for action in _filled_v(enough, rank, local)
+        for action in _fill_v(enough, rank, local)
         if action.microbatch < shape.microbatches
     )
 
 
-def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _fill_v(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Yield a rank's actions for the V schedule with at least 2 x ranks - 1 microbatches. `near` is
     the rank's stage in the first half of the model, `far` the rank's stage in the second half.
     """
@@ -274,8 +274,8 @@ def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]
     for _ in range(hops):
         yield from (far(F), far(I), far(W))
     # Steady state: one forward and one backward of both stages, until no forward is left.
-    while far.done(F) < number:
-        if near.done(F) < number:
+    while far.count_of(F) < number:
+        if near.count_of(F) < number:
             yield near(F)
         yield from (near(I), near(W), far(F), far(I), far(W))
     # Other ranks now wait for input gradients, so these come first and most weight gradients at the end.
@@ -284,7 +284,7 @@ def _filled_v(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]
     for _ in range(hops):
         yield from (near(I), near(W))
     for counter in (far, near):
-        yield from (counter(W) for _ in range(counter.done(I) - counter.done(W)))
+        yield from (counter(W) for _ in range(counter.count_of(I) - counter.count_of(W)))
 
 
 class _Counter:
@@ -295,52 +295,52 @@ class _Counter:
     def __init__(self, stage: int) -> None:
         self.stage, self._next = stage, dict.fromkeys((F, I, W), 0)
 
-    def __call__(self, kind: Kind) -> Action:
+    def __call__(self, kind: ActionKind) -> Action:
         self._next[kind] += 1
         return Action(self.stage, kind, self._next[kind] - 1)
 
-    def done(self, kind: Kind) -> int:
+    def count_of(self, kind: ActionKind) -> int:
         """Return the number of actions of `kind` made so far."""
         return self._next[kind]
 
 
-def _pre_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _pre_recompute(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Return a rank's actions for 1F1B in which, during cooldown, a stage is recomputed before the
     gradient arrives.
     """
     # As many passes as there are ranks behind; before each of them the rank waits for a gradient.
     draining = range(shape.microbatches - (shape.ranks - 1 - rank), shape.microbatches)
-    return _ahead(_interleaved(shape, rank, local), draining)
+    return _recompute_ahead(_interleave_actions(shape, rank, local), draining)
 
 
-def _last_no_recompute(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _last_no_recompute(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Return a rank's actions for 1F1B in which stages are recomputed before the gradient arrives.
 
     The last rank recomputes nothing, because it keeps all activations. The second-to-last
     rank recomputes only microbatch 0 before the gradient arrives.
     """
     if rank == shape.ranks - 2:
-        return _ahead(_interleaved(shape, rank, local), (0,))
+        return _recompute_ahead(_interleave_actions(shape, rank, local), (0,))
     return _pre_recompute(shape, rank, local)
 
 
-def _shifted_critical_path(shape: Shape, rank: int, local: Sequence[int]) -> Iterator[Action]:
+def _shift_critical_path(shape: ScheduleShape, rank: int, local: Sequence[int]) -> Iterator[Action]:
     """Return a rank's actions as in `_last_no_recompute`, with two changes. The second-to-last
     rank runs its third forward before its first backward, so that the last rank never waits. This
     rank, and the rank before it, recompute one microbatch more before the gradient arrives.
     """
     if rank == shape.ranks - 2:
-        row = list(_interleaved(shape, rank, local))
+        row = list(_interleave_actions(shape, rank, local))
         # 1F1B begins here with F0 F1 B0 F2.
         row[2], row[3] = row[3], row[2]
-        return _ahead(row, (0, 1))
+        return _recompute_ahead(row, (0, 1))
     if rank == shape.ranks - 3:
         draining = range(shape.microbatches - (shape.ranks - 1 - rank), shape.microbatches)
-        return _ahead(_interleaved(shape, rank, local), (0, *draining))
+        return _recompute_ahead(_interleave_actions(shape, rank, local), (0, *draining))
     return _pre_recompute(shape, rank, local)
 
 
-def _ahead(row: Iterable[Action], microbatches: Iterable[int]) -> Iterator[Action]:
+def _recompute_ahead(row: Iterable[Action], microbatches: Iterable[int]) -> Iterator[Action]:
     """Yield the actions of `row`, with a recomputation directly before the backward pass of each of
     `microbatches`.
     """
@@ -351,7 +351,7 @@ def _ahead(row: Iterable[Action], microbatches: Iterable[int]) -> Iterator[Actio
         yield action
 
 
-def _last_stage(shape: Shape) -> Iterator[tuple[int, int]]:
+def _last_stage(shape: ScheduleShape) -> Iterator[tuple[int, int]]:
     return ((shape.stages - 1, microbatch) for microbatch in range(shape.microbatches))
 
 
@@ -377,49 +377,49 @@ def partly_kept(schedule: Schedule, number: int) -> Schedule:
 
 SCHEDULES: Mapping[str, Recipe] = {
     "depth_first": Recipe(
-        _depth_first, looped, about="one microbatch after the other, forward and backward"
+        _depth_first, loop_stages, about="one microbatch after the other, forward and backward"
     ),
     "breadth_first": Recipe(
-        _all_forward, looped, about="all microbatches forward stage by stage, then backward"
+        _all_forward, loop_stages, about="all microbatches forward stage by stage, then backward"
     ),
     "gpipe": Recipe(
-        _all_forward, contiguous, most=1, about="all microbatches forward, then all backward"
+        _all_forward, contiguous_ranks, most=1, about="all microbatches forward, then all backward"
     ),
     "1f1b": Recipe(
-        _interleaved,
-        contiguous,
+        _interleave_actions,
+        contiguous_ranks,
         most=1,
         about="one forward and one backward in turn, as soon as the pipeline is full",
     ),
     "interleaved_1f1b": Recipe(
-        _interleaved, looped, least=2, about="1F1B over several stages on a rank"
+        _interleave_actions, loop_stages, least=2, about="1F1B over several stages on a rank"
     ),
     "looped_bfs": Recipe(
         _all_forward,
-        looped,
+        loop_stages,
         about="all microbatches forward, then all backward, over several stages on a rank",
     ),
     "zero_bubble": Recipe(
         _zero_bubble,
-        looped,
+        loop_stages,
         about="gradients of inputs early, gradients of weights when a rank would be idle",
     ),
     "zero_bubble_v": Recipe(
         _zero_bubble_v, in_a_v, 2, 2, about="zero bubble with two stages on each rank: from rank 0 to the last rank and back"
     ),
     "pre_recompute_1f1b": Recipe(
-        _pre_recompute, contiguous, most=1, about="1F1B that recomputes activations while a rank waits for a gradient"
+        _pre_recompute, contiguous_ranks, most=1, about="1F1B that recomputes activations while a rank waits for a gradient"
     ),
     "last_no_recompute_1f1b": Recipe(
         _last_no_recompute,
-        contiguous,
+        contiguous_ranks,
         most=1,
         kept=_last_stage,
         about="1F1B that recomputes before the gradient arrives; the last rank keeps its activations",
     ),
     "shifted_critical_path": Recipe(
-        _shifted_critical_path,
-        contiguous,
+        _shift_critical_path,
+        contiguous_ranks,
         most=1,
         kept=_last_stage,
         microbatches=4,

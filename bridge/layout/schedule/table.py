@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator
 
 from bridge import limits
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import ConfigError, few
-from bridge.layout.schedule.action import COMPUTE, Action, Kind, Schedule
-from bridge.layout.schedule.check import prove
+from bridge.layout.schedule.action import COMPUTE, Action, ActionKind, Schedule
+from bridge.layout.schedule.check import prove_schedule
 from bridge.layout.schedule.generate import check_size
 
 CELL = re.compile(r"([0-9]{1,9})([FBIWR])([0-9]{1,9})")
@@ -23,32 +23,32 @@ schedule.
 LETTERS = tuple(sorted(COMPUTE))
 
 
-def written(schedule: Schedule) -> str:
+def schedule_to_csv(schedule: Schedule) -> str:
     """Return `schedule` as CSV: a row for each rank, and in the row a cell such as `0F0` for each
     action. Actions that recompute are left out, because torch has no such action.
     """
     text = io.StringIO()
     rows = (
-        [str(action) for action in row if action.kind is not Kind.AGAIN] for row in schedule.rows
+        [str(action) for action in row if action.kind is not ActionKind.AGAIN] for row in schedule.rows
     )
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def is_table(text: str) -> bool:
-    """Return whether `text` may come from `written`: each cell has an action, or is empty."""
+    """Return whether `text` may come from `schedule_to_csv`: each cell has an action, or is empty."""
     cells = (cell for line in text.splitlines() for cell in line.split(","))
     return all(not cell or CELL.fullmatch(cell) for cell in cells)
 
 
-def read(text: str, where: str = "schedule.csv") -> Schedule:
+def read_schedule(text: str, where: str = "schedule.csv") -> Schedule:
     """Return the schedule that the CSV `text` describes. In an empty cell the rank is idle. Raises
     `ConfigError` with all problems of the text.
     """
-    rows = cells(text, where)
+    rows = csv_cells(text, where)
     problems: list[str] = []
     found = tuple(
-        tuple(_actions(row, f"{where}: row {rank + 1}", problems)) for rank, row in enumerate(rows)
+        tuple(_cell_actions(row, f"{where}: row {rank + 1}", problems)) for rank, row in enumerate(rows)
     )
     homes = {action.stage: rank for rank, row in enumerate(found) for action in row}
     missing = [str(stage) for stage in range(max(homes, default=-1) + 1) if stage not in homes]
@@ -59,11 +59,11 @@ def read(text: str, where: str = "schedule.csv") -> Schedule:
     ConfigError.raise_if(few(problems, "cells that are not actions"))
     schedule = Schedule("csv", tuple(homes[stage] for stage in sorted(homes)), found)
     check_size(schedule.stages, schedule.microbatches)
-    ConfigError.raise_if(f"{where}: {problem}" for problem in prove(schedule))
+    ConfigError.raise_if(f"{where}: {problem}" for problem in prove_schedule(schedule))
     return schedule
 
 
-def cells(text: str, where: str) -> list[list[str]]:
+def csv_cells(text: str, where: str) -> list[list[str]]:
     """Return the cells of each row that is not empty. Raises `ConfigError` if the text is too long
     or no table, or if a cell has a number that is too high.
     """
@@ -86,20 +86,20 @@ def cells(text: str, where: str) -> list[list[str]]:
     for cell in (cell for row in rows for cell in row):
         match = FAR.fullmatch(cell)
         if match and any(len(digits) > 9 or int(digits) >= number for digits in match.groups()):
-            found = f"found the cell {shown(cell.strip(), 16)} in a table of {number:,} cells"
+            found = f"found the cell {show_value(cell.strip(), 16)} in a table of {number:,} cells"
             raise ConfigError(
                 f"{where}: {found}; number stages and microbatches from 0 without gaps"
             )
     return rows
 
 
-def _actions(cells: list[str], where: str, problems: list[str]) -> Iterator[Action]:
+def _cell_actions(cells: list[str], where: str, problems: list[str]) -> Iterator[Action]:
     for column, cell in enumerate(cells):
         match = CELL.fullmatch(cell.strip())
         if match:
-            yield Action(int(match[1]), Kind(match[2]), int(match[3]))
+            yield Action(int(match[1]), ActionKind(match[2]), int(match[3]))
         elif cell.strip():
             problems.append(
-                f"{where}, column {column + 1}: found {shown(cell.strip(), 16)}, expected a cell such as 0F0:"
+                f"{where}, column {column + 1}: found {show_value(cell.strip(), 16)}, expected a cell such as 0F0:"
                 f" a stage, one of the letters {', '.join(LETTERS)}, and a microbatch"
             )

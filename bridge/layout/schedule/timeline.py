@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from bridge.layout.schedule.action import DOWN, WRITES, Action, Kind, Row, Schedule
+from bridge.layout.schedule.action import DOWN, WRITES, Action, ActionKind, Row, Schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Timeline:
         return self.length / self.work - 1.0 if self.length else 0.0
 
 
-def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
+def make_timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Return the times of all actions of `schedule`, with the durations `costs` (default: 1,
     without recomputation). An action starts when its rank is free and all actions that it needs
     have ended.
@@ -77,7 +77,7 @@ def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         (action.stage, action.microbatch)
         for row in schedule.rows
         for action in row
-        if action.kind is Kind.AGAIN
+        if action.kind is ActionKind.AGAIN
     }
     cost = _Cost(costs or Costs(), schedule.kept | ahead)
     ends: dict[Action, float] = {}
@@ -90,7 +90,7 @@ def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         for row, spans in zip(schedule.rows, rows, strict=True):
             while (
                 len(spans) < len(row)
-                and (start := _start(schedule, row[len(spans)], ends)) is not None
+                and (start := _start_time(schedule, row[len(spans)], ends)) is not None
             ):
                 action = row[len(spans)]
                 begin = max(start, spans[-1].end if spans else 0.0)
@@ -105,31 +105,31 @@ def timeline(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     return Timeline(schedule, tuple(map(tuple, rows)), stuck)
 
 
-def needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
+def action_needs(schedule: Schedule, action: Action) -> Iterator[tuple[Action, ...]]:
     """Yield a tuple of actions for each dependency of `action`. One action of each tuple must have
     ended before `action` can start.
     """
     stage, kind, microbatch = action
-    if kind is Kind.FORWARD:
+    if kind is ActionKind.FORWARD:
         if stage > 0:
-            yield (Action(stage - 1, Kind.FORWARD, microbatch),)
+            yield (Action(stage - 1, ActionKind.FORWARD, microbatch),)
         return
-    yield (Action(stage, Kind.FORWARD, microbatch),)
-    if kind is Kind.WEIGHT:
-        yield (Action(stage, Kind.INPUT, microbatch),)
+    yield (Action(stage, ActionKind.FORWARD, microbatch),)
+    if kind is ActionKind.WEIGHT:
+        yield (Action(stage, ActionKind.INPUT, microbatch),)
     if kind in DOWN and stage + 1 < schedule.stages:
         yield (
-            Action(stage + 1, Kind.BACKWARD, microbatch),
-            Action(stage + 1, Kind.INPUT, microbatch),
+            Action(stage + 1, ActionKind.BACKWARD, microbatch),
+            Action(stage + 1, ActionKind.INPUT, microbatch),
         )
 
 
-def _start(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> float | None:
+def _start_time(schedule: Schedule, action: Action, ends: Mapping[Action, float]) -> float | None:
     """Return the earliest time at which `action` can start, or None if an action that it needs has
     not run. `ends` has the end times of the actions that have run.
     """
     found = 0.0
-    for options in needs(schedule, action):
+    for options in action_needs(schedule, action):
         there = [ends[option] for option in options if option in ends]
         if not there:
             return None
@@ -150,11 +150,11 @@ class _Cost:
         costs = self.costs
         again = 0.0 if (action.stage, action.microbatch) in self.there else costs.again
         return {
-            Kind.FORWARD: costs.forward,
-            Kind.BACKWARD: costs.input + costs.weight + again,
-            Kind.INPUT: costs.input + again,
-            Kind.WEIGHT: costs.weight,
-            Kind.AGAIN: costs.again or costs.forward,
+            ActionKind.FORWARD: costs.forward,
+            ActionKind.BACKWARD: costs.input + costs.weight + again,
+            ActionKind.INPUT: costs.input + again,
+            ActionKind.WEIGHT: costs.weight,
+            ActionKind.AGAIN: costs.again or costs.forward,
         }[action.kind]
 
 
@@ -164,7 +164,7 @@ def in_flight(row: Row) -> int:
     """
     now = peak = 0
     for action in row:
-        if action.kind is Kind.FORWARD:
+        if action.kind is ActionKind.FORWARD:
             now += 1
         elif action.kind in WRITES:
             now -= 1

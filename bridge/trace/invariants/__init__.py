@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bridge.trace import naming
-from bridge.trace.findings import Finding, Findings
-from bridge.trace.gathering import gathered, texts
+from bridge.trace.findings import Findings, TraceFinding
+from bridge.trace.gathering import gather_tensor, gather_values
 from bridge.trace.invariants.causality import Causal
 from bridge.trace.invariants.check import NOTHING, Check
 from bridge.trace.invariants.copies import Buffers, Calls, Ties
@@ -48,7 +48,7 @@ CHECKS: Sequence[type[Check]] = (
     ),
     *(Recomputed, Causal, Late, Schedules, Explained),
 )
-POINTS = ("saw", "passing", "passed", "backward", "ended")
+POINTS = ("saw", "passing", "end_forward", "backward", "end_step")
 ROWS, SAID = "invariants", "findings"
 
 
@@ -57,10 +57,10 @@ class Passes(Check):
     is divided by this number.
     """
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         expected, passes = self.source.accumulation, self.source.passes
         if expected and (passes % expected or (passes > expected and self.source.strict)):
-            yield Finding(
+            yield TraceFinding(
                 "accumulation-differs",
                 step,
                 "",
@@ -79,7 +79,7 @@ class Invariants:
     checks: list[Check] = field(default_factory=list)
     _handles: list[Any] = field(default_factory=list)
     _alike: bool = True
-    _kept: list[Finding] = field(default_factory=list)
+    _kept: list[TraceFinding] = field(default_factory=list)
     """Findings of this step that only the ranks of this rank's data group know, until `_tell` sends
     them to all other ranks.
     """
@@ -105,12 +105,12 @@ class Invariants:
         self.source.passing.append(self._passing)
         # Other ranks than data ranks meet in collectives inside of the model.
         if self.source.comm.mesh.world == self.source.data.size > 1:
-            self.source.meeting = Meeting(self.source.comm, self._lost)
-        self._handles += [root.register_forward_hook(self._passed) for root in self.source.roots]
+            self.source.meeting = Meeting(self.source.comm, self._report_missing_ranks)
+        self._handles += [root.register_forward_hook(self._hook_output) for root in self.source.roots]
 
-    def _lost(self, name: str, ranks: tuple[int, ...], why: str) -> None:
+    def _report_missing_ranks(self, name: str, ranks: tuple[int, ...], why: str) -> None:
         """Report that `ranks` did not take a step that other ranks took; `why` is the evidence."""
-        self.findings.add([Finding(name, self.source.now().step, "", why, ranks)])
+        self.findings.add([TraceFinding(name, self.source.now().step, "", why, ranks)])
 
     def wants(self, kind: str) -> bool:
         return kind == OUTPUT
@@ -125,10 +125,10 @@ class Invariants:
     def _passing(self, given: Sequence[Any], named: Any) -> None:
         self._point("passing", given, named)
 
-    def _passed(self, module: Any, given: Any, output: Any) -> None:
+    def _hook_output(self, module: Any, given: Any, output: Any) -> None:
         if self.source.quiet:
             return
-        self._point("passed")
+        self._point("end_forward")
         fired: list[bool] = []
 
         def begins(gradient: Tensor) -> None:
@@ -141,7 +141,7 @@ class Invariants:
             if isinstance(leaf, Tensor) and leaf.requires_grad:
                 leaf.register_hook(begins)  # type: ignore[no-untyped-call]
 
-    def reached(self, moment: Moment | None) -> None:
+    def reach_moment(self, moment: Moment | None) -> None:
         step = self.source.now().step
         if moment is None:
             self._start()
@@ -149,20 +149,20 @@ class Invariants:
             self._gather(step, False)
         elif moment == "updated":
             self._gather(step, True)
-            self._tell([*self._each("local", step), *self._failed(step)])
+            self._tell([*self._each("local", step), *self._check_failures(step)])
         else:
-            self._point("ended")
+            self._point("end_step")
 
-    def _each(self, name: str, *given: Any) -> Iterator[Finding]:
+    def _each(self, name: str, *given: Any) -> Iterator[TraceFinding]:
         """Call the method `name` of each check, and yield the findings that it returns."""
         for check in self.checks:
-            yield from self._asked(check, name, *given)
+            yield from self._ask_check(check, name, *given)
 
     @staticmethod
-    def _asked(check: Check, name: str, *given: Any) -> Sequence[Finding]:
+    def _ask_check(check: Check, name: str, *given: Any) -> Sequence[TraceFinding]:
         return check.safe(lambda: list(getattr(check, name)(*given)))() or ()
 
-    def _failed(self, step: int) -> Iterator[Finding]:
+    def _check_failures(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding for each check that failed with an error since the last call. Such a
         check is not run any more, and the training continues.
         """
@@ -173,20 +173,20 @@ class Invariants:
             self._said.add(check)
             check.close()
             told = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-            yield Finding("check-ended", step, type(check).__name__, told)
+            yield TraceFinding("check-ended", step, type(check).__name__, told)
 
     def _start(self) -> None:
         flat = flat_pieces(self.source.module)  # whose parts have a shape of their own on each rank
-        named = naming.parameters(self.source.module).items()
+        named = naming.parameters_by_name(self.source.module).items()
         own = sorted(name if flat else f"{name} {list(weight.shape)}" for name, weight in named)
-        known = texts(self.source.comm, SAID, own, self.source.data)
+        known = gather_values(self.source.comm, SAID, own, self.source.data)
         self._alike = all(other == known[0] for other in known)
         if not self._alike:
             odd = next(name for other in known for name in sorted(set(other) ^ set(known[0])))
             self._kept.append(
-                Finding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have this parameter")
+                TraceFinding("models-differ", 0, odd.partition(" ")[0], "only some data ranks have this parameter")
             )
-        self._tell([*self._each("start"), *self._failed(0)])
+        self._tell([*self._each("start"), *self._check_failures(0)])
 
     def _gather(self, step: int, updated: bool) -> None:
         """Gather the rows of all checks from the data ranks in one collective, and collect the
@@ -196,62 +196,62 @@ class Invariants:
             return
         asked = [check for check in self.checks if not check.over]
         own = {check: check.safe(check.later if updated else check.row)(step) for check in asked}
-        sizes = {check: size for check, size in self._agreed(updated, own).items() if size and not check.over}
+        sizes = {check: size for check, size in self._row_lengths(updated, own).items() if size and not check.over}
         # A row has as many numbers on all ranks: all leave here, or none.
         if not sizes:
             return
         # In front of each row, whether its check failed on this rank.
-        sent = [_sent(own[check], size) for check, size in sizes.items()]
-        rows = gathered(self.source.comm, ROWS, torch.cat(sent), self.source.data)
+        sent = [_row_to_send(own[check], size) for check, size in sizes.items()]
+        rows = gather_tensor(self.source.comm, ROWS, torch.cat(sent), self.source.data)
         for check, part in zip(sizes, torch.split(rows, [len(part) for part in sent], 1), strict=True):
             if bool(part[:, 0].any()):
-                self._lost_on(check, part[:, 0])
+                self._stop_check(check, part[:, 0])
                 continue
-            found = self._asked(check, "judged_later" if updated else "judged", step, part[:, 1:])
+            found = self._ask_check(check, "judge_rows_after_update" if updated else "judge_rows", step, part[:, 1:])
             # All ranks were given the same rows, and found the same in them.
             if self.source.data.size == self.source.comm.world.size:
                 self.findings.add(found)
             else:
                 self._kept += found
 
-    def _agreed(self, updated: bool, own: Mapping[Check, Tensor | None]) -> Mapping[Check, int]:
+    def _row_lengths(self, updated: bool, own: Mapping[Check, Tensor | None]) -> Mapping[Check, int]:
         """Return the length of each check's row. Data ranks exchange the lengths in the first
         step, so that a rank whose check failed knows how many numbers to send.
         """
         if updated not in self._sizes:
             sizes = torch.tensor([-1 if part is None else len(part) for part in own.values()])
-            every = gathered(self.source.comm, ROWS, sizes, self.source.data)
+            every = gather_tensor(self.source.comm, ROWS, sizes, self.source.data)
             self._sizes[updated] = dict(zip(own, every.amax(0).tolist(), strict=True))
             for check, column in zip(own, every.T, strict=True):
                 if column.min() < 0:
-                    self._lost_on(check, column < 0)
+                    self._stop_check(check, column < 0)
         return self._sizes[updated]
 
-    def _lost_on(self, check: Check, there: Tensor) -> None:
+    def _stop_check(self, check: Check, there: Tensor) -> None:
         """Stop a check on all ranks because it failed on some of them. `there` says for each data
         rank whether it failed there.
         """
         ranks = ", ".join(str(check.at(place)) for place in there.nonzero().view(-1).tolist())
         check.over, check.error = True, check.error or RuntimeError(f"the check failed on rank {ranks}")
 
-    def _tell(self, alone: Iterable[Finding]) -> None:
+    def _tell(self, alone: Iterable[TraceFinding]) -> None:
         """Send the findings that some ranks made to all ranks, and record them. In most steps
         there are no findings, and ranks only tell each other so.
         """
         own, world = (
-            [*_on(self._kept, self.source.data.ranks), *_on(alone, (self.source.comm.rank,))],
+            [*_findings_on_ranks(self._kept, self.source.data.ranks), *_findings_on_ranks(alone, (self.source.comm.rank,))],
             self.source.comm.world,
         )
         self._kept = []
-        if not bool(gathered(self.source.comm, SAID, torch.tensor([len(own)]), world).any()):
+        if not bool(gather_tensor(self.source.comm, SAID, torch.tensor([len(own)]), world).any()):
             return
         said: dict[tuple[str, str], tuple[dict[str, Any], set[int]]] = {}
-        for every in texts(self.source.comm, SAID, [asdict(one) for one in own], world):
+        for every in gather_values(self.source.comm, SAID, [asdict(one) for one in own], world):
             for one in every:
                 said.setdefault((one["id"], one["where"]), (one, set()))[1].update(one["ranks"])
         for one, ranks in said.values():
             told = tuple(sorted(ranks)) if len(ranks) < world.size else ()
-            self.findings.add([Finding(**{**one, "ranks": told})])
+            self.findings.add([TraceFinding(**{**one, "ranks": told})])
 
     def close(self) -> None:
         """Remove all hooks."""
@@ -263,13 +263,13 @@ class Invariants:
             check.close()
 
 
-def _sent(own: Tensor | None, size: int) -> Tensor:
+def _row_to_send(own: Tensor | None, size: int) -> Tensor:
     """Return a row as it is sent to other ranks: first a flag (1 if the check failed on this
     rank), then the numbers of the row, or zeros.
     """
     return torch.cat([torch.tensor([int(own is None)]), NOTHING.new_zeros(size) if own is None else own])
 
 
-def _on(found: Iterable[Finding], ranks: Sequence[int]) -> list[Finding]:
+def _findings_on_ranks(found: Iterable[TraceFinding], ranks: Sequence[int]) -> list[TraceFinding]:
     """Return the findings, with `ranks` for those that name no rank."""
     return [replace(one, ranks=one.ranks or tuple(ranks)) for one in found]

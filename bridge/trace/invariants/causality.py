@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bridge.trace.findings import Finding
+from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource, in_order
 
@@ -39,7 +39,7 @@ class Causal(Check):
             not source.plain
             or bool(source.hidden)
             or source.comm.mesh.world != source.data.size
-            or not _whole(source)
+            or not _runs_alone(source)
         )
         if not self.done:
             self.handles.append(_Targets(self))
@@ -47,7 +47,7 @@ class Causal(Check):
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         if self.done or self.given is not None:
             return
-        leaves = tree_leaves(in_order(self.source.entered, tuple(given), named))
+        leaves = tree_leaves(in_order(self.source.current_module, tuple(given), named))
         whole = (
             leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_floating_point()
         )
@@ -59,7 +59,7 @@ class Causal(Check):
             named = {name: value for name, value in named.items() if name != "attention_mask"}
             self.given, self.tokens = (tuple(given), named), tokens[0]
 
-    def told(self, targets: Tensor) -> None:
+    def compare_targets(self, targets: Tensor) -> None:
         """Compare the targets of a loss with the input tokens, and record whether they are the
         next tokens.
         """
@@ -78,7 +78,7 @@ class Causal(Check):
                 same = (rows == self.tokens[:, 1 : rows.shape[1] + 1]) & known
                 self.next |= float(same.sum()) >= SHARE * float(known.sum())
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         if self.done:
             return
         self.done = True
@@ -89,7 +89,7 @@ class Causal(Check):
                     "with another last token, the layer's outputs for earlier tokens"
                     " change, though the loss is for next tokens"
                 )
-                yield Finding("future-seen", step, layer, told)
+                yield TraceFinding("future-seen", step, layer, told)
         self.given = self.tokens = None
 
     def _leak(self) -> str | None:
@@ -126,9 +126,9 @@ class Causal(Check):
         assert self.given is not None
         source, model, found = self.source, self.source.model, dict[str, Tensor]()
         given = tree_map(lambda leaf: tokens if leaf is self.tokens else leaf, self.given)
-        modes = [(module, module.training, dict(module.__dict__), _copied(module)) for module in model.modules()]
+        modes = [(module, module.training, dict(module.__dict__), _copy_buffers(module)) for module in model.modules()]
         hooks = [
-            layer.register_forward_hook(_kept(found, name)) for name, layer in source.layers.items()
+            layer.register_forward_hook(_make_hook(found, name)) for name, layer in source.layers.items()
         ]
         # These passes are not of the training.
         quiet, source.quiet = source.quiet, True
@@ -149,11 +149,11 @@ class Causal(Check):
                 hook.remove()
         return found
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.close()
 
 
-def _copied(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+def _copy_buffers(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """Return the buffers of a module, without those of its children, by name: each buffer with a
     copy of its content.
     """
@@ -161,7 +161,7 @@ def _copied(module: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (buffer, buffer.clone()) for name, buffer in found if buffer is not None}
 
 
-def _kept(found: dict[str, Tensor], name: str) -> Any:
+def _make_hook(found: dict[str, Tensor], name: str) -> Any:
     def hook(module: nn.Module, given: Any, output: Any) -> None:
         first = next(
             (
@@ -177,7 +177,7 @@ def _kept(found: dict[str, Tensor], name: str) -> Any:
     return hook
 
 
-def _whole(source: ModuleSource) -> bool:
+def _runs_alone(source: ModuleSource) -> bool:
     """Whether a rank can run the model without the other ranks."""
     from bridge.trace.sharding import flat_pieces
 
@@ -192,13 +192,13 @@ class _Targets:
 
     def __init__(self, check: Causal) -> None:
         self.plain = plain = nn.functional.cross_entropy
-        told = check.safe(check.told)
+        told = check.safe(check.compare_targets)
 
-        def watched(input: Tensor, target: Tensor, *given: Any, **named: Any) -> Tensor:
+        def call_and_compare(input: Tensor, target: Tensor, *given: Any, **named: Any) -> Tensor:
             told(target)
             return plain(input, target, *given, **named)
 
-        nn.functional.cross_entropy = watched
+        nn.functional.cross_entropy = call_and_compare
 
     def remove(self) -> None:
         """Restore torch's own function."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 
-from bridge.trace.findings import Finding
+from bridge.trace.findings import TraceFinding
 from bridge.trace.module import ModuleSource
 from bridge.trace.tracer import Sight
 
@@ -19,8 +19,8 @@ class Check:
     methods in the same order.
 
     `row` returns the numbers that this rank sends to the other data ranks, as int64 (fp64 numbers
-    are sent as their bits, see `floats`). Rows have the same length in all steps. `judged` gets the
-    rows of all data ranks (ranks, numbers) and yields findings. `later` and `judged_later` do the
+    are sent as their bits, see `floats_as_integers`). Rows have the same length in all steps. `judge_rows` gets the
+    rows of all data ranks (ranks, numbers) and yields findings. `later` and `judge_rows_after_update` do the
     same after the update.
     """
 
@@ -37,13 +37,13 @@ class Check:
         rows of it.
         """
 
-    def start(self) -> Iterator[Finding]:
+    def start(self) -> Iterator[TraceFinding]:
         """Yield the findings that can be made before the first step."""
         yield from ()
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         """Called when a forward pass begins."""
-    def passed(self) -> None:
+    def end_forward(self) -> None:
         """Called when a forward pass ends."""
 
     def backward(self) -> None:
@@ -56,7 +56,7 @@ class Check:
         """Return the numbers that this rank sends to the other data ranks before the update."""
         return NOTHING
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         """Yield the findings that follow from the rows of all data ranks."""
         yield from ()
 
@@ -64,17 +64,17 @@ class Check:
         """Return the numbers that this rank sends to the other data ranks after the update."""
         return NOTHING
 
-    def judged_later(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows_after_update(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         """Yield the findings that follow from the rows of all data ranks after the update."""
         yield from ()
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         """Yield the findings that this rank makes without the rows of others. Called at the end of
         a step; the findings are sent to all ranks.
         """
         yield from ()
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         """Called when a step ends."""
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class Watched:
         self._put(self.plain)
 
 
-def floats(values: Tensor | Sequence[float]) -> Tensor:
+def floats_as_integers(values: Tensor | Sequence[float]) -> Tensor:
     """Return values as fp64 numbers whose bits are viewed as int64, so that a row can hold them."""
     found = (
         values if isinstance(values, Tensor) else torch.tensor(list(values), dtype=torch.float64)
@@ -141,12 +141,12 @@ def floats(values: Tensor | Sequence[float]) -> Tensor:
     return found.detach().double().cpu().reshape(-1).view(torch.int64)
 
 
-def unfloats(rows: Tensor) -> Tensor:
-    """Return the fp64 values that `floats` has viewed as int64."""
+def integers_as_floats(rows: Tensor) -> Tensor:
+    """Return the fp64 values that `floats_as_integers` has viewed as int64."""
     return rows.contiguous().view(torch.float64)
 
 
-def few(names: Sequence[str]) -> str:
+def few_names(names: Sequence[str]) -> str:
     """Return the first three names as text, with the number of further names."""
     rest = len(names) - 3
     return ", ".join(names[:3]) + (f" and {rest} more" if rest > 0 else "")

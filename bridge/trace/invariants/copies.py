@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from bridge.trace import naming
-from bridge.trace.digest import digest
-from bridge.trace.findings import Finding
-from bridge.trace.invariants.check import Check, few
+from bridge.trace.digest import digest_tensor
+from bridge.trace.findings import TraceFinding
+from bridge.trace.invariants.check import Check, few_names
 from bridge.trace.module import ModuleSource
 from bridge.trace.tracer import OUTPUT, Sight
 
@@ -22,13 +22,13 @@ class Buffers(Check):
 
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
-        self.names = sorted(naming.buffers(source.module))
+        self.names = sorted(naming.buffers_by_name(source.module))
         self.last = self._digests()
 
     def _digests(self) -> list[int]:
-        found = naming.buffers(self.source.module)
+        found = naming.buffers_by_name(self.source.module)
         return [
-            int(digest(found[name])[0]) if name in found and found[name].numel() else 0
+            int(digest_tensor(found[name])[0]) if name in found and found[name].numel() else 0
             for name in self.names
         ]
 
@@ -38,14 +38,14 @@ class Buffers(Check):
         self.last = now
         return torch.tensor([now, changed], dtype=torch.int64).view(-1)
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         digests, changed = rows.view(len(rows), 2, len(self.names)).unbind(1)
         # What a forward pass changes, as running means, differs with the samples.
         odd = (digests != digests[0]).any(0) & ~changed.any(0)
         names = [self.names[at] for at in odd.nonzero().view(-1).tolist()]
         if names:
-            yield Finding(
-                "buffers-differ", step, names[0], f"{len(names)} of {len(self.names)}: {few(names)}"
+            yield TraceFinding(
+                "buffers-differ", step, names[0], f"{len(names)} of {len(self.names)}: {few_names(names)}"
             )
 
 
@@ -73,14 +73,14 @@ class Calls(Check):
     def row(self, step: int) -> Tensor:
         return torch.tensor([self.source.passes, *self.counts.values()])
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         if (rows[:, 0] != rows[0, 0]).any():
             passes = ", ".join(
                 f"{count} on rank {self.at(place)}"
                 for place, count in enumerate(rows[:, 0].tolist())
             )
             told = f"data ranks made different numbers of forward passes in this step: {passes}"
-            yield Finding("layers-differ", step, "", told)
+            yield TraceFinding("layers-differ", step, "", told)
             return
         odd = (rows[:, 1:] != rows[0, 1:]).any(0).nonzero().view(-1).tolist()
         names = list(self.counts)
@@ -92,9 +92,9 @@ class Calls(Check):
             rest = len(odd) - 1
             more = f"; likewise {rest} more layers" if rest else ""
             told = f"the layer made different numbers of output tensors: {counts}{more}"
-            yield Finding("layers-differ", step, names[odd[0]], told)
+            yield TraceFinding("layers-differ", step, names[odd[0]], told)
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.counts = dict.fromkeys(self.counts, 0)
         self.calls.clear()
 
@@ -104,11 +104,11 @@ class Ties(Check):
     that the model's config ties.
     """
 
-    def start(self) -> Iterator[Finding]:
+    def start(self) -> Iterator[TraceFinding]:
         model = self.source.model
-        named = naming.parameters(self.source.module)
+        named = naming.parameters_by_name(self.source.module)
         names = {id(weight): name for name, weight in named.items()}
-        inputs, outputs = _weights(model, nn.Embedding), _weights(model, nn.Linear)
+        inputs, outputs = _weights_of_kind(model, nn.Embedding), _weights_of_kind(model, nn.Linear)
         for one in inputs:
             for other in outputs:
                 trained = (
@@ -122,7 +122,7 @@ class Ties(Check):
                         f"{names[id(one)]} and {names[id(other)]} have the same {one.numel()} "
                         "values but are two parameters"
                     )
-                    yield Finding("untied", 0, names[id(other)], told)
+                    yield TraceFinding("untied", 0, names[id(other)], told)
                     return
         config = getattr(model, "config", None)
         wanted = getattr(config, "tie_word_embeddings", False) and callable(
@@ -141,7 +141,7 @@ class Ties(Check):
                 "the model's config sets tie_word_embeddings, but input and output embeddings are "
                 "two parameters"
             )
-            yield Finding("untied", 0, names.get(id(pair[0]), "head"), told)
+            yield TraceFinding("untied", 0, names.get(id(pair[0]), "head"), told)
 
     @staticmethod
     def _alike(one: Tensor, other: Tensor) -> bool:
@@ -158,7 +158,7 @@ class Ties(Check):
         )
 
 
-def _weights(model: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
+def _weights_of_kind(model: nn.Module, kind: type[nn.Module]) -> list[nn.Parameter]:
     """Return the weights of all modules of a kind. Weights that are computed when they are read, as
     under `spectral_norm`, are left out, because reading would change them.
     """

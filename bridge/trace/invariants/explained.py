@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from bridge.trace import naming
-from bridge.trace.findings import Finding
-from bridge.trace.invariants.check import NOTHING, Check, few
-from bridge.trace.invariants.sketch import sample
+from bridge.trace.findings import TraceFinding
+from bridge.trace.invariants.check import NOTHING, Check, few_names
+from bridge.trace.invariants.sketch import sample_tensor
 from bridge.trace.module import ModuleSource
-from bridge.trace.sharding import local, local_gradient
+from bridge.trace.sharding import local_gradient, local_part
 
 FIRST, EVERY = 3, 20
 """Number of first steps in which every update is checked, and, after them, number of steps from
@@ -59,20 +59,20 @@ class Explained(Check):
         if not self.source.plain or self.source.late or not (self.steps <= FIRST or self.steps % EVERY == 0):
             return NOTHING
         owners = self._owners(range(len(self.source.optimizers)))
-        for name, weight in naming.parameters(self.source.module).items():
+        for name, weight in naming.parameters_by_name(self.source.module).items():
             gradient = local_gradient(weight)
             if (
                 id(weight) in owners
                 and gradient is not None
                 and weight.dtype in FORMATS
-                and local(weight).numel()
+                and local_part(weight).numel()
             ):
                 state = owners[id(weight)][0].state.get(weight, {})
                 first = state.get("exp_avg")
                 self.before[name] = Before(
-                    sample(local(weight)),
-                    sample(gradient),
-                    None if first is None else sample(local(first)),
+                    sample_tensor(local_part(weight)),
+                    sample_tensor(gradient),
+                    None if first is None else sample_tensor(local_part(first)),
                     float(state.get("step", 0)),
                 )
         return NOTHING
@@ -93,14 +93,14 @@ class Explained(Check):
 
     def later(self, step: int) -> Tensor:
         if self.before:
-            named, owners = naming.parameters(self.source.module), self._owners(self.source.moving)
+            named, owners = naming.parameters_by_name(self.source.module), self._owners(self.source.moving)
             for name, before in self.before.items():
                 weight = named.get(name)
                 if weight is not None and id(weight) in owners:
-                    self._held(name, weight, before, *owners[id(weight)])
+                    self._compare_change(name, weight, before, *owners[id(weight)])
         return NOTHING
 
-    def _held(
+    def _compare_change(
         self,
         name: str,
         weight: nn.Parameter,
@@ -109,13 +109,13 @@ class Explained(Check):
         group: Mapping[str, Any],
     ) -> None:
         state = optimizer.state.get(weight, {})
-        now = sample(local(weight))
+        now = sample_tensor(local_part(weight))
         after = local_gradient(weight)
-        gradients = [before.gradient] + ([] if after is None else [sample(after)])
+        gradients = [before.gradient] + ([] if after is None else [sample_tensor(after)])
         if now.shape != before.weight.shape or not bool(torch.isfinite(before.gradient).all()):
             return
         # A step too many, or none, is found by others; one that is left out leaves no state.
-        if RULES[type(optimizer)] is _adam and float(state.get("step", 0)) != before.step + 1:
+        if RULES[type(optimizer)] is _adam_change and float(state.get("step", 0)) != before.step + 1:
             return
         answers = [RULES[type(optimizer)](group, state, before, gradient) for gradient in gradients]
         change = now - before.weight
@@ -129,15 +129,15 @@ class Explained(Check):
             largest = float(change.abs().max())
             self.odd[name] = f"{name} changes by {largest:.2g}, up to {worst:.2g} away from the computed change"
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         if self.odd:
             names = list(self.odd)
-            count = f"{len(names)} of {len(self.before)} updates are not as computed: {few(names)}"
+            count = f"{len(names)} of {len(self.before)} updates are not as computed: {few_names(names)}"
             told = f"{count}; {self.odd[names[0]]}"
-            yield Finding("update-unexplained", step, names[0], told)
+            yield TraceFinding("update-unexplained", step, names[0], told)
 
 
-def _adam(
+def _adam_change(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
     """Return the change that Adam makes to a weight. `state` is the state after the step, which
@@ -152,13 +152,13 @@ def _adam(
     old = torch.zeros_like(given) if before.first is None else before.first
     # From before, not read after the step: so a moment that came out wrong is found too.
     first = beta * old + (1 - beta) * given
-    kept = sample(local(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]))
+    kept = sample_tensor(local_part(state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]))
     size = kept.sqrt() / (1 - other**step) ** 0.5 + float(group["eps"])
     answer: Tensor = first / (1 - beta**step) / size
     return -rate * (answer + decay * before.weight if apart else answer)
 
 
-def _sgd(
+def _sgd_change(
     group: Mapping[str, Any], state: Mapping[str, Any], before: Before, gradient: Tensor
 ) -> Tensor:
     """Return the change that SGD makes to a weight."""
@@ -168,16 +168,16 @@ def _sgd(
     kept = state.get("momentum_buffer")
     if kept is None or not group["momentum"]:
         return -float(group["lr"]) * given
-    moment = sample(local(kept))
+    moment = sample_tensor(local_part(kept))
     return -float(group["lr"]) * (
         given + float(group["momentum"]) * moment if group.get("nesterov") else moment
     )
 
 
 RULES: Mapping[Any, Any] = {
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adam,
-    torch.optim.SGD: _sgd,
+    torch.optim.Adam: _adam_change,
+    torch.optim.AdamW: _adam_change,
+    torch.optim.SGD: _sgd_change,
 }
 """The optimizers whose updates are checked, each with the function that computes the change of a
 weight's sampled elements.

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bridge.trace import naming
-from bridge.trace.findings import Finding
-from bridge.trace.invariants.check import NOTHING, Check, Watched, few, floats, unfloats
-from bridge.trace.invariants.sketch import COUNT, flattened, on_host, sample, sketch
+from bridge.trace.findings import TraceFinding
+from bridge.trace.invariants.check import NOTHING, Check, Watched, few_names, floats_as_integers, integers_as_floats
+from bridge.trace.invariants.sketch import COUNT, flatten_real, on_host, sample_tensor, sketch_tensor
 from bridge.trace.module import ModuleSource
-from bridge.trace.sharding import local
+from bridge.trace.sharding import local_part
 
 LARGE = 4096
 """Number of elements above which the norm of a gradient is estimated from the gradient's sketch."""
@@ -61,10 +61,10 @@ class Cleared(Check):
         source.stepping.append(self.safe(self._stepping))
 
     def backward(self) -> None:
-        self.left = {name: weight for name, weight in self.left.items() if _any(weight.grad)}
+        self.left = {name: weight for name, weight in self.left.items() if _any_nonzero(weight.grad)}
         # Only as a step begins: within it, gradients of its passes add up as they should.
         for number in [number for number, count in self.since.items() if not count]:
-            left = {name: weight for name, weight in self._of(number) if _any(weight.grad)}
+            left = {name: weight for name, weight in self._of(number) if _any_nonzero(weight.grad)}
             self.left |= left
             # What `autograd.grad` returns is added to no gradient. A loop may put it in the place of
             # the one before, or add it, as torch's pipelines with split backward passes do.
@@ -80,8 +80,8 @@ class Cleared(Check):
         """Return the trained parameters that the optimizer with index `number` holds, with their
         names.
         """
-        held = self.source.owned([number])
-        return ((name, weight) for name, weight in _trained(self.source) if id(weight) in held)
+        held = self.source.groups_by_parameter([number])
+        return ((name, weight) for name, weight in _trainable_parameters(self.source) if id(weight) in held)
 
     def _stepping(self, number: int) -> None:
         own = dict(self._of(number) if self.source.plain else ())
@@ -101,7 +101,7 @@ class Cleared(Check):
             [self.backwards + self.graded, len(self.stale), lost, self.parameters, self.source.evaluating]
         )
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         backwards, _, lost, trained, quiet = rows.T
         gone = (lost == trained) & (backwards > 0) & (trained > 0)
         if gone.any():
@@ -110,39 +110,39 @@ class Cleared(Check):
                 f"{int(backwards.max())} backward passes ran, but none of the"
                 f" {int(trained[0])} trained parameters has a gradient"
             )
-            yield Finding("gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ())
+            yield TraceFinding("gradient-lost", step, "", told, ranks if len(ranks) < len(rows) else ())
         if (quiet > 0).all() and self.trained and (self.source.passes == 0):
             told = f"{int(quiet.max())} forward passes ran in evaluation mode and none in training mode, unlike in earlier steps"
-            yield Finding("not-training", step, "", told)
+            yield TraceFinding("not-training", step, "", told)
         # One that was met within this step follows another, which took the backward pass.
         elif self.known and not backwards.any() and not gone.any() and set(self.source.moving) & set(self.since):
-            yield Finding(
+            yield TraceFinding(
                 "step-without-backward", step, "", "no backward pass ran since the optimizer's last step"
             )
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         if self.stale:
             told = (
                 f"{len(self.stale)} of {self.parameters} gradients are not zero when backward "
-                f"begins: {few(self.stale)}"
+                f"begins: {few_names(self.stale)}"
             )
-            yield Finding("gradient-stale", step, self.stale[0], told)
+            yield TraceFinding("gradient-stale", step, self.stale[0], told)
         known = (name for name in self.missing if name not in self.ever)
         missing = list(known) if step <= 2 and self.backwards else []
         if missing and len(missing) < self.parameters:
-            yield Finding(
+            yield TraceFinding(
                 "gradient-missing",
                 step,
                 missing[0],
-                f"{len(missing)} of {self.parameters} parameters have no gradient: {few(missing)}",
+                f"{len(missing)} of {self.parameters} parameters have no gradient: {few_names(missing)}",
             )
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.known |= self.backwards > 0 or self.graded
         self.trained |= self.source.passes > 0
         for number in self.source.moving:
             self.since[number] = 0
-            held = self.source.owned([number])
+            held = self.source.groups_by_parameter([number])
             self.left = {name: weight for name, weight in self.left.items() if id(weight) not in held}
         self.same = {name: gradient for name, gradient in self.same.items() if name in self.left}
         self.backwards, self.graded, self.parameters = 0, False, 0
@@ -159,14 +159,14 @@ class _Graded:
         self.plain = plain = torch.autograd.grad
 
         @functools.wraps(plain)
-        def watched(*given: Any, **named: Any) -> Any:
+        def call_counted(*given: Any, **named: Any) -> Any:
             self.inside += 1
             try:
                 return plain(*given, **named)
             finally:
                 self.inside -= 1
 
-        torch.autograd.grad = watched
+        torch.autograd.grad = call_counted
 
     def remove(self) -> None:
         """Put torch's own back."""
@@ -188,13 +188,13 @@ class Reduced(Check):
         held = {id(weight) for group in source.groups for weight in group["params"]}
         known = [
             (name, weight)
-            for name, weight in _trained(source)
+            for name, weight in _trainable_parameters(source)
             if id(weight) in held
             and not isinstance(weight, DTensor)
             and type(weight).__name__ != "FlatParameter"
         ]
-        self.named = known if _probed(source) else []
-        self.coarse = _compressed(source)
+        self.named = known if _hooks_precede_reduction(source) else []
+        self.coarse = _compresses_gradients(source)
         self.sums = [ZEROS] * len(self.named)
         """Sums of sketches, on the device of the gradients: to fetch each of them would make the
         host wait within backward.
@@ -207,18 +207,18 @@ class Reduced(Check):
         self.handles.append(Watched("clip_grad_norm_", lambda _: setattr(self, "clipped", True)))
         self.handles.append(Watched("clip_grad_value_", lambda _: setattr(self, "bounded", True)))
         for at, (_, weight) in enumerate(self.named):
-            left = self.safe(lambda gradient, at=at: self._left(at, gradient))
+            left = self.safe(lambda gradient, at=at: self._add_gradient_sketch(at, gradient))
             self.handles.append(weight.register_hook(left))  # type: ignore[no-untyped-call]
 
-    def _left(self, at: int, gradient: Tensor) -> None:
+    def _add_gradient_sketch(self, at: int, gradient: Tensor) -> None:
         """Add the sketch of a gradient that backward computed on this rank, and that is not
         reduced yet, to the parameter's sum in `sums`.
         """
         weight = self.named[at][1]
-        found, before = sketch(gradient), self.sums[at]
+        found, before = sketch_tensor(gradient), self.sums[at]
         # The gradient begins with this pass if what was summed before was cleared.
         if weight.grad is not None and before is not ZEROS:
-            some = True if self.fired[at] else _some(weight.grad)
+            some = True if self.fired[at] else _sample_nonzero(weight.grad)
             found = found + before.to(found.device) * some
         self.sums[at] = found
         self.fired[at] += 1
@@ -231,22 +231,22 @@ class Reduced(Check):
         """
         if not self.named:
             return NOTHING
-        own = _rows([weight.grad for _, weight in self.named])
+        own = _gradient_rows([weight.grad for _, weight in self.named])
         fired = torch.tensor(self.fired, dtype=torch.float64)[:, None]
-        return floats(torch.cat([on_host(self.sums), own, fired], 1))
+        return floats_as_integers(torch.cat([on_host(self.sums), own, fired], 1))
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         self.rows = rows
         yield from ()
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         # Only now is it known which optimizers took part in the step.
         rows, self.rows = self.rows, NOTHING[None]
         if not rows.shape[1]:
             return
-        every = unfloats(rows).view(len(rows), len(self.named), 2 * COUNT + 2)
+        every = integers_as_floats(rows).view(len(rows), len(self.named), 2 * COUNT + 2)
         own, got, norm, fired = torch.split(every, [COUNT, COUNT, 1, 1], 2)
-        held = self.source.owned(self.source.moving)
+        held = self.source.groups_by_parameter(self.source.moving)
         # Gradients of an optimizer that does not step are not for this step.
         moving = torch.tensor([id(weight) in held for _, weight in self.named])
         fired = fired * moving[None, :, None]
@@ -257,12 +257,12 @@ class Reduced(Check):
         )
         mean, first = own.mean(0), got[0]
         size = norm.amax(0)
-        factor = _factor(first[there], mean[there], size[there])
-        yield from self._judged(step, own, got, mean, size, there, factor)
-        yield from self._dropped(step, own, norm, fired)
+        factor = _reduction_factor(first[there], mean[there], size[there])
+        yield from self._judge_gradients(step, own, got, mean, size, there, factor)
+        yield from self._find_zeros(step, own, norm, fired)
         self.before = first
 
-    def _judged(
+    def _judge_gradients(
         self,
         step: int,
         own: Tensor,
@@ -271,7 +271,7 @@ class Reduced(Check):
         size: Tensor,
         there: Tensor,
         factor: float | None,
-    ) -> Iterator[Finding]:
+    ) -> Iterator[TraceFinding]:
         ranks = len(own)
         if factor is None or self.bounded:
             return
@@ -289,7 +289,7 @@ class Reduced(Check):
                     f"every gradient is {factor:.6g} times the mean of the gradients that backward "
                     f"computed on {ranks} data ranks"
                 )
-                yield Finding(name, step, "", told)
+                yield TraceFinding(name, step, "", told)
         # Each number of a sketch is about as large as the norm: COUNT of them COUNT**0.5 times.
         apart = (got - factor * mean).norm(dim=2).amax(0) / (size.view(-1) * COUNT**0.5).clamp(
             min=1e-300
@@ -305,10 +305,10 @@ class Reduced(Check):
             worst = max(float(apart[at]) for at in found)
             alone = self._alone(found[0], own, got) if kind == "gradient-not-reduced" else ()
             told = (
-                f"{few(names)}: the gradient differs by {worst:.2g} times its norm from the mean of the "
+                f"{few_names(names)}: the gradient differs by {worst:.2g} times its norm from the mean of the "
                 "gradients that backward computed; all other gradients agree with their means"
             )
-            yield Finding(kind, step, names[0], told, alone)
+            yield TraceFinding(kind, step, names[0], told, alone)
 
     def _kind(
         self, at: int, own: Tensor, got: Tensor, mean: Tensor, size: Tensor, factor: float
@@ -338,17 +338,17 @@ class Reduced(Check):
             self.at(place) for place in ((rest < 1e-4) & apart).nonzero().view(-1).tolist()
         )
 
-    def _dropped(self, step: int, own: Tensor, norm: Tensor, fired: Tensor) -> Iterator[Finding]:
+    def _find_zeros(self, step: int, own: Tensor, norm: Tensor, fired: Tensor) -> Iterator[TraceFinding]:
         """Yield a finding if the gradients of some parameters became zero after backward."""
         left = (own.norm(dim=2) > 0).any(0) & (fired > 0).any(0).view(-1)
         zero = left & (norm == 0).all(0).view(-1)
         if zero.any() and not zero[left].all():
             names = [self.named[at][0] for at in zero.nonzero().view(-1).tolist()]
-            yield Finding(
+            yield TraceFinding(
                 "gradient-changed",
                 step,
                 names[0],
-                f"{few(names)}: backward computed a gradient, but all its elements are zero when the optimizer steps",
+                f"{few_names(names)}: backward computed a gradient, but all its elements are zero when the optimizer steps",
             )
 
     def _tolerance(self) -> float:
@@ -356,8 +356,8 @@ class Reduced(Check):
         coarse = max(torch.finfo(dtype).eps for dtype in formats)
         return min(0.2, max(1e-2, SLACK * coarse))
 
-    def ended(self) -> None:
-        held = self.source.owned(self.source.moving)
+    def end_step(self) -> None:
+        held = self.source.groups_by_parameter(self.source.moving)
         for at, (_, weight) in enumerate(self.named):
             if id(weight) in held:
                 self.fired[at] = 0
@@ -365,7 +365,7 @@ class Reduced(Check):
         self.clipped = self.bounded = False
 
 
-def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
+def _reduction_factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
     """Return the factor between the gradients that the optimizer gets and the means over data
     ranks, as the median over parameters. Return None if no mean is large enough.
     """
@@ -379,13 +379,13 @@ def _factor(got: Tensor, mean: Tensor, size: Tensor) -> float | None:
     return float(found.median()) if bool(torch.isfinite(found).all()) else None
 
 
-def _rows(gradients: Sequence[Tensor | None]) -> Tensor:
+def _gradient_rows(gradients: Sequence[Tensor | None]) -> Tensor:
     """Return the sketch and the norm of each gradient, on the CPU; zeros for None."""
-    found = on_host([ZEROS if gradient is None else sketch(gradient) for gradient in gradients])
+    found = on_host([ZEROS if gradient is None else sketch_tensor(gradient) for gradient in gradients])
     # A sketch tells the norm of a large gradient well enough, without reading it once more.
     norms = found.norm(dim=1) / COUNT**0.5
     small = {
-        at: _norm(gradient)
+        at: _gradient_norm(gradient)
         for at, gradient in enumerate(gradients)
         if gradient is not None and gradient.numel() <= LARGE
     }
@@ -394,30 +394,30 @@ def _rows(gradients: Sequence[Tensor | None]) -> Tensor:
     return torch.cat([found, norms[:, None]], 1)
 
 
-def _norm(gradient: Tensor) -> Tensor:
-    values = flattened(gradient)
+def _gradient_norm(gradient: Tensor) -> Tensor:
+    values = flatten_real(gradient)
     wide = torch.promote_types(values.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
     return norm.double()
 
 
-def _trained(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
+def _trainable_parameters(source: ModuleSource) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the name and parameter of each trained parameter of which this rank holds at least one
     element.
     """
-    for name, weight in naming.parameters(source.module).items():
-        if weight.requires_grad and local(weight).numel():
+    for name, weight in naming.parameters_by_name(source.module).items():
+        if weight.requires_grad and local_part(weight).numel():
             yield name, weight
 
 
-def _probed(source: ModuleSource) -> bool:
+def _hooks_precede_reduction(source: ModuleSource) -> bool:
     """Return whether hooks on parameters get the gradients before they are reduced. This is so
     unless torch shards or compiles the module.
     """
     from bridge.trace.sharding import flat_pieces
 
     sharded = any(
-        isinstance(weight, DTensor) for weight in naming.parameters(source.module).values()
+        isinstance(weight, DTensor) for weight in naming.parameters_by_name(source.module).values()
     )
     return source.plain and not source.hidden and not sharded and not flat_pieces(source.module)
 
@@ -428,7 +428,7 @@ these hooks lose precision, such as PowerSGD.
 """
 
 
-def _compressed(source: ModuleSource) -> bool:
+def _compresses_gradients(source: ModuleSource) -> bool:
     """Return whether a hook of DistributedDataParallel compresses gradients before they are
     reduced.
     """
@@ -437,11 +437,11 @@ def _compressed(source: ModuleSource) -> bool:
     return any(place.startswith(LOSSY) and not place.endswith(".default_hooks") for place in places)
 
 
-def _any(gradient: Tensor | None) -> bool:
-    return gradient is not None and bool(_some(gradient))
+def _any_nonzero(gradient: Tensor | None) -> bool:
+    return gradient is not None and bool(_sample_nonzero(gradient))
 
 
-def _some(gradient: Tensor) -> Tensor:
+def _sample_nonzero(gradient: Tensor) -> Tensor:
     """Return whether sampled elements of a gradient are not all zeros, on its device."""
     local = gradient._local_tensor if isinstance(gradient, DTensor) else gradient
-    return sample(local, 256).any()
+    return sample_tensor(local, 256).any()

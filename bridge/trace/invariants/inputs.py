@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bridge.trace.digest import digest
-from bridge.trace.findings import Finding
+from bridge.trace.digest import digest_tensor
+from bridge.trace.findings import TraceFinding
 from bridge.trace.invariants.check import Check
 from bridge.trace.module import ModuleSource
 
@@ -39,14 +39,14 @@ class Samples(Check):
         fed = 0
         for tensor in tensors:
             # Order matters. Below 2^62, it fits the int64 of a row.
-            fed = (fed * 1_000_003 + int(digest(tensor)[0])) % (1 << 62)
+            fed = (fed * 1_000_003 + int(digest_tensor(tensor)[0])) % (1 << 62)
         self.passes += [fed] if tensors else []
         self.seen = (self.seen * 1_000_033 + fed) % (1 << 62)
 
     def row(self, step: int) -> Tensor:
         return torch.tensor([self.seen, self.source.passes])
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         places: dict[int, list[int]] = {}
         for place, seen in enumerate(rows[:, 0].tolist()):
             places.setdefault(seen, []).append(place)
@@ -54,9 +54,9 @@ class Samples(Check):
             if seen and len(found) > 1:
                 ranks = tuple(self.at(place) for place in found)
                 told = f"ranks {', '.join(map(str, ranks))} got the same tensors in all {int(rows[0, 1])} passes of the step"
-                yield Finding("same-data", step, "", told, ranks if len(ranks) < len(rows) else ())
+                yield TraceFinding("same-data", step, "", told, ranks if len(ranks) < len(rows) else ())
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         within = len(self.passes) - len(set(self.passes))
         earlier = len(set(self.passes) & set(self.before))
         if within or earlier:
@@ -64,9 +64,9 @@ class Samples(Check):
                 f"of {len(self.passes)} passes, {within} get the samples of another pass of this step, "
                 f"and {earlier} those of a pass of the step before"
             )
-            yield Finding("data-repeated", step, "", told)
+            yield TraceFinding("data-repeated", step, "", told)
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.seen, self.before, self.passes = 0, self.passes, []
 
 
@@ -89,15 +89,15 @@ class Randomness(Check):
     def _state(self) -> int:
         weight = next(iter(self.source.model.parameters()), None)
         if weight is not None and weight.is_cuda:
-            return int(digest(torch.cuda.default_generators[weight.get_device()].get_state())[0])
-        return int(digest(torch.get_rng_state())[0])
+            return int(digest_tensor(torch.cuda.default_generators[weight.get_device()].get_state())[0])
+        return int(digest_tensor(torch.get_rng_state())[0])
 
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         if self.drops:
             self.begun = self._state()
             self.first = self.first or self.begun
 
-    def passed(self) -> None:
+    def end_forward(self) -> None:
         # A pass that drew no number leaves its state to the next one, which is right.
         if self.drops and self._state() != self.begun:
             self.used = True
@@ -108,7 +108,7 @@ class Randomness(Check):
     def row(self, step: int) -> Tensor:
         return torch.tensor([self.first if self.used else 0, self.repeated])
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
         states, repeated = rows.T
         if repeated.any():
             ranks = tuple(self.at(place) for place in repeated.nonzero().view(-1).tolist())
@@ -116,11 +116,11 @@ class Randomness(Check):
                 f"{int(repeated.max())} passes of the step began with the random state of an "
                 "earlier pass"
             )
-            yield Finding(
+            yield TraceFinding(
                 "dropout-repeated", step, "", told, ranks if len(ranks) < len(rows) else ()
             )
         if len(rows) > 1 and states.all() and len(set(states.tolist())) < len(rows):
-            yield Finding(
+            yield TraceFinding(
                 "dropout-alike",
                 step,
                 "",
@@ -128,7 +128,7 @@ class Randomness(Check):
                 "states",
             )
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.first = self.repeated = 0
         self.used = False
 
@@ -148,10 +148,10 @@ class Positions(Check):
         self.moved: dict[str, str] = {}
         for name, module in source.model.named_modules():
             if isinstance(module, nn.Embedding) and not source.hidden:
-                hook = self.safe(lambda module, given, name=name: self._given(name, module, given))
+                hook = self.safe(lambda module, given, name=name: self._record_start(name, module, given))
                 self.handles.append(module.register_forward_pre_hook(hook))
 
-    def _given(self, name: str, module: nn.Module, given: Any) -> None:
+    def _record_start(self, name: str, module: nn.Module, given: Any) -> None:
         if (
             not (module.training and given and isinstance(given[0], Tensor))
             or self.source.quiet
@@ -173,7 +173,7 @@ class Positions(Check):
                 f"the positions begin with {start}, and began with {known} in the {self.times[name] - 1} passes before"
             )
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         for name, told in self.moved.items():
             if self.starts.get(name) is not None:
-                yield Finding("positions-moved", step, name, told)
+                yield TraceFinding("positions-moved", step, name, told)

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bridge.trace.findings import Finding, Findings
-from bridge.trace.gathering import gathered
-from bridge.trace.invariants.sketch import sample
-from bridge.trace.source import Held, Moment, Source
+from bridge.trace.findings import Findings, TraceFinding
+from bridge.trace.gathering import gather_tensor
+from bridge.trace.invariants.sketch import sample_tensor
+from bridge.trace.source import Held, Moment, TraceSource
 from bridge.trace.tracer import Sight
 
 FORMATS = (torch.bfloat16, torch.float16)
@@ -25,7 +25,7 @@ class Masters:
     whose weights can be read without communication between ranks.
     """
 
-    source: Source
+    source: TraceSource
     findings: Findings
     _old: dict[tuple[str, str, int], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
@@ -35,15 +35,15 @@ class Masters:
     def saw(self, sight: Sight) -> None:
         """Ignore activations."""
 
-    def reached(self, moment: Moment | None) -> None:
+    def reach_moment(self, moment: Moment | None) -> None:
         if moment == "reduced":
-            gradients = {_key(held): sample(held.local) for held in self.source.tensors("gradient")}
-            weights = ((_key(held), sample(held.local)) for held in self.source.tensors("weight"))
+            gradients = {_tensor_key(held): sample_tensor(held.local) for held in self.source.tensors("gradient")}
+            weights = ((_tensor_key(held), sample_tensor(held.local)) for held in self.source.tensors("weight"))
             self._old = {key: (weight, gradients.get(key)) for key, weight in weights}
         elif moment == "updated":
-            found = list(self._held(self.source.now().step))
+            found = list(self._find_coarse_weights(self.source.now().step))
             comm = self.source.comm
-            there = gathered(comm, "findings", torch.tensor([len(found)]), comm.world).view(-1)
+            there = gather_tensor(comm, "findings", torch.tensor([len(found)]), comm.world).view(-1)
             ranks = tuple(
                 rank
                 for rank, number in zip(comm.world.ranks, there.tolist(), strict=True)
@@ -52,7 +52,7 @@ class Masters:
             # The first rank writes findings, and may have found nothing itself.
             if ranks and not found:
                 found = [
-                    Finding(
+                    TraceFinding(
                         "updates-lost",
                         self.source.now().step,
                         "",
@@ -61,11 +61,11 @@ class Masters:
                 ]
             self.findings.add(found)
 
-    def _held(self, step: int) -> Iterator[Finding]:
+    def _find_coarse_weights(self, step: int) -> Iterator[TraceFinding]:
         lost = seen = coarse = moved = 0
         for held in self.source.tensors("weight"):
-            old, gradient = self._old.get(_key(held), (None, None))
-            now = sample(held.local)
+            old, gradient = self._old.get(_tensor_key(held), (None, None))
+            now = sample_tensor(held.local)
             if old is None or old.shape != now.shape or not now.is_floating_point():
                 continue
             changed = now != old
@@ -82,7 +82,7 @@ class Masters:
                     .sum()
                 )
         if seen >= 64 and 2 * lost > seen:
-            yield Finding(
+            yield TraceFinding(
                 "updates-lost",
                 step,
                 "",
@@ -93,8 +93,8 @@ class Masters:
                 f"{coarse} of {moved} sampled fp32 weights have only the precision of a 16-bit format "
                 "after their update"
             )
-            yield Finding("updates-lost", step, "", told)
+            yield TraceFinding("updates-lost", step, "", told)
 
 
-def _key(held: Held) -> tuple[str, str, int]:
+def _tensor_key(held: Held) -> tuple[str, str, int]:
     return held.layer, held.tensor, held.placement.start

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bridge.trace import naming
-from bridge.trace.findings import Finding
-from bridge.trace.invariants.check import Check, Watched, few, floats, unfloats
-from bridge.trace.invariants.sketch import differing, sample, samples, sampling
+from bridge.trace.findings import TraceFinding
+from bridge.trace.invariants.check import Check, Watched, few_names, floats_as_integers, integers_as_floats
+from bridge.trace.invariants.sketch import differing_names, sample_tensor, sample_tensors, start_sampling
 from bridge.trace.module import ModuleSource
-from bridge.trace.sharding import local, local_gradient
+from bridge.trace.sharding import local_gradient, local_part
 
 
 class Groups(Check):
@@ -29,10 +29,10 @@ class Groups(Check):
         super().__init__(source)
         self.without: list[tuple[str, nn.Parameter]] = []
 
-    def start(self) -> Iterator[Finding]:
+    def start(self) -> Iterator[TraceFinding]:
         if not self.source.plain:
             return
-        named = naming.parameters(self.source.module)
+        named = naming.parameters_by_name(self.source.module)
         held = Counter(id(weight) for group in self.source.groups for weight in group["params"])
         self.without = [
             (name, weight)
@@ -41,24 +41,24 @@ class Groups(Check):
         ]
         twice = [name for name, weight in named.items() if held[id(weight)] > 1]
         if twice:
-            yield Finding("in-two-groups", 0, twice[0], few(twice))
+            yield TraceFinding("in-two-groups", 0, twice[0], few_names(twice))
         known = {id(weight) for weight in self.source.module.parameters()} | {
             id(weight) for weight in named.values()
         }
         strangers = sum(1 for weight in held if weight not in known)
-        if self._mastered():
+        if self._has_masters():
             self.without = []
         # Some beside those of the model, as of a loss, may be meant.
         elif strangers and strangers == len(held):
-            yield Finding(
+            yield TraceFinding(
                 "not-of-the-model",
                 0,
                 "",
                 f"none of the {strangers} parameters in the optimizer belongs to the model",
             )
-        yield from self._decayed(named)
+        yield from self._find_norm_decay(named)
 
-    def _mastered(self) -> bool:
+    def _has_masters(self) -> bool:
         """Return whether the optimizer holds fp32 copies of the model's 16-bit weights. Then the
         script itself copies the updated values back into the weights.
         """
@@ -71,7 +71,7 @@ class Groups(Check):
         short = Counter(weight.shape for _, weight in self.without if weight.dtype in SHORT)
         return bool(short) and short.total() == len(self.without) and short <= shapes
 
-    def _decayed(self, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
+    def _find_norm_decay(self, named: dict[str, nn.Parameter]) -> Iterator[TraceFinding]:
         decayed = {
             id(weight)
             for group in self.source.groups
@@ -84,32 +84,32 @@ class Groups(Check):
             if id(weight) in decayed and weight.dim() < 2 and weight.requires_grad
         ]
         if flat:
-            yield Finding(
+            yield TraceFinding(
                 "decay-on-norms",
                 0,
                 flat[0],
-                f"weight decay applies to {len(flat)} parameters with less than two dimensions: {few(flat)}",
+                f"weight decay applies to {len(flat)} parameters with less than two dimensions: {few_names(flat)}",
             )
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding if parameters get gradients but are in no group of an optimizer."""
         held = {id(weight) for group in self.source.groups for weight in group["params"]}
-        named = naming.parameters(self.source.module)
+        named = naming.parameters_by_name(self.source.module)
         missing = [
             name for name, _ in self.without if name in named and id(named[name]) not in held
         ]
         idle = [
             name
             for name in missing
-            if named[name].grad is not None and bool(sample(local(named[name].grad)).any())
+            if named[name].grad is not None and bool(sample_tensor(local_part(named[name].grad)).any())
         ]
         if idle:
-            layer = naming.layer_of(self.source.named(idle[0]), self.source.layers)[0]
+            layer = naming.layer_of(self.source.global_name(idle[0]), self.source.layers)[0]
             told = (
                 f"{len(idle)} of {len(named)} parameters get gradients but are in no group of an "
-                f"optimizer: {few(idle)}"
+                f"optimizer: {few_names(idle)}"
             )
-            yield Finding("not-in-optimizer", step, layer or idle[0], told)
+            yield TraceFinding("not-in-optimizer", step, layer or idle[0], told)
 
 
 class Updated(Check):
@@ -137,22 +137,22 @@ class Updated(Check):
         """Number of entries that the optimizer's state had for each parameter after the last
         update.
         """
-        self.found: list[Finding] = []
+        self.found: list[TraceFinding] = []
         self.steps = 0
 
     def row(self, step: int) -> Tensor:
         self.old, self.taken, self.found = {}, None, []
         if self.source.plain and not self.source.late:
-            named = naming.parameters(self.source.module)
+            named = naming.parameters_by_name(self.source.module)
             weights, gradients = dict[str, Tensor](), dict[str, Tensor]()
             for name, weight in named.items():
                 if weight.grad is not None and weight.requires_grad:
-                    weights[name] = local(weight)
+                    weights[name] = local_part(weight)
                     gradient = local_gradient(weight) if weight.dtype in SHORT else None
                     gradients |= {} if gradient is None else {name: gradient}
             # Fetched after the update: the host would wait for backward here.
-            self.taken = sampling(weights), sampling(gradients)
-            self.found = list(self._lost(step, named))
+            self.taken = start_sampling(weights), start_sampling(gradients)
+            self.found = list(self._find_lost_state(step, named))
         return torch.empty(0, dtype=torch.int64)
 
     def _fetch(self) -> None:
@@ -162,23 +162,23 @@ class Updated(Check):
             self.old = {name: (found, gradients.get(name)) for name, found in weights.items()}
             self.taken = None
 
-    def _moved(self, step: int) -> Iterator[Finding]:
+    def _find_foreign_changes(self, step: int) -> Iterator[TraceFinding]:
         """Yield a finding about weights that changed between the last update and this one."""
-        apart = differing(self.now, {name: found for name, (found, _) in self.old.items()})
+        apart = differing_names(self.now, {name: found for name, (found, _) in self.old.items()})
         moved = [name for name in self.now if name in apart]
         # NaN is not equal to itself.
         moved = [name for name in moved if not bool(self.now[name].isnan().any())]
         if moved:
             told = (
                 f"{len(moved)} of {len(self.now)} weights changed between the last update and this one: "
-                f"{few(moved)}"
+                f"{few_names(moved)}"
             )
-            yield Finding("weights-changed", step, moved[0], told)
+            yield TraceFinding("weights-changed", step, moved[0], told)
 
-    def _lost(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[Finding]:
+    def _find_lost_state(self, step: int, named: dict[str, nn.Parameter]) -> Iterator[TraceFinding]:
         """Yield a finding if the optimizer, or its state, was lost since the last update."""
         if self.source.replaced:
-            yield Finding("optimizer-replaced", step, "", self.source.replaced)
+            yield TraceFinding("optimizer-replaced", step, "", self.source.replaced)
             return
         gone = [
             name
@@ -188,9 +188,9 @@ class Updated(Check):
         if gone:
             told = (
                 f"{len(gone)} of {len(self.known)} parameters lost their optimizer state since the last update: "
-                f"{few(gone)}"
+                f"{few_names(gone)}"
             )
-            yield Finding("moments-lost", step, gone[0], told)
+            yield TraceFinding("moments-lost", step, gone[0], told)
 
     def _state(self, weight: nn.Parameter) -> int:
         return sum(len(optimizer.state.get(weight, ())) for optimizer in self.source.optimizers)
@@ -198,27 +198,27 @@ class Updated(Check):
     def later(self, step: int) -> Tensor:
         self.steps += 1
         self._fetch()
-        self.found = [*self._moved(step), *self.found]
-        named = naming.parameters(self.source.module) if self.old else {}
-        self.now = samples({name: local(named[name]) for name in self.old if name in named})
+        self.found = [*self._find_foreign_changes(step), *self.found]
+        named = naming.parameters_by_name(self.source.module) if self.old else {}
+        self.now = sample_tensors({name: local_part(named[name]) for name in self.old if name in named})
         self.known = {name: self._state(named[name]) for name in self.now}
-        self.found += self._held(step) if self.old else []
+        self.found += self._check_weights(step) if self.old else []
         return torch.empty(0, dtype=torch.int64)
 
-    def _held(self, step: int) -> Iterator[Finding]:
-        named = naming.parameters(self.source.module)
-        groups = self.source.owned(self.source.moving)
+    def _check_weights(self, step: int) -> Iterator[TraceFinding]:
+        named = naming.parameters_by_name(self.source.module)
+        groups = self.source.groups_by_parameter(self.source.moving)
         still, lost, seen = [], 0, 0
-        apart = differing(self.now, {name: found for name, (found, _) in self.old.items()})
+        apart = differing_names(self.now, {name: found for name, (found, _) in self.old.items()})
         for name, (old, gradient) in self.old.items():
             group = groups.get(id(named[name])) if name in named else None
-            if group is None or not _rate(group) or not old.numel():
+            if group is None or not _learning_rate(group) or not old.numel():
                 continue
             if old.dtype not in SHORT:
                 if name in apart:
                     continue
                 found = local_gradient(named[name])
-                gradient = None if found is None else sample(found).cpu()
+                gradient = None if found is None else sample_tensor(found).cpu()
             wanted = torch.zeros(0) if gradient is None else gradient.isfinite() & (gradient != 0)
             if gradient is None or not wanted.any():
                 continue
@@ -229,24 +229,24 @@ class Updated(Check):
                 # An update shows if it is larger than rounding; those of SGD grow with gradients.
                 rounding = float(old.abs().max()) * torch.finfo(old.dtype).eps
                 largest = 1.0 if "betas" in group else float(gradient.abs().max())
-                if _rate(group) * largest > 4 * rounding:
+                if _learning_rate(group) * largest > 4 * rounding:
                     still.append(name)
         if still:
             everything = len(still) == len(self.old)
             told = (
                 "no weight changed"
                 if everything
-                else f"{len(still)} of {len(self.old)} weights did not change: {few(still)}"
+                else f"{len(still)} of {len(self.old)} weights did not change: {few_names(still)}"
             )
-            yield Finding("not-updated", step, "" if everything else still[0], told)
+            yield TraceFinding("not-updated", step, "" if everything else still[0], told)
         if seen >= 64 and lost > 0.5 * seen:
             told = f"{lost} of {seen} sampled 16-bit weights that have a gradient did not change"
-            yield Finding("updates-lost", step, "", told)
+            yield TraceFinding("updates-lost", step, "", told)
         yield from self._large(step, named, groups)
 
     def _large(
         self, step: int, named: dict[str, nn.Parameter], groups: dict[int, Any]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[TraceFinding]:
         """Yield a finding about the first weight whose update is too large.
 
         In a new run, Adam's updates are at first about as large as the learning rate. In a resumed
@@ -264,7 +264,7 @@ class Updated(Check):
             ):
                 continue
             change = (self.now[name] - old).abs()
-            rate, decay = _rate(group), float(group.get("weight_decay") or 0.0)
+            rate, decay = _learning_rate(group), float(group.get("weight_decay") or 0.0)
             first, second = map(float, group["betas"])
             ratio = (
                 max(1.0, (1 - first) / max(1 - second, 1e-9) ** 0.5) if self.source.resumed else 1.0
@@ -278,14 +278,14 @@ class Updated(Check):
                 and bool((change > most).any())
             ):
                 told = f"{name} changes by {float(change.max()):.2g} at a learning rate of {rate:.2g}"
-                yield Finding("update-too-large", step, name, told)
+                yield TraceFinding("update-too-large", step, name, told)
                 return
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         yield from self.found
 
 
-def _rate(group: Mapping[str, Any]) -> float:
+def _learning_rate(group: Mapping[str, Any]) -> float:
     """Return the learning rate of a parameter group, or 0 if the optimizer computes the rate
     itself, as Adafactor may.
     """
@@ -302,7 +302,7 @@ class Resumed(Check):
     moments fit these counts: all are zeros at 0 steps, and not all are zeros above 1.
     """
 
-    def start(self) -> Iterator[Finding]:
+    def start(self) -> Iterator[TraceFinding]:
         if not self.source.plain:
             return
         states = [
@@ -315,20 +315,20 @@ class Resumed(Check):
         ]
         if self.source.done and not states:
             told = f"the run resumes after step {self.source.done}, but the optimizer has no state"
-            yield Finding("moments-not-resumed", 0, "", told)
+            yield TraceFinding("moments-not-resumed", 0, "", told)
         steps = max((count for count, _ in counted), default=0)
-        moved = any(bool(sample(local(moment)).any()) for _, moment in counted)
+        moved = any(bool(sample_tensor(local_part(moment)).any()) for _, moment in counted)
         # A single step may have been one without gradients, so that it says nothing of its moments.
         if counted and (not moved if steps > 1 else moved and not steps):
             moments = "some second moments are not zero" if moved else "all second moments are zero"
-            yield Finding(
+            yield TraceFinding(
                 "moments-missing",
                 0,
                 "",
                 f"{moments}, but the optimizer counts {steps} steps before this run",
             )
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         if step > 2 or not self.source.plain:
             return
         for group in self.source.groups:
@@ -342,14 +342,14 @@ class Resumed(Check):
             if len(counts) > 1 and min(counts) < max(counts) - step:
                 names = {
                     id(weight): name
-                    for name, weight in naming.parameters(self.source.module).items()
+                    for name, weight in naming.parameters_by_name(self.source.module).items()
                 }
                 few_of = [names.get(id(weight), "?") for weight in counts[min(counts)]]
-                yield Finding(
+                yield TraceFinding(
                     "moments-missing",
                     step,
                     few_of[0],
-                    f"{few(few_of)}: {min(counts)} steps taken, while others have taken {max(counts)}",
+                    f"{few_names(few_of)}: {min(counts)} steps taken, while others have taken {max(counts)}",
                 )
 
 
@@ -359,28 +359,28 @@ class Clipped(Check):
     def __init__(self, source: ModuleSource) -> None:
         super().__init__(source)
         self.norm = -1.0
-        self.handles.append(Watched("clip_grad_norm_", self.safe(self._clipped)))
+        self.handles.append(Watched("clip_grad_norm_", self.safe(self._record_norm)))
 
-    def _clipped(self, norm: Any) -> None:
+    def _record_norm(self, norm: Any) -> None:
         self.norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def row(self, step: int) -> Tensor:
-        return floats([self.norm])
+        return floats_as_integers([self.norm])
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        norms = unfloats(rows).view(-1)
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
+        norms = integers_as_floats(rows).view(-1)
         # -1 stands for a rank that did not clip.
         if (
             bool((norms >= 0).all())
             and bool(norms.isfinite().all())
             and float(norms.max()) > float(norms.min()) * (1 + 1e-3)
         ):
-            yield Finding(
+            yield TraceFinding(
                 "clip-norms-differ",
                 step,
                 "",
                 f"the norms are {', '.join(f'{norm:.6g}' for norm in norms.tolist())}",
             )
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.norm = -1.0

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from bridge.trace.findings import Finding
-from bridge.trace.invariants.check import Check, floats, unfloats
+from bridge.trace.findings import TraceFinding
+from bridge.trace.invariants.check import Check, floats_as_integers, integers_as_floats
 from bridge.trace.module import ModuleSource
 from bridge.trace.sharding import flat_pieces
 
@@ -50,7 +50,7 @@ class Late(Check):
     def passing(self, given: Sequence[Any], named: Mapping[str, Any]) -> None:
         self._took(0)
 
-    def passed(self) -> None:
+    def end_forward(self) -> None:
         self._took(1)
 
     def row(self, step: int) -> Tensor:
@@ -61,10 +61,10 @@ class Late(Check):
         elif not self.own:
             self.last = perf_counter()
         self._took(3)
-        return floats(self.times)
+        return floats_as_integers(self.times)
 
-    def judged(self, step: int, rows: Tensor) -> Iterator[Finding]:
-        times = unfloats(rows).view(len(rows), len(PHASES))
+    def judge_rows(self, step: int, rows: Tensor) -> Iterator[TraceFinding]:
+        times = integers_as_floats(rows).view(len(rows), len(PHASES))
         if step < 2 or len(times) < 2:
             return
         for phase, when in enumerate(PHASES):
@@ -81,7 +81,7 @@ class Late(Check):
                     f"in {TIMES} consecutive steps, rank {self.at(rank)} took much longer {when} than the "
                     f"other ranks: {gap:.2g} s longer in this step, in which others work {whole:.2g} s"
                 )
-                yield Finding(
+                yield TraceFinding(
                     "rank-late",
                     step,
                     "",
@@ -89,7 +89,7 @@ class Late(Check):
                     (self.at(rank),),
                 )
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.times = [0.0] * len(PHASES)
         self.last = perf_counter()
 
@@ -108,19 +108,19 @@ class Schedules(Check):
         if not self.done:
             self.handles.append(_Stepped(self))
 
-    def stepped(self, scheduler: LRScheduler) -> None:
+    def count_step(self, scheduler: LRScheduler) -> None:
         """Count a step of a learning-rate schedule."""
         optimizer = getattr(scheduler, "optimizer", None)
         if any(optimizer is one for one in self.source.optimizers):
             self.calls[id(scheduler)] = self.calls.get(id(scheduler), 0) + 1
             self.counts[id(scheduler)] = int(scheduler.last_epoch)
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         self.steps += 1
         if self.done or self.steps < 3:
             return
         self.done = True
-        taken = [count for count in map(_taken, self.source.optimizers) if count]
+        taken = [count for count in map(_steps_of_state, self.source.optimizers) if count]
         for key, calls in self.calls.items():
             # A schedule that goes by epochs says nothing about steps.
             if calls < self.steps - 1 or not taken:
@@ -128,16 +128,16 @@ class Schedules(Check):
             before, counted = max(taken) - self.steps, self.counts[key] - calls
             told = f"the optimizer counts {max(0, before)} steps before this run, and the schedule {max(0, counted)}"
             if before >= 2 and counted <= 0:
-                yield Finding("schedule-not-resumed", step, "", told)
+                yield TraceFinding("schedule-not-resumed", step, "", told)
             elif counted >= 2 and before <= 0:
-                yield Finding("moments-not-resumed", step, "", told)
+                yield TraceFinding("moments-not-resumed", step, "", told)
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         if self.done:
             self.close()
 
 
-def _taken(optimizer: Any) -> int:
+def _steps_of_state(optimizer: Any) -> int:
     """Return the largest step count in an optimizer's state."""
     counts = (state.get("step") for state in optimizer.state.values())
     return max((int(count) for count in counts if count is not None), default=0)
@@ -150,13 +150,13 @@ class _Stepped:
 
     def __init__(self, check: Schedules) -> None:
         self.plain = plain = LRScheduler.step
-        told = check.safe(check.stepped)
+        told = check.safe(check.count_step)
 
-        def stepped(scheduler: LRScheduler, *given: Any, **named: Any) -> None:
+        def step_and_report(scheduler: LRScheduler, *given: Any, **named: Any) -> None:
             plain(scheduler, *given, **named)
             told(scheduler)
 
-        LRScheduler.step = stepped  # type: ignore[method-assign, assignment]
+        LRScheduler.step = step_and_report  # type: ignore[method-assign, assignment]
 
     def remove(self) -> None:
         """Restore torch's own method."""

@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from bridge.trace import naming
-from bridge.trace.findings import Finding
-from bridge.trace.invariants.check import Check, few
-from bridge.trace.invariants.sketch import sample
+from bridge.trace.findings import TraceFinding
+from bridge.trace.invariants.check import Check, few_names
+from bridge.trace.invariants.sketch import sample_tensor
 from bridge.trace.module import ModuleSource
-from bridge.trace.tracer import recomputing
+from bridge.trace.tracer import is_recomputing
 
 PROBED = 2
 """Number of first steps in which every module is observed. Later, one step in `EVERY` is observed
@@ -50,7 +50,7 @@ class Recomputed(Check):
         if self.source.hidden:
             return
         self.whole.enter_context(set_checkpoint_early_stop(False))
-        for name, module in naming.modules(self.source.module):
+        for name, module in naming.modules_by_path(self.source.module):
             if name:
                 hook = self.safe(lambda module, given, output, name=name: self._ran(name, module, output))
                 self.handles.append(module.register_forward_hook(hook))
@@ -69,8 +69,8 @@ class Recomputed(Check):
         if first is None:
             return
         with torch.no_grad():
-            found = sample(getattr(first, "_local_tensor", first), 32)
-        if not recomputing():
+            found = sample_tensor(getattr(first, "_local_tensor", first), 32)
+        if not is_recomputing():
             self.seen.setdefault(name, []).append(found)
             return
         self.any = True
@@ -82,17 +82,17 @@ class Recomputed(Check):
             if apart > TOLERANCE * size:
                 self.odd[name] = apart / size
 
-    def local(self, step: int) -> Iterator[Finding]:
+    def local(self, step: int) -> Iterator[TraceFinding]:
         if self.odd:
             names = list(self.odd)
             layer = naming.layer_of(names[0], self.source.layers)[0]
             told = (
-                f"{few(names)}: the recomputed outputs differ from those of the forward pass by up to "
+                f"{few_names(names)}: the recomputed outputs differ from those of the forward pass by up to "
                 f"{max(self.odd.values()):.2g} of their size"
             )
-            yield Finding("recompute-differs", step, layer or names[0], told)
+            yield TraceFinding("recompute-differs", step, layer or names[0], told)
 
-    def ended(self) -> None:
+    def end_step(self) -> None:
         self.seen.clear()
         self.odd.clear()
         self.step += 1

@@ -16,17 +16,17 @@ COLUMNS = 512
 
 
 @torch.no_grad()
-def sketch(tensor: Tensor) -> Tensor:
+def sketch_tensor(tensor: Tensor) -> Tensor:
     """Return the sketch of a tensor, fp64 of shape (COUNT,). Each number is the sum of all
     elements with random signs, and about as large as the tensor's norm.
     """
-    flat = flattened(tensor)
+    flat = flatten_real(tensor)
     # Sums in 16 bits would lose what a sketch has to prove.
     wide = flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
     rows = wide.numel() // COLUMNS
     columns, weights = (
-        _signs(COLUMNS, wide.dtype, wide.device, 1),
-        _signs(rows + 1, wide.dtype, wide.device, 2),
+        _random_signs(COLUMNS, wide.dtype, wide.device, 1),
+        _random_signs(rows + 1, wide.dtype, wide.device, 2),
     )
     found = []
     if rows:
@@ -42,7 +42,7 @@ def sketch(tensor: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> Tensor:
+def _random_signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> Tensor:
     # Made on the CPU: all ranks need the same signs, and generators of devices differ.
     generator = torch.Generator().manual_seed(salt)
     size = 1 << max(9, (count - 1).bit_length())
@@ -50,7 +50,7 @@ def _signs(count: int, dtype: torch.dtype, device: torch.device, salt: int) -> T
     return signs.to(device=device, dtype=dtype)
 
 
-def flattened(tensor: Tensor) -> Tensor:
+def flatten_real(tensor: Tensor) -> Tensor:
     """Return all elements as one flat tensor of real numbers. A complex number becomes two
     elements, and a sparse tensor becomes dense.
     """
@@ -59,40 +59,40 @@ def flattened(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(whole.resolve_conj()) if whole.is_complex() else whole).reshape(-1)
 
 
-def sample(tensor: Tensor, most: int = 64) -> Tensor:
+def sample_tensor(tensor: Tensor, most: int = 64) -> Tensor:
     """Return a copy of up to `most` elements, spread over the tensor."""
-    return _spread(tensor, most).clone()
+    return _spread_elements(tensor, most).clone()
 
 
-def samples(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, Tensor]:
+def sample_tensors(tensors: Mapping[str, Tensor], most: int = 64) -> dict[str, Tensor]:
     """Return a copy of up to `most` elements of each tensor, on the CPU. The call waits for a
     device once, and not once for each tensor.
     """
-    return sampling(tensors, most)()
+    return start_sampling(tensors, most)()
 
 
-def sampling(tensors: Mapping[str, Tensor], most: int = 64) -> Callable[[], dict[str, Tensor]]:
+def start_sampling(tensors: Mapping[str, Tensor], most: int = 64) -> Callable[[], dict[str, Tensor]]:
     """Copy up to `most` elements of each tensor on its device, without waiting for the device.
     Return a function that returns the copies on the CPU.
     """
-    views = {name: _spread(tensor, most) for name, tensor in tensors.items()}
+    views = {name: _spread_elements(tensor, most) for name, tensor in tensors.items()}
     kinds: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for name, view in views.items():
         kinds.setdefault((view.device, view.dtype), []).append(name)
     sizes = {name: len(view) for name, view in views.items()}
     copies = [(names, torch.cat([views[name] for name in names])) for names in kinds.values()]
 
-    def fetched() -> dict[str, Tensor]:
+    def fetch_samples() -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for names, whole in copies:
             parts = torch.split(whole.cpu(), [sizes[name] for name in names])
             found.update(zip(names, parts, strict=True))
         return {name: found[name] for name in sizes}
 
-    return fetched
+    return fetch_samples
 
 
-def differing(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> set[str]:
+def differing_names(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> set[str]:
     """Return the names of those tensors in both of which elements differ. A NaN differs from
     itself, and tensors of different shapes are left out.
     """
@@ -122,6 +122,6 @@ def on_host(tensors: Sequence[Tensor]) -> Tensor:
     return found
 
 
-def _spread(tensor: Tensor, most: int) -> Tensor:
-    flat = flattened(tensor)
+def _spread_elements(tensor: Tensor, most: int) -> Tensor:
+    flat = flatten_real(tensor)
     return flat[:: max(1, flat.numel() // most)][:most]

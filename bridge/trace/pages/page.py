@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from bridge.trace.comparison import Comparison
-from bridge.trace.pages.series import MOST_RANKS, Series, Told
-from bridge.trace.pages.svg import Curve, Map, chart, drawn, text
+from bridge.trace.pages.series import MOST_RANKS, FindingOfFile, Series
+from bridge.trace.pages.svg import Curve, Map, draw_chart, draw_map, escape_text
 from bridge.trace.segments import Floats
-from bridge.trace.verdicts import Line, share
+from bridge.trace.verdicts import TensorVerdict, share_of_bound
 
 STYLE = Path(__file__).parent / "page.css"
 SHARES = (0.1, 1.0, 10.0, 1000.0)
@@ -47,56 +47,56 @@ Levels = np.ndarray[tuple[int, ...], np.dtype[np.int8]]
 
 def run_page(found: Series) -> str:
     """Return the page of one run."""
-    body = [_about("Run", found), _findings([("", found.findings)]), *_charts([("", found)], {})]
+    body = [_about_run("Run", found), _findings_section([("", found.findings)]), *_render_charts([("", found)], {})]
     if found.sizes.size:
         body += [
-            f"<h2>Norms of {text(found.mapped)}, by layer and step</h2>",
-            _key(TIMES_WORDS, "the norm compared with the layer's median over all steps"),
+            f"<h2>Norms of {escape_text(found.mapped)}, by layer and step</h2>",
+            _map_legend(TIMES_WORDS, "the norm compared with the layer's median over all steps"),
         ]
-        body += [drawn(panel) for panel in _run_maps(found)]
-    return _page(f"{found.folder}", body)
+        body += [draw_map(panel) for panel in _run_maps(found)]
+    return _render_page(f"{found.folder}", body)
 
 
 def comparison_page(found: Comparison, both: tuple[Series, Series]) -> str:
     """Return the page of two compared runs."""
     first = found.divergence
     marks = {} if first is None else {first.name.step: "the runs first differ"}
-    body = [_verdict(found), _about("A", both[0]), _about("B", both[1]), _settings(found)]
+    body = [_verdict_section(found), _about_run("A", both[0]), _about_run("B", both[1]), _settings_section(found)]
     body.append(
         "<h2>Distance by layer and step</h2>"
-        + _key(SHARE_WORDS, "the largest distance of a tensor in this layer and step")
+        + _map_legend(SHARE_WORDS, "the largest distance of a tensor in this layer and step")
     )
-    body += [drawn(panel) for panel in _comparison_maps(found)]
-    body += [*_charts([("A", both[0]), ("B", both[1])], marks), *_differences(found)]
-    body.append(_findings([("A", both[0].findings), ("B", both[1].findings)]))
-    return _page(f"{found.first.folder} against {found.second.folder}", body)
+    body += [draw_map(panel) for panel in _comparison_maps(found)]
+    body += [*_render_charts([("A", both[0]), ("B", both[1])], marks), *_differences_section(found)]
+    body.append(_findings_section([("A", both[0].findings), ("B", both[1].findings)]))
+    return _render_page(f"{found.first.folder} against {found.second.folder}", body)
 
 
-def _page(title: str, body: Iterable[str]) -> str:
+def _render_page(title: str, body: Iterable[str]) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         '<meta name="color-scheme" content="light dark"><meta http-equiv="Content-Security-Policy"'
         " content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{text(title)}</title><style>{STYLE.read_text()}</style></head><body>\n<h1>{text(title)}</h1>\n"
+        f"<title>{escape_text(title)}</title><style>{STYLE.read_text()}</style></head><body>\n<h1>{escape_text(title)}</h1>\n"
         + "\n".join(filter(None, body))
         + "\n</body></html>\n"
     )
 
 
-def _about(label: str, found: Series) -> str:
+def _about_run(label: str, found: Series) -> str:
     if found.run is None:
-        return f"<p>{label}: {text(found.folder)}: this run has findings, but no log of tensors.</p>"
+        return f"<p>{label}: {escape_text(found.folder)}: this run has findings, but no log of tensors.</p>"
     steps = f"steps {found.steps[0]} to {found.steps[-1]}" if found.steps else "no whole step"
     ranks = len(found.run.lines)
     more = f"; the first {MOST_RANKS} of {ranks} ranks are shown" if ranks > MOST_RANKS else ""
-    noted = "".join(f"<br>{text(note)}" for note in found.run.notes)
-    return f"<p>{label}: {text(found.folder)}: {text(found.run.layout)}; {steps}{more}.{noted}</p>"
+    noted = "".join(f"<br>{escape_text(note)}" for note in found.run.notes)
+    return f"<p>{label}: {escape_text(found.folder)}: {escape_text(found.run.layout)}; {steps}{more}.{noted}</p>"
 
 
 # Findings
 
 
-def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
+def _findings_section(both: Sequence[tuple[str, Sequence[FindingOfFile]]]) -> str:
     rows = [(label, told) for label, found in both for told in found]
     if not rows:
         return (
@@ -121,24 +121,24 @@ def _findings(both: Sequence[tuple[str, Sequence[Told]]]) -> str:
             told.id,
             told.step,
             told.where or "the run",
-            _ranks(told.ranks),
+            _ranks_text(told.ranks),
             told.evidence,
             told.meaning,
         ]
         for label, told in rows[:SHOWN]
     ]
     more = f"<p>and {len(rows) - SHOWN} more findings</p>" if len(rows) > SHOWN else ""
-    return f"<h2>Findings</h2>{_table(heads, cells)}{more}"
+    return f"<h2>Findings</h2>{_render_table(heads, cells)}{more}"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks)) or "all"
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    head = "".join(f"<th>{text(word)}</th>" for word in heads)
+def _render_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    head = "".join(f"<th>{escape_text(word)}</th>" for word in heads)
     body = "".join(
-        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td>{escape_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -146,7 +146,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 # Curves
 
 
-def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> list[str]:
+def _render_charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> list[str]:
     named = [(f" of {label}" if label else "", found) for label, found in both]
     loss = []
     for label, found in named:
@@ -157,14 +157,14 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
             mean: Floats = found.losses[:, known].mean(axis=1) if known.any() else none
             loss.append(Curve(f"loss{label}", found.steps, mean))
     kinds = dict.fromkeys(kind for _, found in named for kind in found.norms)
-    charts = [chart("Loss that backward starts from, mean over ranks", loss, marks)]
+    charts = [draw_chart("Loss that backward starts from, mean over ranks", loss, marks)]
     for kind in kinds:
         curves = [
             Curve(f"norm of {kind}{label}", found.steps, found.norms[kind])
             for label, found in named
             if kind in found.norms
         ]
-        charts.append(chart(f"Norm of all {kind}", curves, marks))
+        charts.append(draw_chart(f"Norm of all {kind}", curves, marks))
     shown = [one for one in charts if one]
     missing = "" if charts[0] else "<p>The loss is not in the log.</p>"
     return ["<h2>Loss and norms</h2>", missing, *shown] if shown else []
@@ -173,7 +173,7 @@ def _charts(both: Sequence[tuple[str, Series]], marks: Mapping[int, str]) -> lis
 # Maps
 
 
-def _key(words: Sequence[str], of: str) -> str:
+def _map_legend(words: Sequence[str], of: str) -> str:
     """Return the legend of a map, which explains the height and colour of cells. `words` explain
     the levels, and `of` says what is compared.
     """
@@ -182,16 +182,16 @@ def _key(words: Sequence[str], of: str) -> str:
         for at in range(len(words))
     )
     rows = (
-        f'<span><svg class="key cellkey" viewBox="0 0 14 14">{bar}</svg> {text(word)}</span>'
+        f'<span><svg class="key cellkey" viewBox="0 0 14 14">{bar}</svg> {escape_text(word)}</span>'
         for bar, word in zip(bars, words, strict=True)
     )
     return (
-        f"<p class='legend'>The worse a value, the more of its cell is filled ({text(of)}):"
+        f"<p class='legend'>The worse a value, the more of its cell is filled ({escape_text(of)}):"
         f" {''.join(rows)}<span>empty: not logged</span></p>"
     )
 
 
-def _grouped(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
+def _group_levels(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
     """Return the levels by groups of ranks: ranks with the same levels share a map."""
     found: dict[bytes, list[int]] = defaultdict(list)
     for rank, own in enumerate(levels):
@@ -201,7 +201,7 @@ def _grouped(levels: Sequence[Levels]) -> dict[tuple[int, ...], Levels]:
 
 def _run_maps(found: Series) -> list[Map]:
     with np.errstate(all="ignore"):
-        usual = np.array([[_median(row) for row in rank] for rank in found.sizes])[:, :, None]
+        usual = np.array([[_median_of_finite(row) for row in rank] for rank in found.sizes])[:, :, None]
         # So many times larger, or so many times smaller.
         times = np.maximum(found.sizes / usual, usual / found.sizes)
     levels = np.full(found.sizes.shape, -1, np.int8)
@@ -218,22 +218,22 @@ def _run_maps(found: Series) -> list[Map]:
     )
     if not layers or not steps:
         return []
-    rank, frames = _places(found.findings, layers, steps)
-    groups = _grouped([own[rows][:, columns] for own in levels])
+    rank, frames = _places_of_findings(found.findings, layers, steps)
+    groups = _group_levels([own[rows][:, columns] for own in levels])
     return [
-        Map(_those(ranks, len(levels)), layers, steps, own, frames if rank in ranks else ())
+        Map(_ranks_phrase(ranks, len(levels)), layers, steps, own, frames if rank in ranks else ())
         for ranks, own in groups.items()
     ]
 
 
-def _median(values: Floats) -> float:
+def _median_of_finite(values: Floats) -> float:
     """Return the median of the finite positive values, or NaN if there are none."""
     some = values[(values > 0) & np.isfinite(values)]
     return float(np.median(some)) if len(some) else np.nan
 
 
-def _places(
-    findings: Sequence[Told], layers: Sequence[str], steps: Sequence[int]
+def _places_of_findings(
+    findings: Sequence[FindingOfFile], layers: Sequence[str], steps: Sequence[int]
 ) -> tuple[int, list[tuple[str, int, str]]]:
     """Return where the map marks the first finding that names a layer: the rank, and a list
     with the layer, step and caption. The list is empty if there is no such finding.
@@ -252,7 +252,7 @@ def _places(
     return 0, []
 
 
-def _those(ranks: Sequence[int], world: int) -> str:
+def _ranks_phrase(ranks: Sequence[int], world: int) -> str:
     if world == 1:
         return "The only rank"
     if len(ranks) == world:
@@ -275,7 +275,7 @@ def _comparison_maps(found: Comparison) -> list[Map]:
         if line.verdict in ("unseen", "too coarse"):
             continue
         place = rows[line.name.layer], columns[line.name.step]
-        level = sum(share(line) >= least for least in SHARES)
+        level = sum(share_of_bound(line) >= least for least in SHARES)
         for rank in (rank for rank in line.ranks if rank < world):
             levels[(rank, *place)] = max(levels[(rank, *place)], level)
         others = levels[(slice(None), *place)]
@@ -284,20 +284,20 @@ def _comparison_maps(found: Comparison) -> list[Map]:
     frames = (
         [] if first is None else [(first.name.layer, first.name.step, f"the runs first differ: {first.name}")]
     )
-    groups = _grouped(list(levels))
+    groups = _group_levels(list(levels))
     maps = []
     for ranks, own in groups.items():
         # The frame is drawn where the first difference was logged; without ranks, everywhere.
         here = first is not None and (not first.ranks or any(rank in first.ranks for rank in ranks))
         if own.size:
-            maps.append(Map(_those(ranks, world), layers, steps, own, frames if here else ()))
+            maps.append(Map(_ranks_phrase(ranks, world), layers, steps, own, frames if here else ()))
     return maps
 
 
 # Comparing
 
 
-def _verdict(found: Comparison) -> str:
+def _verdict_section(found: Comparison) -> str:
     first, why = found.divergence, found.diagnosis
     if first is None:
         measured = any(line.verdict in ("equal", "rounding") for line in found.lines)
@@ -307,37 +307,37 @@ def _verdict(found: Comparison) -> str:
             else "No tensor has values in both logs, so nothing was compared."
         )
         return f"<p class='verdict'>{said}</p>"
-    lines = [f"✕ The runs first differ at <strong>{text(first.name)}</strong>: {text(first.verdict)}."]
+    lines = [f"✕ The runs first differ at <strong>{escape_text(first.name)}</strong>: {escape_text(first.verdict)}."]
     lines += (
-        [f"Only the logs of rank {text(', '.join(map(str, first.ranks)))} differ in this tensor."]
+        [f"Only the logs of rank {escape_text(', '.join(map(str, first.ranks)))} differ in this tensor."]
         if first.ranks
         else []
     )
-    lines += [f"Looks like: {text(first.cause)}."] if first.cause else []
+    lines += [f"Looks like: {escape_text(first.cause)}."] if first.cause else []
     if why is not None:
-        lines += [f"Cause: <strong>{text(why.claim)}</strong>."] if why.claim else []
+        lines += [f"Cause: <strong>{escape_text(why.claim)}</strong>."] if why.claim else []
         lines += [
-            f"{'Evidence' if why.claim else 'Before this tensor'}: {text(evidence)}." for evidence in why.evidence
+            f"{'Evidence' if why.claim else 'Before this tensor'}: {escape_text(evidence)}." for evidence in why.evidence
         ]
-        lines += [f"The logs do not show the cause; next: {text(why.next)}."] if why.next else []
+        lines += [f"The logs do not show the cause; next: {escape_text(why.next)}."] if why.next else []
     return f"<p class='verdict'>{'<br>'.join(lines)}</p>"
 
 
-def _settings(found: Comparison) -> str:
+def _settings_section(found: Comparison) -> str:
     if not found.settings:
         return "<h2>Settings</h2><p>The runs have the same settings.</p>"
     rows = [
         (setting.path, setting.first, setting.second, "layout" if setting.layout else "number")
         for setting in found.settings
     ]
-    return f"<h2>Settings that differ</h2>{_table(('setting', 'A', 'B', 'of the'), rows[:SHOWN])}"
+    return f"<h2>Settings that differ</h2>{_render_table(('setting', 'A', 'B', 'of the'), rows[:SHOWN])}"
 
 
-def _differences(found: Comparison) -> list[str]:
+def _differences_section(found: Comparison) -> list[str]:
     """Return the table of all differences by phase and kind of tensor: first those in the first
     step that differs, then those in all later steps.
     """
-    groups: dict[tuple[str, str, bool], list[Line]] = defaultdict(list)
+    groups: dict[tuple[str, str, bool], list[TensorVerdict]] = defaultdict(list)
     for line in found.faults:
         groups[line.name.phase, line.name.kind, line.name.step > found.faults[0].name.step].append(
             line
@@ -348,11 +348,11 @@ def _differences(found: Comparison) -> list[str]:
     for (phase, kind, _), lines in sorted(groups.items(), key=lambda item: item[0][2]):
         begin, end = lines[0].name.step, lines[-1].name.step
         steps = str(begin) if begin == end else f"{begin} to {end}"
-        worst = max(map(share, lines))
+        worst = max(map(share_of_bound, lines))
         furthest = f"{worst:.3g} times its bound" if math.isfinite(worst) else "no bound"
         first = lines[0]
-        told = (first.name, furthest, _ranks(first.ranks), first.cause)
+        told = (first.name, furthest, _ranks_text(first.ranks), first.cause)
         rows.append((steps, phase, kind, len(lines), *told))
     heads = ("steps", "phase", "kind", "tensors", "first", "furthest", "ranks", "looks like")
     left = f"<p>{len(found.left)} later steps were not compared.</p>" if found.left else ""
-    return ["<h2>Differences, in order of execution</h2>", _table(heads, rows), left]
+    return ["<h2>Differences, in order of execution</h2>", _render_table(heads, rows), left]

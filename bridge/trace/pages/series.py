@@ -14,10 +14,10 @@ import numpy as np
 
 from bridge.errors import SourceError
 from bridge.files.contained import inside, read_text
-from bridge.trace.columns import Columns, Gathering, Pattern, Reader
+from bridge.trace.columns import ColumnReader, Columns, Gathering, Pattern
 from bridge.trace.findings import FILE, MEANINGS
-from bridge.trace.pairing import section
-from bridge.trace.run import Run
+from bridge.trace.pairing import phase_and_kind
+from bridge.trace.run import TracedRun
 from bridge.trace.schema import RUN
 from bridge.trace.segments import Floats, Places
 
@@ -40,7 +40,7 @@ MOST_FINDINGS = 2**26
 
 
 @dataclass(frozen=True)
-class Told:
+class FindingOfFile:
     """A finding that was read from the file of findings."""
 
     id: str
@@ -62,7 +62,7 @@ class Series:
     """
 
     folder: Path
-    run: Run | None
+    run: TracedRun | None
     steps: Sequence[int]
     layers: Sequence[str]
     losses: Floats
@@ -71,10 +71,10 @@ class Series:
     sizes: Floats
     odd: Floats
     """How many NaNs and infinities the tensors of `sizes` have (ranks, layers, steps)."""
-    findings: Sequence[Told]
+    findings: Sequence[FindingOfFile]
 
 
-def findings(folder: Path) -> list[Told]:
+def read_findings(folder: Path) -> list[FindingOfFile]:
     """Read the findings of a run from its file `findings.jsonl`. Raises `SourceError` if the file
     is damaged.
     """
@@ -85,7 +85,7 @@ def findings(folder: Path) -> list[Told]:
     return [one_finding(line, f"{path}:{number}") for number, line in enumerate(whole, 1)]
 
 
-def one_finding(line: str, where: str) -> Told:
+def one_finding(line: str, where: str) -> FindingOfFile:
     """Return the finding in a line of the file of findings. Raises `SourceError` if the line is
     damaged; `where` is the place in the message.
     """
@@ -98,7 +98,7 @@ def one_finding(line: str, where: str) -> Told:
             else (str(found["meaning"]), str(found["severity"]))
         )
         ranks = tuple(int(rank) for rank in found["ranks"])
-        return Told(
+        return FindingOfFile(
             str(found["id"]),
             int(found["step"]),
             str(found["where"]),
@@ -113,11 +113,11 @@ def one_finding(line: str, where: str) -> Told:
         ) from None
 
 
-def read(folder: Path) -> Series:
+def read_series(folder: Path) -> Series:
     """Return the data of the page of the run in `folder`. Raises `SourceError` if the folder has
     neither a log nor findings.
     """
-    found = findings(folder) if folder.is_dir() else []
+    found = read_findings(folder) if folder.is_dir() else []
     if not (folder / RUN).exists():
         if not found:
             raise SourceError(
@@ -127,16 +127,16 @@ def read(folder: Path) -> Series:
         return Series(
             folder, None, (), (), none, {}, "", np.zeros((0, 0, 0)), np.zeros((0, 0, 0)), found
         )
-    return series(Run.read(folder), found)
+    return series_of_run(TracedRun.read(folder), found)
 
 
-def series(run: Run, found: Sequence[Told]) -> Series:
+def series_of_run(run: TracedRun, found: Sequence[FindingOfFile]) -> Series:
     """Return the data of the page of a run that has a log; `found` are its findings."""
-    reader, ranks = Reader(run), min(len(run.lines), MOST_RANKS)
+    reader, ranks = ColumnReader(run), min(len(run.lines), MOST_RANKS)
     layers = list(run.layers)
     places = {layer: at for at, layer in enumerate(layers)}
     # The last step tells which section a map shows: the first one may have weights alone.
-    last = {section(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
+    last = {phase_and_kind(entry.name) for entry in run.entries(run.steps[-1])} if run.steps else set()
     wanted = next((name for name in SECTIONS if name in last), ("", ""))
     shape = ranks, len(layers), len(run.steps)
     losses, norms = (
@@ -178,7 +178,7 @@ class Reading:
     ) -> None:
         self.pattern = pattern
         parts = {
-            name: [entry for entry in pattern.entries if section(entry.name) == name]
+            name: [entry for entry in pattern.entries if phase_and_kind(entry.name) == name]
             for name in WORDS
         }
         self._gatherings = [

@@ -33,7 +33,7 @@ more digits.
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
 
 
-def text(value: object) -> str:
+def escape_text(value: object) -> str:
     """Return a value as text for the page, escaped because it may come from a log."""
     return escaped(clean(str(value)), quote=True)
 
@@ -47,7 +47,7 @@ class Curve:
     values: Floats
 
 
-def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
+def draw_chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
     """Return a figure with one line for each of `curves`, told apart by dashes, and a legend.
     `marks` are captions, by the step at which they stand.
     """
@@ -58,18 +58,18 @@ def chart(title: str, curves: Sequence[Curve], marks: Mapping[int, str]) -> str:
     values = np.concatenate([curve.values[np.isfinite(curve.values)] for curve in curves])
     scale = _Scale(min(steps), max(steps), float(values.min()), float(values.max()))
     parts = [
-        *_frame(scale),
-        *(part for at, curve in enumerate(curves) for part in _line(curve, at, scale)),
+        *_draw_frame(scale),
+        *(part for at, curve in enumerate(curves) for part in _draw_line(curve, at, scale)),
     ]
     for step, words in marks.items():
         x = scale.x(step)
         parts.append(
-            f'<path class="mark" d="M{x:.1f} 8V{HIGH}"/><text class="mark" x="{x + 4:.1f}" y="10">{text(words)}</text>'
+            f'<path class="mark" d="M{x:.1f} 8V{HIGH}"/><text class="mark" x="{x + 4:.1f}" y="10">{escape_text(words)}</text>'
         )
-    label = text(f"{title}: " + "; ".join(_said(curve) for curve in curves))
+    label = escape_text(f"{title}: " + "; ".join(_curve_text(curve) for curve in curves))
     return (
-        f'<figure><figcaption>{text(title)}</figcaption><svg viewBox="0 0 {WIDE} {HIGH + 26}" role="img" aria-label="{label}">'
-        f"<title>{label}</title>{''.join(parts)}</svg><p class='legend'>{_legend(curves)}</p></figure>"
+        f'<figure><figcaption>{escape_text(title)}</figcaption><svg viewBox="0 0 {WIDE} {HIGH + 26}" role="img" aria-label="{label}">'
+        f"<title>{label}</title>{''.join(parts)}</svg><p class='legend'>{_draw_legend(curves)}</p></figure>"
     )
 
 
@@ -106,9 +106,9 @@ class _Scale:
         return sorted({self.low, (self.low + self.high) / 2, self.high})
 
 
-def _frame(scale: _Scale) -> Iterable[str]:
+def _draw_frame(scale: _Scale) -> Iterable[str]:
     ticks = scale.ticks()
-    for value, label in zip(ticks, _apart(ticks), strict=True):
+    for value, label in zip(ticks, _distinct_labels(ticks), strict=True):
         y = scale.y(value)
         yield f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDE - 20}"/>'
         yield f'<text class="at" x="{LEFT - 8}" y="{y + 4:.1f}">{label}</text>'
@@ -116,7 +116,7 @@ def _frame(scale: _Scale) -> Iterable[str]:
         yield f'<text class="below" x="{scale.x(step):.1f}" y="{HIGH + 16}">step {step}</text>'
 
 
-def _apart(values: Sequence[float]) -> list[str]:
+def _distinct_labels(values: Sequence[float]) -> list[str]:
     """Return the values as labels, all with as many digits as are needed so that no two labels are
     equal.
     """
@@ -126,10 +126,10 @@ def _apart(values: Sequence[float]) -> list[str]:
     return next((found for found in labels if len(set(found)) == len(found)), list(map(repr, values)))
 
 
-def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
+def _draw_line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
     pieces: list[list[str]] = [[]]
     gone: list[int] = []
-    for step, value in _thinned(curve):
+    for step, value in _thin_points(curve):
         if math.isfinite(value):
             pieces[-1].append(f"{scale.x(step):.1f} {scale.y(value):.1f}")
         # A value that is not finite ends the piece: no line is drawn across it.
@@ -143,7 +143,7 @@ def _line(curve: Curve, at: int, scale: _Scale) -> Iterable[str]:
         yield f'<text class="mark" x="{scale.x(step):.1f}" y="{HIGH - 2}">NaN</text>'
 
 
-def _thinned(curve: Curve) -> Iterable[tuple[int, float]]:
+def _thin_points(curve: Curve) -> Iterable[tuple[int, float]]:
     """Yield the points of a curve. Of a long curve, yield the smallest and largest value of each
     bin of steps, and all values that are not finite.
     """
@@ -163,7 +163,7 @@ def _thinned(curve: Curve) -> Iterable[tuple[int, float]]:
             yield from ((curve.steps[start + place], float(values[place])) for place in ends)
 
 
-def _said(curve: Curve) -> str:
+def _curve_text(curve: Curve) -> str:
     finite = np.isfinite(curve.values).nonzero()[0]
     first, last = (
         f"{curve.values[at]:.4g} in step {curve.steps[at]}" for at in (finite[0], finite[-1])
@@ -171,10 +171,10 @@ def _said(curve: Curve) -> str:
     return f"{curve.label}: {first}, {last}"
 
 
-def _legend(curves: Sequence[Curve]) -> str:
+def _draw_legend(curves: Sequence[Curve]) -> str:
     rows = (
         f'<svg class="key" viewBox="0 0 40 8"><path class="line line{at % len(DASHES)}"'
-        f' stroke-dasharray="{DASHES[at % len(DASHES)]}" d="M0 4H40"/></svg> {text(_said(curve))}'
+        f' stroke-dasharray="{DASHES[at % len(DASHES)]}" d="M0 4H40"/></svg> {escape_text(_curve_text(curve))}'
         for at, curve in enumerate(curves)
     )
     return "<br>".join(rows)
@@ -194,29 +194,29 @@ class Map:
     frames: Sequence[tuple[str, int, str]] = ()
 
 
-def drawn(found: Map) -> str:
+def draw_map(found: Map) -> str:
     """Return a map as SVG. The higher the level, the more of the cell is filled; each level also
     has a colour.
     """
-    rows, columns = _bins(len(found.layers), ROWS), _bins(len(found.steps), COLUMNS)
+    rows, columns = _divide_into_bins(len(found.layers), ROWS), _divide_into_bins(len(found.steps), COLUMNS)
     # Of cells that fall into one, the worst is shown.
     levels = np.maximum.reduceat(np.maximum.reduceat(found.levels, rows, axis=0), columns, axis=1)
     width = (WIDE - LEFT - 20) / len(columns)
     high = len(rows) * CELL
-    parts = [*_names(found, rows), *_cells(levels, width)]
+    parts = [*_draw_names(found, rows), *_draw_cells(levels, width)]
     for at in sorted({0, len(columns) // 2, len(columns) - 1}):
         x, step = LEFT + (at + 0.5) * width, found.steps[columns[at]]
         parts.append(f'<text class="below" x="{x:.1f}" y="{high + 40}">step {step}</text>')
     for layer, step, words in found.frames:
-        parts.append(_framed(found, layer, step, words, rows, columns, width))
+        parts.append(_mark_cell(found, layer, step, words, rows, columns, width))
     said = f"{found.label}: {int((levels >= 2).sum())} of {levels.size} cells have level 2 or more"
     return (
-        f'<figure><figcaption>{text(found.label)}</figcaption><svg viewBox="0 0 {WIDE} {high + 44}" role="img"'
-        f' aria-label="{text(said)}"><title>{text(said)}</title>{"".join(parts)}</svg></figure>'
+        f'<figure><figcaption>{escape_text(found.label)}</figcaption><svg viewBox="0 0 {WIDE} {high + 44}" role="img"'
+        f' aria-label="{escape_text(said)}"><title>{escape_text(said)}</title>{"".join(parts)}</svg></figure>'
     )
 
 
-def _bins(count: int, most: int) -> list[int]:
+def _divide_into_bins(count: int, most: int) -> list[int]:
     """Divide `count` items into at most `most` bins of neighbours. Returns the index of the first
     item of each bin.
     """
@@ -224,7 +224,7 @@ def _bins(count: int, most: int) -> list[int]:
     return [at * count // number for at in range(number)]
 
 
-def _names(found: Map, rows: Sequence[int]) -> Iterable[str]:
+def _draw_names(found: Map, rows: Sequence[int]) -> Iterable[str]:
     ends = [*rows[1:], len(found.layers)]
     for at, (first, end) in enumerate(zip(rows, ends, strict=True)):
         name = found.layers[first] or "the run"
@@ -232,10 +232,10 @@ def _names(found: Map, rows: Sequence[int]) -> Iterable[str]:
         whole = f"{name} to {last}" if rest else name
         short = name if len(name) <= 26 else f"…{name[-25:]}"
         more = f" +{rest}" if rest else ""
-        yield f'<text class="at" x="{LEFT - 8}" y="{24 + at * CELL + 11}"><title>{text(whole)}</title>{text(short + more)}</text>'
+        yield f'<text class="at" x="{LEFT - 8}" y="{24 + at * CELL + 11}"><title>{escape_text(whole)}</title>{escape_text(short + more)}</text>'
 
 
-def _cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float) -> Iterable[str]:
+def _draw_cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float) -> Iterable[str]:
     """Yield one SVG path for each level, with the filled part of all cells of this level."""
     for level in range(LEVELS):
         high = (CELL - 2) * (level + 1) / LEVELS
@@ -249,7 +249,7 @@ def _cells(levels: np.ndarray[tuple[int, ...], np.dtype[np.int8]], width: float)
             yield f'<path class="cell level{level}" {wide} d="{"".join(shapes)}"/>'
 
 
-def _framed(
+def _mark_cell(
     found: Map,
     layer: str,
     step: int,
@@ -266,5 +266,5 @@ def _framed(
     end = "end" if x > WIDE / 2 else "start"
     return (
         f'<path class="mark" d="M{x + width / 2:.1f} 16V{y}"/><rect class="mark" x="{x - 1:.1f}" y="{y}" width="{width + 2:.1f}"'
-        f' height="{CELL}"/><text class="mark" style="text-anchor:{end}" x="{x:.1f}" y="12">{text(words)}</text>'
+        f' height="{CELL}"/><text class="mark" style="text-anchor:{end}" x="{x:.1f}" y="12">{escape_text(words)}</text>'
     )

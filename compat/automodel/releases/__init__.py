@@ -72,7 +72,7 @@ class Release(AnyRelease):
     among: ClassVar[Releases] = RELEASES
 
     @property
-    def nested(self) -> bool:
+    def nests_pipeline(self) -> bool:
         """Whether the pipeline is a part of the `distributed` section."""
         return self.since(NEW_LAYOUT)
 
@@ -111,9 +111,9 @@ class Release(AnyRelease):
         """Return defaults by path. `part` is "pipeline" for defaults of the pipeline, the name of a
         strategy for defaults of its options, and "" for defaults of every recipe.
         """
-        return dict(self._filled(part))
+        return dict(self._defaults_of_part(part))
 
-    def _filled(self, part: str) -> Iterator[tuple[str, Any]]:
+    def _defaults_of_part(self, part: str) -> Iterator[tuple[str, Any]]:
         for path in _DECIDED["filled"][part]:
             rows = self.having(_rows().get(path, ()))
             row = next((row for row in rows if row.strategy in ("", part)), None)

@@ -29,7 +29,7 @@ KNOWN = (
 )
 
 
-def adapted(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Finding, ...]]:
+def add_adapters(model: nn.Module, section: Section) -> tuple[nn.Module, tuple[Finding, ...]]:
     """Add the low-rank adapters of the section `peft` to `model`, and train only the adapters. If
     the section is empty, `model` is returned unchanged.
 

@@ -46,7 +46,7 @@ class FullyShardedBackend(Backend):
 
     @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        whole = completed(plan)
+        whole = complete_plan(plan)
         try:
             undriven = tuple(_undriven(lower(whole, DIALECT, None, world)))
         except BridgeError as error:
@@ -58,12 +58,12 @@ class FullyShardedBackend(Backend):
         from compat.automodel.runtime import fsdp
 
         world = fsdp.join()
-        config = run if isinstance(run, Config) else lower(completed(run), DIALECT, None, world)
+        config = run if isinstance(run, Config) else lower(complete_plan(run), DIALECT, None, world)
         BridgeError.raise_if(_undriven(config))
         return fsdp.FullyShardedTrainer(config, workload)
 
 
-def completed(plan: Plan) -> Plan:
+def complete_plan(plan: Plan) -> Plan:
     """Return the plan, with open fields set to the native engine's defaults."""
     micro = {} if plan.batch.micro or plan.batch.global_ else {"batch.micro": MICRO}
     return Plan.of({**OPEN, **micro, **plan.values()})

@@ -15,7 +15,7 @@ from torch import nn
 from bridge.engine.formats import TORCH, name_of
 from bridge.engine.models.pretrained import WEIGHTS
 from bridge.errors import BridgeError, ConfigError, SourceError
-from bridge.files import reached
+from bridge.files import existing_path
 from bridge.findings import Finding
 from bridge.rules import Effect
 from compat.automodel.runtime.sections import TARGET, Section
@@ -47,7 +47,7 @@ def folder(name: str, where: str, files: Sequence[str] = (CONFIG,)) -> Path:
     Raises `SourceError` if there is no such folder. `where` is the setting that the error names.
     """
     for file in files:
-        path = reached(os.path.join(name, file))
+        path = existing_path(os.path.join(name, file))
         if path is not None:
             return path.parent
     from transformers.utils.hub import cached_file
@@ -84,7 +84,7 @@ def model(section: Section, seed: int) -> tuple[nn.Module, str, tuple[Finding, .
     held = getattr(config, "dtype", None) or torch.float32
     dtype = name_of(held, "model.torch_dtype") if dtype == AUTO else DTYPES.get(dtype, dtype)
     return (
-        _built(section, place if way == LOADED else None, config, formats[dtype], seed),
+        _build_model(section, place if way == LOADED else None, config, formats[dtype], seed),
         dtype,
         tuple(_findings(section)),
     )
@@ -133,7 +133,7 @@ def _family(target: str) -> str:
     return found
 
 
-def _built(
+def _build_model(
     section: Section, place: Path | None, config: Any, dtype: torch.dtype, seed: int
 ) -> nn.Module:
     from transformers import AutoModelForCausalLM

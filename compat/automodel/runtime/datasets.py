@@ -121,7 +121,7 @@ def _columns(given: Section, path: str, tokenizer: Callable[[], Any], seed: int)
             " leave it out"
         )
     source = f"{path}.path_or_dataset_id"
-    found = rows(_said(given, path, "path_or_dataset_id"), given.get("split"), source)[
+    found = rows(_required_value(given, path, "path_or_dataset_id"), given.get("split"), source)[
         : given.get("limit_dataset_samples")
     ]
     words = tokenizer()
@@ -169,7 +169,7 @@ def _hellaswag(given: Section, path: str, tokenizer: Callable[[], Any], seed: in
     components/datasets/llm/hellaswag.py.
     """
     source = f"{path}.path_or_dataset"
-    found = rows(_said(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source)
+    found = rows(_required_value(given, path, "path_or_dataset"), _part(given, "num_samples_limit"), source)
     contexts = [column(row, "ctx", source) for row in found]
     targets = [column(row, "endings", source)[int(column(row, "label", source))] for row in found]
     samples = pairs(tokenizer(), contexts, targets, given.get("pad_to_max_length", True))
@@ -189,7 +189,7 @@ def _lengths(given: Section, more: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _said(given: Section, path: str, name: str) -> Any:
+def _required_value(given: Section, path: str, name: str) -> Any:
     if name not in given:
         raise ConfigError(f"{path}.{name}: missing; give the file or folder of the data")
     return given[name]

@@ -52,10 +52,10 @@ def completion(
     counted = [
         place >= start and (mask is None or bool(mask[place])) for place in range(len(tokens))
     ]
-    return _shifted(tokenizer, tokens, counted, seq_length if padding == "max_length" else None)
+    return _shift_tokens(tokenizer, tokens, counted, seq_length if padding == "max_length" else None)
 
 
-def _shifted(
+def _shift_tokens(
     tokenizer: Any, tokens: list[int], counted: Sequence[bool], length: int | None
 ) -> Sample:
     pad = tokenizer.pad_token_id or tokenizer.eos_token_id or 0
@@ -90,7 +90,7 @@ def pairs(
     """
     found: list[Sample] = []
     for start in range(0, len(contexts), BATCH):
-        found += _tokenized(
+        found += _tokenize_pairs(
             tokenizer, contexts[start : start + BATCH], targets[start : start + BATCH]
         )
     length = (
@@ -105,7 +105,7 @@ def pairs(
     return found
 
 
-def _tokenized(tokenizer: Any, contexts: Sequence[str], targets: Sequence[str]) -> list[Sample]:
+def _tokenize_pairs(tokenizer: Any, contexts: Sequence[str], targets: Sequence[str]) -> list[Sample]:
     first, second = (tokenizer(list(texts))["input_ids"] for texts in (contexts, targets))
     special = set(tokenizer.all_special_ids)
     if first[0] and first[0][-1] in special:

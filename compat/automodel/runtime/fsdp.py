@@ -18,18 +18,18 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from bridge.backend import Step, Workload
-from bridge.comm import everyones, joined
+from bridge.comm import everyones, rank_and_world
 from bridge.dialect import Config
 from bridge.engine.device import join as join_group
 from bridge.engine.environment import detect
 from bridge.engine.formats import TORCH
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
-from bridge.engine.loops import held, norm_of, wholes
-from bridge.engine.models.dense import called
-from bridge.engine.models.gpt import IGNORED, summed_cross_entropy
+from bridge.engine.loops import memory_bytes, norm_of, wholes
+from bridge.engine.models.dense import model_to_train
+from bridge.engine.models.gpt import IGNORED, sum_cross_entropy
 from bridge.errors import BridgeError
-from bridge.state.groups import FILE, built
+from bridge.state.groups import FILE, build_groups
 from bridge.translation import lift
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ HYPER = ("lr", "betas", "eps", "weight_decay", "momentum", "nesterov", "amsgrad"
 def join() -> int:
     """Join the process group and return the number of ranks."""
     join_group(detect())
-    return (joined() or (0, 1))[1]
+    return (rank_and_world() or (0, 1))[1]
 
 
 class FullyShardedTrainer:
@@ -54,13 +54,13 @@ class FullyShardedTrainer:
     def __init__(self, config: Config, workload: Workload) -> None:
         BridgeError.raise_if(
             []
-            if joined()
+            if rank_and_world()
             else [
                 "automodel: FSDP2 shards over ranks, but there is only one rank; start at least two"
             ]
         )
         self.values, self.plan = config.effective.flat(), lift(config)
-        self.data = joined() or (0, 1)
+        self.data = rank_and_world() or (0, 1)
         self.micro = self.plan.batch.micro or workload.micro
         whole = (self.plan.batch.global_ or self.micro * self.data[1]) // (
             self.micro * self.data[1]
@@ -68,7 +68,7 @@ class FullyShardedTrainer:
         self.accumulation = self.plan.batch.accumulation or max(1, whole)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = self._sharded(
-            called(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"])
+            model_to_train(workload).to(self.device, TORCH[self.plan.precision.master or "fp32"])
         )
         self.workload = workload
         self.optimizer = self._optimizer()
@@ -111,7 +111,7 @@ class FullyShardedTrainer:
         }
         named = dict(self.model.named_parameters())
         grouped = (
-            built(self.workload.groups, named, FILE)
+            build_groups(self.workload.groups, named, FILE)
             if self.workload.groups
             else self.model.parameters()
         )
@@ -131,7 +131,7 @@ class FullyShardedTrainer:
         for number, (tokens, targets) in enumerate(taken):
             # Gradients are reduced once a step, with its last microbatch.
             self.model.set_requires_gradient_sync(number == len(taken) - 1)  # type: ignore[operator]
-            loss, _ = summed_cross_entropy(logits_in(self.model(tokens)), targets)
+            loss, _ = sum_cross_entropy(logits_in(self.model(tokens)), targets)
             # FSDP2 averages over data ranks: times their number it is a sum, which the tokens of
             # all ranks divide.
             torch.autograd.backward(loss * self.data[1] / sum(counts))
@@ -165,7 +165,7 @@ class FullyShardedTrainer:
         return wholes(self.model)
 
     def bytes(self) -> Mapping[str, int]:
-        return held(self.model, self.optimizer)
+        return memory_bytes(self.model, self.optimizer)
 
     def close(self) -> None:
         """Does nothing, because the trainer opens only the default process group, which stays open.

@@ -93,7 +93,7 @@ class Loader:
         lists = [order[start : start + self.rows] for start in range(0, len(order), self.rows)][
             first : self.batches
         ]
-        collate = partial(collated, multiple=self.multiple)
+        collate = partial(collate_samples, multiple=self.multiple)
         loader: Any = torch.utils.data.DataLoader(
             self.samples, batch_sampler=lists, collate_fn=collate, num_workers=self.workers
         )
@@ -124,7 +124,7 @@ def _collater(said: Any, path: str) -> int | None:
     return settings.get("pad_seq_len_divisible")
 
 
-def collated(samples: Sequence[Sample], multiple: int | None = None) -> dict[str, Tensor]:
+def collate_samples(samples: Sequence[Sample], multiple: int | None = None) -> dict[str, Tensor]:
     """Return samples as tensors of shape (samples, tokens). They are padded to the longest sample,
     whose length is rounded up to a multiple of `multiple`.
     """
@@ -158,6 +158,6 @@ def microbatches(batches: Sequence[dict[str, Tensor]], rows: int, number: int) -
     return found + [silent] * (number - len(found))
 
 
-def counted(labels: Tensor) -> int:
+def count_labels(labels: Tensor) -> int:
     """Return the number of labels that are included in the loss."""
     return int((labels != IGNORED).sum())

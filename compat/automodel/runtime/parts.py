@@ -15,7 +15,7 @@ from bridge.errors import BridgeError, ConfigError
 from compat.automodel.virtual_stages import stages
 
 
-class Part(nn.Module):
+class StageModules(nn.Module):
     """The modules of one pipeline stage, under the names that they have in the whole model. A part
     shares its modules and parameters with the model. The engine runs the modules; a script cannot
     call the part.
@@ -57,7 +57,7 @@ def even(chain: Chain, **asked: Any) -> list[list[str]]:
     return [names[start:stop] for start, stop in pairwise(ends)]
 
 
-def named(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> list[list[str]]:
+def layers_by_stage(model: nn.Module, chain: Chain, parts: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the names of the engine's layers in each stage, from the module names in `parts`.
     Modules without weights, such as rotary embeddings, may be in every stage.
 

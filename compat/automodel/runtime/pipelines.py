@@ -18,16 +18,16 @@ from bridge import comm
 from bridge.engine.formats import name_of
 from bridge.engine.layers import Arguments, logits_in
 from bridge.engine.models.cutting import cut_of, is_hugging_face
-from bridge.engine.runner import Engine, chained
+from bridge.engine.runner import Engine, chain_of_model
 from bridge.errors import BridgeError, ConfigError
 from bridge.files.write import write_text
 from bridge.findings import Finding
-from bridge.layout.schedule.table import written
+from bridge.layout.schedule.table import schedule_to_csv
 from bridge.plan import Plan
 from bridge.rules import Effect
 from bridge.translation import lift
 from compat.automodel import DIALECT
-from compat.automodel.runtime.parts import Part, even, named
+from compat.automodel.runtime.parts import StageModules, even, layers_by_stage
 
 __all__ = ["AutoPipeline", "PipelineConfig", "PipelineInfo"]
 BATCH, HEADER = "batch", 10
@@ -78,7 +78,7 @@ class Stage:
 
     stage_index: int
     num_stages: int
-    submod: Part
+    submod: StageModules
 
     @property
     def is_first(self) -> bool:
@@ -96,15 +96,15 @@ class PipelineInfo:
     """The result of `build`: the schedule, and the stages of this rank with their modules."""
 
     enabled: bool = False
-    schedule: Schedule | None = None
+    schedule: StageSchedule | None = None
     has_first_stage: bool = False
     has_last_stage: bool = False
-    model_parts: list[Part] | None = None
+    model_parts: list[StageModules] | None = None
     stages: list[Stage] | None = None
 
 
 @dataclass
-class Schedule:
+class StageSchedule:
     """Runs the microbatches of a batch over the stages, as torch's schedules do.
 
     Gradients are added to `.grad` of the parameters. The script's own optimizer updates the
@@ -145,7 +145,7 @@ class Schedule:
             _add(parameters[name], gradient if factor == 1.0 else gradient * factor)
         if losses is not None and self.has_last:
             losses[:] = passes.losses
-        return self._merged() if return_outputs else None
+        return self._merge_outputs() if return_outputs else None
 
     def eval(
         self, *given: Any, target: Any = None, losses: list[Tensor] | None = None, **named: Any
@@ -160,7 +160,7 @@ class Schedule:
             found.append(self.engine.eval_batch(batch))
         if losses is not None and self.has_last:
             losses[:] = found
-        return self._merged()
+        return self._merge_outputs()
 
     @property
     def has_last(self) -> bool:
@@ -177,7 +177,7 @@ class Schedule:
         found: Tensor = self._loss_fn(logits, target)
         return found
 
-    def _merged(self) -> Any:
+    def _merge_outputs(self) -> Any:
         found = [self.outputs[number] for number in sorted(self.outputs)]
         self.outputs.clear()
         return torch.cat(found) if found else None
@@ -199,7 +199,7 @@ class Schedule:
                 f"schedule.step: found {len(tokens)} rows, expected at least one for each of {self.microbatches} microbatches;"
                 " change pp_batch_size or pp_microbatch_size"
             )
-        whole = Arguments((target,), {"input_ids": tokens, **_named(named)})
+        whole = Arguments((target,), {"input_ids": tokens, **_model_arguments(named)})
         cuts = (
             partial(_cut, number=number, count=self.microbatches)
             for number in range(self.microbatches)
@@ -234,7 +234,7 @@ def _cut(tensor: Tensor, number: int, count: int) -> Tensor:
     return torch.tensor_split(tensor, count)[number] if tensor.dim() else tensor
 
 
-def _named(named: Mapping[str, Any]) -> dict[str, Any]:
+def _model_arguments(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments for a model of Hugging Face. AutoModel's precomputed causal masks become
     `attention_mask`, and arguments that are None are left out.
     """
@@ -341,12 +341,12 @@ class AutoPipeline:
                 "AutoPipeline.build: found no loss_fn; pass a function of logits and target"
             )
         _check(model)
-        chain, sizes = chained(model, cut_of(model)), self._sizes()
+        chain, sizes = chain_of_model(model, cut_of(model)), self._sizes()
         plan = self._plan(model, sizes, len(chain.layers) - chain.leading - chain.trailing)
         parts = self.module_fqns_per_model_part
         spread = {"pp_size": sizes["pp"], "schedule": self.pp_schedule, **self.split}
-        wanted = even(chain, **spread) if parts is None else named(model, chain, parts)
-        holder: list[Schedule] = []
+        wanted = even(chain, **spread) if parts is None else layers_by_stage(model, chain, parts)
+        holder: list[StageSchedule] = []
         engine = bridge.engine.initialize(
             model,
             plan,
@@ -356,7 +356,7 @@ class AutoPipeline:
             variable_shapes=True,
         )
         microbatches = self.pp_batch_size // self.pp_microbatch_size
-        schedule = Schedule(
+        schedule = StageSchedule(
             engine,
             plan.schedule.name or "1f1b",
             microbatches,
@@ -371,7 +371,7 @@ class AutoPipeline:
         local, count = engine.pipeline.local(engine.line.index), len(wanted)
         layers = {layer.name: layer for layer in engine.chain.layers}
         found = [
-            Stage(stage, count, Part(engine.model, (layers[name] for name in wanted[stage])))
+            Stage(stage, count, StageModules(engine.model, (layers[name] for name in wanted[stage])))
             for stage in local
         ]
         self._info = PipelineInfo(
@@ -416,7 +416,7 @@ class AutoPipeline:
         config = DIALECT.read(
             {"distributed": distributed, "model": {"config": {"num_hidden_layers": layers}}},
             None,
-            (comm.joined() or (0, 1))[1],
+            (comm.rank_and_world() or (0, 1))[1],
         )
         kept = ("parallel.", "schedule.", "stages.")
         plan = {
@@ -470,7 +470,7 @@ class AutoPipeline:
         return self._info
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StageModules]:
         """The modules of each stage of this rank. Raises `BridgeError` before `build`."""
         if self._info.model_parts is None:
             raise BridgeError(
@@ -558,7 +558,7 @@ class AutoPipeline:
         `pp_schedule_csv` reads.
         """
         _ = self.parts
-        text = written(self.engine.pipeline.schedule)
+        text = schedule_to_csv(self.engine.pipeline.schedule)
         if filename is None:
             print(text, end="", flush=True)
         elif self.engine.comm.rank == 0:

@@ -12,7 +12,7 @@ from bridge.dialect import Config
 from bridge.errors import ConfigError, VersionError
 from bridge.harvest.code import first, plain
 from compat.automodel.effective import PP, D, data_ranks
-from compat.automodel.formats import formats, nested
+from compat.automodel.formats import formats, nest_recipe
 from compat.automodel.releases import release
 from compat.automodel.schema import DTYPES
 
@@ -48,11 +48,11 @@ SAMPLES = 10**6
 """Number of batches in the data set that AutoModel's step scheduler gets when it is asked."""
 
 
-def posed(config: Config) -> tuple[Group, Group]:
+def pose_config(config: Config) -> tuple[Group, Group]:
     """Return the input for AutoModel's parser, and the values by path that AutoModel should compute
     from it.
     """
-    question = raw(nested(config.given, release(config.version)), config) or {}
+    question = raw(nest_recipe(config.given, release(config.version)), config) or {}
     given, sections = config.given, tuple(f"{name}." for name in question.get("recipe", ()))
     later = OVERWRITTEN | {path for path in LATER if path not in given}
     filled = {
@@ -70,10 +70,10 @@ def raw(source: Mapping[str, Any], config: Config) -> Group | None:
     """Return the input for AutoModel's parser, made from a recipe as the user wrote the recipe.
     None if the release has no parser.
     """
-    if not release(config.version).nested:
+    if not release(config.version).nests_pipeline:
         return None
     asked = {
-        name: _untargeted(source[name])
+        name: _without_targets(source[name])
         for name in ("distributed", "step_scheduler")
         if name in source
     }
@@ -83,13 +83,13 @@ def raw(source: Mapping[str, Any], config: Config) -> Group | None:
     }
 
 
-def _untargeted(section: Any) -> Any:
+def _without_targets(section: Any) -> Any:
     """Copy a section without the class names (`_target_`) in it, because AutoModel would import
     these classes.
     """
     if not isinstance(section, Mapping):
         return section
-    return {name: _untargeted(value) for name, value in section.items() if name != "_target_"}
+    return {name: _without_targets(value) for name, value in section.items() if name != "_target_"}
 
 
 def answer(question: Mapping[str, Any]) -> Group:
@@ -157,7 +157,7 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             )
 
 
-def installed() -> str:
+def release_of_package() -> str:
     """Return the installed release. Raises `VersionError` if AutoModel is not installed."""
     try:
         return version("nemo-automodel")

@@ -22,7 +22,7 @@ from bridge.engine.environment import detect
 from bridge.engine.fields import accumulation_of, check
 from bridge.engine.layers import logits_in
 from bridge.engine.runner import Engine
-from bridge.engine.training import Report, reported
+from bridge.engine.training import Report, report_of_step
 from bridge.errors import ConfigError
 from bridge.files import writable
 from bridge.findings import Finding
@@ -33,10 +33,10 @@ from bridge.translation import lift, unheld
 from compat.automodel import DIALECT
 from compat.automodel.rules import ENTROPIES
 from compat.automodel.runtime import built
-from compat.automodel.runtime.adapters import adapted
+from compat.automodel.runtime.adapters import add_adapters
 from compat.automodel.runtime.datasets import dataset
 from compat.automodel.runtime.formatting import IGNORED
-from compat.automodel.runtime.loader import Loader, counted, microbatches
+from compat.automodel.runtime.loader import Loader, count_labels, microbatches
 from compat.automodel.runtime.sections import TARGET, Section, only, recipe, section, target
 
 CLASSES = ("TrainFinetuneRecipeForNextTokenPrediction",)
@@ -120,12 +120,12 @@ class Recipe:
         if a file or class does not exist, or if the engine cannot run the recipe.
         """
         settings = recipe(config)
-        _checked(settings)
+        _check_settings(settings)
         plan = lift(config)
         mesh = Mesh.of(plan.parallel, world)
         seed = plan.run.seed if plan.run.seed is not None else SEED
         model, dtype, remarks = built.model(section(settings, "model"), seed)
-        rank = (comm.joined() or (detect().rank, 0))[0]
+        rank = (comm.rank_and_world() or (detect().rank, 0))[0]
         place, piped = (
             (mesh.coordinate(rank, "data"), mesh.sizes["data"]),
             mesh.sizes["pipeline"] > 1,
@@ -138,7 +138,7 @@ class Recipe:
         assert loader is not None
         length = _length(settings, loader)
         plan = planned(_whole(config, dtype, length))
-        model, adapters = adapted(model, section(settings, "peft"))
+        model, adapters = add_adapters(model, section(settings, "peft"))
         compiled = section(settings, "compile")
         findings = (*_unheard(config, settings), *remarks, *adapters)
         ConfigError.raise_if(
@@ -153,7 +153,7 @@ class Recipe:
                 Finding("compile", "blocks run without compilation", Effect.COST, True),
             )
         minutes = section(settings, "dist_env").get("timeout_minutes")
-        if minutes and timeout is None and comm.joined() is None:
+        if minutes and timeout is None and comm.rank_and_world() is None:
             comm.patient(None, minutes * 60)
         engine = bridge.engine.initialize(
             model, plan, loss, seed=seed, variable_shapes=True, **watch
@@ -169,17 +169,17 @@ class Recipe:
         Validates and saves when the recipe says so.
         """
         number = self.length if number is None else number
-        while self.done < number:
-            before = self.done
-            yield from self._epoch(self.done // self.epoch_steps, number)
-            if self.done == before:
+        while self.steps_so_far < number:
+            before = self.steps_so_far
+            yield from self._epoch(self.steps_so_far // self.epoch_steps, number)
+            if self.steps_so_far == before:
                 raise ConfigError(
                     "step_scheduler: an epoch has no batch; use a smaller local_batch_size, or"
                     " more data"
                 )
 
     @property
-    def done(self) -> int:
+    def steps_so_far(self) -> int:
         """Number of finished steps, including steps without an update because of an overflow."""
         return self.engine.progress.steps + self.engine.progress.skipped
 
@@ -190,13 +190,13 @@ class Recipe:
 
     def _epoch(self, epoch: int, number: int) -> Iterator[Line]:
         passes = _passes(self.settings, self.loader)
-        first = self.done % self.epoch_steps
+        first = self.steps_so_far % self.epoch_steps
         batches = self.loader.epoch(epoch, first * passes)
         for _ in range(first, self.epoch_steps):
             found = list(islice(batches, passes))
             yield self._step(found)
             yield from self._after(epoch, number)
-            if self.done >= number:
+            if self.steps_so_far >= number:
                 return
 
     def _step(self, batches: list[dict[str, Tensor]]) -> Report:
@@ -206,13 +206,13 @@ class Recipe:
         seconds = time.perf_counter() - start
         tokens = sum(batch["input_ids"].numel() for batch in batches) * engine.data.size
         every = section(self.settings, "step_scheduler").get("gc_every_steps")
-        if every and self.done % every == 0:
+        if every and self.steps_so_far % every == 0:
             gc.collect()
-        return reported(engine, self.done, tokens / seconds)
+        return report_of_step(engine, self.steps_so_far, tokens / seconds)
 
     def _after(self, epoch: int, number: int) -> Iterator[Line]:
         """Validate and save if the recipe says so for this step."""
-        scheduler, step = section(self.settings, "step_scheduler"), self.done
+        scheduler, step = section(self.settings, "step_scheduler"), self.steps_so_far
         last, whole = step >= number, step % self.epoch_steps == 0
         each = scheduler.get("ckpt_every_steps")
         saves = (
@@ -222,11 +222,11 @@ class Recipe:
         )
         every = scheduler.get("val_every_steps")
         if self.validation is not None and (saves or (every and step % every == 0)):
-            yield Evaluation(step, self.validated(self.validation))
+            yield Evaluation(step, self.validate_on(self.validation))
         if saves and section(self.settings, "checkpoint").get("enabled"):
             yield Saved(step, str(self.save(epoch, last)))
 
-    def validated(self, loader: Loader) -> float:
+    def validate_on(self, loader: Loader) -> float:
         """Return the mean loss per label, over all batches of `loader` and over all ranks."""
         engine, rows = self.engine, self.engine.plan.batch.micro or 1
         # The sum of losses and the number of labels, in fp64: batches have different numbers of
@@ -234,7 +234,7 @@ class Recipe:
         totals = torch.zeros(2, dtype=torch.float64, device=engine.device)
         for batch in loader.epoch(0):
             for each in microbatches([batch], rows, 0):
-                count = counted(each.given[0])
+                count = count_labels(each.given[0])
                 totals += torch.tensor(
                     [float(engine.eval_batch(each)) * count, count], device=engine.device
                 )
@@ -248,7 +248,7 @@ class Recipe:
         checkpoint = section(self.settings, "checkpoint")
         place = writable(str(checkpoint.get("checkpoint_dir", "checkpoints/")))
         # AutoModel numbers steps from 0, and names a checkpoint after the step that was done last.
-        tag = f"epoch_{epoch}_step_{self.done - 1}"
+        tag = f"epoch_{epoch}_step_{self.steps_so_far - 1}"
         path = self.engine.save_checkpoint(place, tag)
         mode = checkpoint.get("save_consolidated")
         mode = CONSOLIDATED.get(mode, mode)
@@ -272,7 +272,7 @@ class Recipe:
                 self.tokenizer.save_pretrained(place)
 
 
-def opened(config: Config, world: int, **watch: Any) -> Recipe:
+def open_recipe(config: Config, world: int, **watch: Any) -> Recipe:
     """Make the recipe in `config` ready to run. The command `train` calls this function."""
     return Recipe.of(config, world, **watch)
 
@@ -327,7 +327,7 @@ def _loader(
     return Loader.of(samples, how, loading, rows, place, seed, piped)
 
 
-def _checked(settings: Section) -> None:
+def _check_settings(settings: Section) -> None:
     """Raise `ConfigError` if the recipe has a class, a loss or a packing of samples that the native
     engine cannot run.
     """
@@ -415,7 +415,7 @@ def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
         head = finding.path.partition(".")[0]
         if head not in (*HEARD, *STEPS):
             yield finding
-    yield from _left(
+    yield from _find_unread(
         settings, "rng", ("seed", "ranked"), "random numbers come from the engine's own generators"
     )
     if section(settings, "rng").get("ranked") is False:
@@ -426,7 +426,7 @@ def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
             True,
             before=False,
         )
-    yield from _left(
+    yield from _find_unread(
         settings,
         "checkpoint",
         ("enabled", "checkpoint_dir", "model_save_format", "save_consolidated"),
@@ -436,7 +436,7 @@ def _unheard(config: Config, settings: Section) -> Iterator[Finding]:
         yield Finding(
             "checkpoint.model_save_format", _FORMS, Effect.NONE, True, before="torch_save"
         )
-    yield from _left(
+    yield from _find_unread(
         settings, "step_scheduler", _SCHEDULER, "the engine does not have this setting"
     )
     for name in ("ci", "wandb"):
@@ -466,7 +466,7 @@ _SCHEDULER = (
 )
 
 
-def _left(settings: Section, name: str, known: Iterable[str], message: str) -> Iterator[Finding]:
+def _find_unread(settings: Section, name: str, known: Iterable[str], message: str) -> Iterator[Finding]:
     for key, value in section(settings, name).items():
         if key not in known and key != TARGET:
             yield Finding(f"{name}.{key}", message, Effect.NONE, True, before=value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import ConfigError, SourceError
-from bridge.files import reached
+from bridge.files import existing_path
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
 SAVED = "state.json"
@@ -72,9 +72,9 @@ def _read(name: str, split: str, where: str) -> Rows:
 
 def _places(name: str, split: str) -> Sequence[Path | None]:
     if name.endswith(SUFFIXES):
-        return [reached(name)]
-    files = [reached(f"{name}/{split}{suffix}") for suffix in SUFFIXES]
-    return [*files, reached(f"{name}/{split}/{SAVED}"), reached(f"{name}/{SAVED}")]
+        return [existing_path(name)]
+    files = [existing_path(f"{name}/{split}{suffix}") for suffix in SUFFIXES]
+    return [*files, existing_path(f"{name}/{split}/{SAVED}"), existing_path(f"{name}/{SAVED}")]
 
 
 def _lines(path: Path) -> Rows:

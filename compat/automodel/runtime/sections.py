@@ -10,7 +10,7 @@ from typing import Any
 from bridge.dialect import Config
 from bridge.errors import ConfigError, nearest
 from bridge.families import NULL
-from compat.automodel.formats import nested
+from compat.automodel.formats import nest_recipe
 from compat.automodel.releases import release
 
 TARGET = "_target_"
@@ -19,7 +19,7 @@ Section = Mapping[str, Any]
 
 def recipe(config: Config) -> dict[str, Any]:
     """Return a recipe as nested mappings of plain lists and dictionaries."""
-    found: dict[str, Any] = _plain(nested(config.given, release(config.version)))
+    found: dict[str, Any] = _plain(nest_recipe(config.given, release(config.version)))
     return found
 
 

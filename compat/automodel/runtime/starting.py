@@ -9,10 +9,10 @@ from typing import Any
 from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.harvest.code import first
-from compat.automodel.formats import nested
+from compat.automodel.formats import nest_recipe
 from compat.automodel.releases import release
 from compat.automodel.runtime import real
-from compat.automodel.runtime.real import installed as installed
+from compat.automodel.runtime.real import release_of_package as release_of_package
 
 FILLS = True
 """Whether `start` needs none of the settings that `missing` asks for."""
@@ -22,9 +22,9 @@ def start(config: Config) -> None:
     """Build what the recipe describes. Raises `ConfigError` with the reason for which something
     stops.
     """
-    question, _ = real.posed(config)
+    question, _ = real.pose_config(config)
     real.answer(question)
-    model = nested(config.given, release(config.version)).get("model") or {}
+    model = nest_recipe(config.given, release(config.version)).get("model") or {}
     described = dict(model.get("config") or {})
     name = str(described.pop("_target_", ""))
     if not name.startswith("transformers."):

@@ -10,9 +10,9 @@ from bridge.errors import SourceError
 from bridge.files.contained import inside
 from bridge.rules import Effect
 from bridge.state import dcp, safe
-from bridge.state.dcp import Entry
+from bridge.state.dcp import StoredEntry
 from bridge.state.formats import Format, Used
-from bridge.state.hub import Hub, lost
+from bridge.state.hub import Hub, loss_finding
 
 LATEST, MODEL, OPTIMIZER, SCHEDULE = "LATEST", "model", "optim", "sched"
 CONSOLIDATED = "consolidated"
@@ -51,14 +51,14 @@ class Folder(Format):
         super().verify(place, used)
         for part in (MODEL, OPTIMIZER):
             if (place / part / dcp.METADATA).is_file():
-                dcp.verified(place / part, dcp.KNOWN, used)
+                dcp.verify_checksums(place / part, dcp.KNOWN, used)
 
     def read(self, place: Path) -> Hub:
         """Read weights, optimizer state by the names of the weights, and torch's
         scheduler state.
         """
         weights, files = _weights(place / MODEL)
-        found = dcp.entries(place / OPTIMIZER)
+        found = dcp.read_entries(place / OPTIMIZER)
         schedule = {
             ".".join(map(str, entry.path[1:])): entry.value
             for entry in found.values()
@@ -68,19 +68,19 @@ class Folder(Format):
         parts = (place / OPTIMIZER / dcp.METADATA, *sorted((place / OPTIMIZER).glob("*.distcp")))
         hub = dcp.hub_of(self.name, place, {**weights, **rest}, (*files, *parts))
         unread = [
-            lost(pattern.rstrip("*"), message, Effect.NUMBERS)
+            loss_finding(pattern.rstrip("*"), message, Effect.NUMBERS)
             for pattern, message in UNREAD.items()
             if any(place.glob(pattern))
         ]
         return replace(hub, schedule=schedule or None, findings=(*hub.findings, *unread))
 
 
-def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
+def _weights(place: Path) -> tuple[Mapping[str, StoredEntry], tuple[Path, ...]]:
     """Return the tensors of the model and the files that hold them, in torch's format or as
     safetensors. Raises `SourceError` for sharded safetensors.
     """
     if (place / dcp.METADATA).is_file():
-        return dcp.entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))
+        return dcp.read_entries(place), (place / dcp.METADATA, *sorted(place.glob("*.distcp")))
     # Whole tensors are in consolidated/, or here if the files have the usual names.
     whole = safe.Safe().find(place / CONSOLIDATED) or safe.Safe().find(place)
     if whole is None:
@@ -90,7 +90,7 @@ def _weights(place: Path) -> tuple[Mapping[str, Entry], tuple[Path, ...]]:
         )
     hub = safe.Safe().read(whole)
     return {
-        name: Entry((name,), held.weight) for name, held in hub.parameters.items()
+        name: StoredEntry((name,), held.weight) for name, held in hub.parameters.items()
     }, hub.origin.files
 
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.config import fields, tuples
-from bridge.moves import Move, renamed
+from bridge.moves import Move, rename_setting
 from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 from compat.deepspeed.schema import DeepSpeed
@@ -72,7 +72,7 @@ class Key:
         """The first release that no longer reads the key; empty if the newest release reads it."""
         return self.periods[-1].until
 
-    def known(self, version: str) -> bool:
+    def is_read_by(self, version: str) -> bool:
         """Return whether release `version` reads the key."""
         return bool(RELEASES.having(version, self.periods))
 
@@ -86,7 +86,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SectionPeriod:
     """One section in the releases from `since` to before `until`. If `refuses` is true, these
     releases refuse unknown keys in the section. If `optional` is true, the section is off unless
     the config contains it.
@@ -142,9 +142,9 @@ def _keys() -> Iterator[tuple[str, Key]]:
 
 KEYS: Mapping[str, Key] = MappingProxyType(dict(_keys()))
 _PARTS = tuple(
-    Part(**row, instead=DECIDED["instead"].get(row["section"], "")) for row in _rows("sections")
+    SectionPeriod(**row, instead=DECIDED["instead"].get(row["section"], "")) for row in _rows("sections")
 )
-PARTS: Mapping[str, Part] = MappingProxyType({part.section: part for part in _PARTS})
+PARTS: Mapping[str, SectionPeriod] = MappingProxyType({part.section: part for part in _PARTS})
 ALIASES: Mapping[str, str] = MappingProxyType(
     {row["alias"]: row["key"] for row in _rows("aliases")}
 )
@@ -171,14 +171,14 @@ class Release(AnyRelease):
     def defaults(self) -> MappingProxyType[str, Any]:
         """Return the defaults of keys outside optional sections."""
         always = {
-            path: value for path, value in self._filled.items() if optional_section(path) is None
+            path: value for path, value in self._defaults_by_path.items() if optional_section(path) is None
         }
         # A missing offload section means the device "none", and many checks ask for the device.
-        devices = {path: value for path, value in self._filled.items() if path.endswith(".device")}
+        devices = {path: value for path, value in self._defaults_by_path.items() if path.endswith(".device")}
         return MappingProxyType({**always, **devices})
 
     @cached_property
-    def _filled(self) -> Mapping[str, Any]:
+    def _defaults_by_path(self) -> Mapping[str, Any]:
         filled = {row.key: row.at(self.version) for row in self.having(KEYS.values())}
         return {path: value for path, value in filled.items() if value is not None}
 
@@ -187,7 +187,7 @@ class Release(AnyRelease):
         config contains the section.
         """
         return {
-            path: value for path, value in self._filled.items() if path.startswith(section + ".")
+            path: value for path, value in self._defaults_by_path.items() if path.startswith(section + ".")
         }
 
     @cached_property
@@ -197,7 +197,7 @@ class Release(AnyRelease):
         return {path: bounds for path, bounds in found.items() if bounds}
 
     @cached_property
-    def rejected(self) -> frozenset[str]:
+    def keys_to_refuse(self) -> frozenset[str]:
         """Return the paths of keys that the release refuses whatever their value is."""
         return frozenset(
             path for path, row in KEYS.items() if row.rejected and self.since(row.rejected)
@@ -213,7 +213,7 @@ class Release(AnyRelease):
         the release has none. The case of the name matters, except for DeepSpeed's own optimizers
         (engine.py, `_configure_basic_optimizer`).
         """
-        own = kind == "optimizers" and name.lower() in self._lowered
+        own = kind == "optimizers" and name.lower() in self._lower_case_types
         wanted = name.lower() if own else name
         return tuple(row for row in self._types.get(kind, ()) if row.type == wanted)
 
@@ -232,12 +232,12 @@ class Release(AnyRelease):
         )
 
     @cached_property
-    def _lowered(self) -> frozenset[str]:
+    def _lower_case_types(self) -> frozenset[str]:
         return frozenset(row.type for row in self._types["optimizers"] if row.type.islower())
 
     @cached_property
     def _types(self) -> Mapping[str, tuple[Type, ...]]:
-        return _built(row for row in _rows("types") if self.within(*_window(row)))
+        return _types_by_kind(row for row in _rows("types") if self.within(*_window(row)))
 
     @cached_property
     def types(self) -> Mapping[str, tuple[str, ...]]:
@@ -257,7 +257,7 @@ def moves() -> tuple[Move, ...]:
     # A key that a release rejects is no rename: the release says itself what to do.
     gone = [row for row in KEYS.values() if row.instead in KEYS and row.until and not row.rejected]
     return tuple(
-        renamed(row.key, row.instead, row.until)
+        rename_setting(row.key, row.instead, row.until)
         for row in sorted(gone, key=lambda row: RELEASES.place(row.until))
     )
 
@@ -277,7 +277,7 @@ def _optional() -> Mapping[str, str]:
     }
 
 
-def _built(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type, ...]]:
+def _types_by_kind(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type, ...]]:
     """Return the optimizers and schedulers that the rows describe, by kind. A row without a name
     describes a type. A row with a name describes an argument of a type.
     """
@@ -303,7 +303,7 @@ def _built(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, tuple[Type, ...]]:
 
 @cache
 def _all_types() -> Mapping[str, tuple[Type, ...]]:
-    return _built(_rows("types"))
+    return _types_by_kind(_rows("types"))
 
 
 def all_types(kind: str) -> tuple[Type, ...]:
@@ -324,6 +324,6 @@ def defaults(version: str) -> Mapping[str, Any]:
     return release(version).defaults
 
 
-def known(version: str) -> frozenset[str]:
+def paths_of_release(version: str) -> frozenset[str]:
     """Return the paths that release `version` reads."""
     return release(version).keys

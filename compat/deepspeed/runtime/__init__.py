@@ -7,6 +7,6 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     """Return the module `name` of DeepSpeed's package `deepspeed.runtime`."""
-    from compat.deepspeed.names import resolved
+    from compat.deepspeed.names import resolve_name
 
-    return resolved("runtime", name)
+    return resolve_name("runtime", name)

@@ -13,7 +13,7 @@ from typing_extensions import override
 from bridge import __version__
 from bridge.backend import Backend, Trainer, Workload, unkept
 from bridge.dialect import Config, Written
-from bridge.edits import edited, without
+from bridge.edits import edit_config, without
 from bridge.errors import BridgeError, VersionError
 from bridge.plan import Plan
 from bridge.translation import lift, lower
@@ -84,8 +84,8 @@ class _DropIn(Backend):
         return DropInTrainer(run, workload)
 
     @override
-    def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
-        return BACKEND.edited(config, changes, world)
+    def edit_config(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
+        return BACKEND.edit_config(config, changes, world)
 
 
 class DeepSpeedBackend(Backend):
@@ -100,19 +100,19 @@ class DeepSpeedBackend(Backend):
     @override
     def release(self) -> str | None:
         try:
-            return live.installed()
+            return live.release_of_package()
         except VersionError:
             return None
 
     @override
     def load(self) -> None:
-        from compat.deepspeed.runtime.trainers import loaded
+        from compat.deepspeed.runtime.trainers import load_deepspeed
 
-        loaded()
+        load_deepspeed()
 
     @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*_code(plan), *unkept(plan, DIALECT, self._known(), world))))
+        return tuple(dict.fromkeys((*_code(plan), *unkept(plan, DIALECT, self._installed_release(), world))))
 
     @override
     def open(self, run: Config | Plan, workload: Workload) -> Trainer:
@@ -121,8 +121,8 @@ class DeepSpeedBackend(Backend):
         # DeepSpeed's own answer to such a run speaks of batch sizes.
         BridgeError.raise_if(tuple(_split_stages(lift(run) if isinstance(run, Config) else run)))
         world = trainers.join()
-        config = run if isinstance(run, Config) else self.written(run, world)
-        return trainers.opened(config, workload)  # type: ignore[arg-type]
+        config = run if isinstance(run, Config) else self.config_of_plan(run, world)
+        return trainers.open_trainer(config, workload)  # type: ignore[arg-type]
 
     @override
     def start(self, written: Written, config: Config, workload: Workload) -> Trainer:
@@ -130,14 +130,14 @@ class DeepSpeedBackend(Backend):
 
         BridgeError.raise_if(tuple(_split_stages(lift(config))))
         trainers.join()
-        return script.opened(written, config, workload)  # type: ignore[arg-type]
+        return script.open_trainer(written, config, workload)  # type: ignore[arg-type]
 
-    def written(self, plan: Plan, world: int) -> DeepSpeedFile:
+    def config_of_plan(self, plan: Plan, world: int) -> DeepSpeedFile:
         """Return the DeepSpeed config that `plan` translates to, for `world` ranks."""
-        return lower(plan, DIALECT, self._known(), world)  # type: ignore[return-value]
+        return lower(plan, DIALECT, self._installed_release(), world)  # type: ignore[return-value]
 
     @override
-    def taken(self, hub: Hub) -> Hub:
+    def as_loaded(self, hub: Hub) -> Hub:
         """Return `hub` with its config changed so that DeepSpeed can load the checkpoint here.
         `round_robin_gradients` is removed, and on a CPU `torch_adam` is added.
         """
@@ -166,7 +166,7 @@ class DeepSpeedBackend(Backend):
         )
 
     @override
-    def edited(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
+    def edit_config(self, config: Config, changes: Mapping[str, Any], world: int) -> Config:
         """Return `config` with `changes` to plan fields. If the config has a scheduler, its type
         stays and only its lengths change. For a script with manual accumulation, batch sizes are
         divided by the number of calls of `backward` in a step, because DeepSpeed's batch keys do
@@ -184,7 +184,7 @@ class DeepSpeedBackend(Backend):
         )
         config = without(config, old)
         if config.given.get("scheduler.type") is None:
-            return edited(config, changes, world)
+            return edit_config(config, changes, world)
         lengths = {
             LENGTHS[path]: value for path, value in changes.items() if path in LENGTHS and value
         }
@@ -192,7 +192,7 @@ class DeepSpeedBackend(Backend):
             path: value for path, value in changes.items() if path not in LENGTHS or not value
         }
         said = {path: value for path, value in lengths.items() if path in config.effective}
-        return without(edited(config, others, world), said)
+        return without(edit_config(config, others, world), said)
 
     @override
     def meaning(self, config: Config) -> Plan:
@@ -209,7 +209,7 @@ class DeepSpeedBackend(Backend):
             }
         )
 
-    def _known(self) -> str | None:
+    def _installed_release(self) -> str | None:
         """Return the release of the installed DeepSpeed. Return None, which stands for the newest
         release in our tables, if DeepSpeed is not installed or our tables lack its release.
         """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bridge.engine.optimizer import HYPER, Group
+from bridge.engine.optimizer import HYPER, ParameterGroupSettings
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.plan import Optimizer as Settings
@@ -34,7 +34,7 @@ DECOUPLED = "decoupled_weight_decay"
 """Switch of torch's Adam by which weight decay is not added to the gradients."""
 
 
-def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
+def make_optimizer(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     """Return a torch optimizer with these `settings` over `parameters` (tensors or groups). The
     script gets this optimizer, but the engine computes the updates.
     """
@@ -46,7 +46,7 @@ def made(settings: Settings, parameters: Iterable[Any]) -> Optimizer:
     )
 
 
-def given(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
+def optimizer_of_script(optimizer: Any, parameters: Iterable[Any]) -> Optimizer:
     """Return the script's optimizer. `optimizer` is an instance, or a function that makes an
     optimizer from the parameters. Raises `ConfigError` if the engine does not have the optimizer's
     update rule or one of its settings.
@@ -115,7 +115,7 @@ def _plain(value: Any) -> Any:
     return tuple(map(float, value)) if isinstance(value, list | tuple) else float(value)
 
 
-def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
+def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[ParameterGroupSettings, ...]:
     """Return the optimizer's groups with the names that their parameters have in the model. Each
     group shares the optimizer's own dictionary of settings, so that later changes to the settings
     take effect. Raises `ConfigError` for tensors that do not belong to the model.
@@ -133,12 +133,12 @@ def groups_of(optimizer: Optimizer, model: nn.Module) -> tuple[Group, ...]:
             f" of shape {tuple(strays[0].shape)}; register them in the model"
         )
     return tuple(
-        Group(frozenset(names[id(weight)] for weight in group["params"]), group)
+        ParameterGroupSettings(frozenset(names[id(weight)] for weight in group["params"]), group)
         for group in optimizer.param_groups
     )
 
 
-def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding]:
+def freeze_others(model: nn.Module, groups: Iterable[ParameterGroupSettings]) -> Iterator[Finding]:
     """Freeze the parameters that are in no group. If there are any, yield a finding with their
     number.
     """
@@ -159,7 +159,7 @@ def freeze_others(model: nn.Module, groups: Iterable[Group]) -> Iterator[Finding
         yield Finding("model_parameters", message, Effect.NONE, given=True)
 
 
-def scheduled(scheduler: Any, optimizer: Optimizer) -> Any:
+def scheduler_of_script(scheduler: Any, optimizer: Optimizer) -> Any:
     """Return the script's scheduler. `scheduler` is an object with `step`, or a function that makes
     such an object from the optimizer.
     """
@@ -212,14 +212,14 @@ def guard(optimizer: Optimizer, stepping: Callable[[], bool]) -> None:
     for name, advice in REFUSED.items():
         setattr(optimizer, name, _refusing(f"optimizer.{name}: {advice}"))
 
-    def stepped(*_: Any) -> None:
+    def refuse_step(*_: Any) -> None:
         if not stepping():
             raise BridgeError(
                 "optimizer.step: the engine updates the weights; call engine.step() instead of"
                 " optimizer.step()"
             )
 
-    optimizer.register_step_pre_hook(stepped)
+    optimizer.register_step_pre_hook(refuse_step)
 
 
 def _refusing(line: str) -> Callable[..., Any]:

@@ -91,13 +91,13 @@ def initialize(
     code = model.code if isinstance(model, PipelineModule) else None
     read = _read(args, config, config_params, here.world, code)
     ConfigError.raise_if((*beyond(read), *_meshes(mpu, mesh_param)))
-    plan, module = opened(lift(read), optimizer is not None), as_module(model)
+    plan, module = leave_open(lift(read), optimizer is not None), as_module(model)
     check(plan, here.world)
     face = _face(plan, optimizer, model_parameters, module)
     scheduler = _scheduler(lr_scheduler, face, read)
     loss_fn = getattr(model, "loss_fn", None)
     piped = loss_fn if (plan.parallel.pipeline or 1) > 1 else None
-    native = _native(module, plan, face, here, [*left(read)], read, piped)
+    native = _native(module, plan, face, here, [*find_unsupported(read)], read, piped)
     _scale(native, read)
     _warn(native, read)
     engine = DeepSpeedEngine(native, read, face, scheduler, collate_fn, loss_fn, here.local_rank)
@@ -124,7 +124,7 @@ def init_distributed(
     `deepspeed.init_distributed` does. Does nothing if this process has already joined a group, or
     if `dist_init_required` is False.
     """
-    if comm.joined() is not None or dist_init_required is False:
+    if comm.rank_and_world() is not None or dist_init_required is False:
         return
     found = detect()
     address = (init_method or f"tcp://{found.address}").removeprefix("tcp://")
@@ -159,7 +159,7 @@ def _environment(port: int, required: bool | None) -> Environment:
     """Return rank, world size and address of this process: from its process group if it has joined
     one, else from the launcher's environment variables.
     """
-    here = comm.joined()
+    here = comm.rank_and_world()
     if here is not None:
         return replace(detect(), rank=here[0], world=here[1])
     found = detect()
@@ -192,7 +192,7 @@ def _read(
     return DIALECT.read(one, None, world, code=code)
 
 
-def opened(plan: Plan, own: bool) -> Plan:
+def leave_open(plan: Plan, own: bool) -> Plan:
     """Return `plan` without settings that the script sets itself: the schedule of learning rates,
     and also the update rule if the script has its `own` optimizer.
     """
@@ -202,7 +202,7 @@ def opened(plan: Plan, own: bool) -> Plan:
     )
 
 
-def _lost(config: Config) -> Iterator[Finding]:
+def _find_losses(config: Config) -> Iterator[Finding]:
     """Return findings for settings of the config that are in no plan field and that the engine does
     not implement.
     """
@@ -211,7 +211,7 @@ def _lost(config: Config) -> Iterator[Finding]:
 
 def beyond(config: Config) -> Iterator[str]:
     """Yield a problem for each setting that changes the numbers and that the engine cannot run."""
-    for finding in _lost(config):
+    for finding in _find_losses(config):
         if finding.effect is Effect.NUMBERS:
             yield (
                 f"{finding.path}: found {finding.before!r}, which the engine does not implement"
@@ -228,11 +228,11 @@ def beyond(config: Config) -> Iterator[str]:
         )
 
 
-def left(config: Config) -> Iterator[Finding]:
+def find_unsupported(config: Config) -> Iterator[Finding]:
     """Yield a finding for each setting that changes no numbers and that the engine does not run,
     and for each setting that has no effect in this config.
     """
-    yield from (finding for finding in _lost(config) if finding.effect is not Effect.NUMBERS)
+    yield from (finding for finding in _find_losses(config) if finding.effect is not Effect.NUMBERS)
     yield from _silent(config)
 
 
@@ -284,8 +284,8 @@ def _face(
     """
     trained = list(model.parameters() if parameters is None else parameters)
     if optimizer is not None:
-        return client.given(optimizer, trained)
-    return client.made(plan.optimizer, trained) if plan.optimizer.name else None
+        return client.optimizer_of_script(optimizer, trained)
+    return client.make_optimizer(plan.optimizer, trained) if plan.optimizer.name else None
 
 
 def _scheduler(given: Any, face: torch.optim.Optimizer | None, config: Config) -> Any:
@@ -293,7 +293,7 @@ def _scheduler(given: Any, face: torch.optim.Optimizer | None, config: Config) -
     if face is None or (given is None and section.get("type") is None):
         return None
     if given is not None:
-        return client.scheduled(given, face)
+        return client.scheduler_of_script(given, face)
     return schedulers.scheduler(section["type"], section.get("params") or {}, face)
 
 

@@ -26,7 +26,7 @@ from bridge.engine.runner import Engine, fitting
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.state import tagged
-from bridge.state.schema import read as read_state
+from bridge.state.schema import read_state as read_state
 from compat.deepspeed.runtime.names import parts
 from compat.deepspeed.runtime.names.zero import WITHIN, GatheredParameters, ZeroParamStatus, mark
 
@@ -38,13 +38,13 @@ CLIENT, OWN = "client_state", "deepspeed"
 NO_OPTIMIZER = "no optimizer: name an optimizer in the config, or pass optimizer to initialize"
 
 
-def _converted(path: Path, scheduler: Any) -> dict[str, Any]:
+def _convert_state(path: Path, scheduler: Any) -> dict[str, Any]:
     """Return the scheduler's state and the settings of the optimizer's groups from a checkpoint
     that stagebridge converted. If the checkpoint has no scheduler state, DeepSpeed's own schedulers
     continue from the number of updates.
     """
     saved = read_state(path, path)
-    carried: Any = tagged.decoded(saved.carried)
+    carried: Any = tagged.decode_value(saved.carried)
     steps = saved.progress.steps
     groups: Any = carried.get("groups") or []
     counted = {EPOCHS[0]: steps - 1} if steps and hasattr(scheduler, EPOCHS[0]) else None
@@ -88,7 +88,7 @@ class DeepSpeedEngine(nn.Module):
         self._asks = model.register_state_dict_pre_hook(self._whole_or_refused)
         self._takes = model.register_load_state_dict_pre_hook(self._reaching_masters)
         self._inside = False
-        self._guards = list(self._guarded()) if self._in_turns() else []
+        self._guards = list(self._guard_model()) if self._in_turns() else []
         self.config, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
         self.training_dataloader: DataLoader[Any] | None = None
         self.device, self.global_rank, self.world_size = (
@@ -120,7 +120,7 @@ class DeepSpeedEngine(nn.Module):
         with self._ours():
             return self.native(*inputs, **named)
 
-    def _guarded(self) -> Iterator[Any]:
+    def _guard_model(self) -> Iterator[Any]:
         """Guard the model against calls that the engine does not make itself: replace the model's
         `forward`, and yield the hooks that are added to its modules. A call of the whole model
         gathers its weights first, or raises an error if this is not possible. A call of a single
@@ -199,9 +199,9 @@ class DeepSpeedEngine(nn.Module):
             self._applied, self._calls = False, self._calls + 1
             return
         self._applied, self._calls = self.native.step(), 0
-        self._told(lr_kwargs or {})
+        self._record_step(lr_kwargs or {})
 
-    def _told(self, lr_kwargs: Mapping[str, Any]) -> None:
+    def _record_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         """Record a finished step in the engine's counters, the optimizer and the scheduler. Print a
         line of progress if the config asks for one after this step.
         """
@@ -225,7 +225,7 @@ class DeepSpeedEngine(nn.Module):
         """
         self.train()
         if self.native.line.size > 1:
-            return self._piped(self._batches() if data_iter is None else data_iter)
+            return self._run_pipeline(self._batches() if data_iter is None else data_iter)
         source = (
             self._batches()
             if data_iter is None
@@ -272,7 +272,7 @@ class DeepSpeedEngine(nn.Module):
             answer = (mean / self.dp_world_size).to(losses[0].dtype)
         return (answer, [output for _, output in found]) if return_logits else answer
 
-    def _piped(self, batches: Iterable[Any]) -> Tensor:
+    def _run_pipeline(self, batches: Iterable[Any]) -> Tensor:
         """Run one step of a model in pipeline stages, and return the mean loss. One call runs all
         microbatches of the step.
         """
@@ -280,7 +280,7 @@ class DeepSpeedEngine(nn.Module):
         with self._ours():
             loss = self.native.train_batch(batches)
         self._applied = self.native.progress.skipped == self._skipped
-        self._told({})
+        self._record_step({})
         return torch.tensor(loss, device=self.device)
 
     def train(self, mode: bool = True) -> DeepSpeedEngine:
@@ -628,7 +628,7 @@ class DeepSpeedEngine(nn.Module):
             self.native.progress = before
         else:
             self._restore(
-                state.get(OWN) or _converted(path, self.lr_scheduler),
+                state.get(OWN) or _convert_state(path, self.lr_scheduler),
                 load_optimizer_states,
                 load_lr_scheduler_states,
             )

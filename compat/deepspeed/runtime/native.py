@@ -22,7 +22,7 @@ from bridge.errors import BridgeError
 from compat.deepspeed.runtime.dropin import initialize
 from compat.deepspeed.runtime.trainers import (
     build_optimizer,
-    decayed,
+    decay_groups,
     exact,
     restore,
     scheduler_of,
@@ -45,7 +45,7 @@ class DropInTrainer:
         kept = exact(model) if workload.folder else {}
         self.engine, *_ = initialize(
             model=model,
-            model_parameters=decayed(model, config, workload),
+            model_parameters=decay_groups(model, config, workload),
             optimizer=None if config.effective.get("optimizer.type") else build_optimizer,
             lr_scheduler=scheduler_of(config),
             config=settings(config, workload),

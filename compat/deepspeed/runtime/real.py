@@ -113,7 +113,7 @@ given values.
 """
 
 
-def posed(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+def pose_config(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return two things about a config: the question to ask DeepSpeed, and the values that we
     expect in the answer.
     """
@@ -140,7 +140,7 @@ def raw(source: Mapping[str, Any], config: Config) -> dict[str, Any]:
     """Return the question about the unchecked config `source`, asked for as many ranks as `config`
     has.
     """
-    question, _ = posed(config)
+    question, _ = pose_config(config)
     read = {name: value for name, value in source.items() if name != "code"}
     return {**question, "config": read, "code": source.get("code", {})}
 
@@ -151,7 +151,7 @@ def answer(question: Mapping[str, Any]) -> dict[str, Any]:
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with _accelerator(question["code"].get("accelerator") or "cpu"):
-        return held(live.real(dict(question["config"]), int(question["ranks"])))
+        return values_by_path(live.real(dict(question["config"]), int(question["ranks"])))
 
 
 @contextmanager
@@ -163,12 +163,12 @@ def _accelerator(name: str) -> Iterator[None]:
         yield
 
 
-def installed() -> str:
+def release_of_package() -> str:
     """Return the installed release. Raises `VersionError` if DeepSpeed is not installed."""
-    return live.installed()
+    return live.release_of_package()
 
 
-def held(config: Any) -> dict[str, Any]:
+def values_by_path(config: Any) -> dict[str, Any]:
     """Return the values, by path, in DeepSpeed's config object, which may be from any release in
     our tables. Values that the object does not store are left out.
     """

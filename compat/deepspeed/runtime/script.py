@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from compat.deepspeed import DeepSpeedFile
 
 
-def opened(written: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
+def open_trainer(written: Written, config: DeepSpeedFile, workload: Workload) -> ScriptTrainer:
     """Return a trainer that runs the script. Raises `BridgeError` if the script fails before
     training, for example because DeepSpeed refuses the config.
     """
@@ -78,7 +78,7 @@ class ScriptTrainer(DeepSpeedTrainer):
         facts = Model(shape.kv_heads, shape.vocab)
         self.made = [
             it
-            for it in _made_of(self.shapes, facts)
+            for it in _pieces_of_parameters(self.shapes, facts)
             if all(block.name in first for block in it.blocks)
         ]
         made = {it.name: it for it in self.made}
@@ -87,14 +87,14 @@ class ScriptTrainer(DeepSpeedTrainer):
                 if theirs := made.get(
                     self._whole_name(name)
                 ):  # else it belongs to a part of no width
-                    weight.copy_(_filled(theirs, first))
+                    weight.copy_(_fill_parameter(theirs, first))
         return module
 
     def _whole_name(self, name: str) -> str:
         """Return the name that a parameter of the script's model has in a model without pipeline
         stages.
         """
-        return _unstaged(name, self.family) if self.stages > 1 else name
+        return _name_in_model(name, self.family) if self.stages > 1 else name
 
     def _initialize(self, model: nn.Module, data: dict[str, Any]) -> Any:
         path = Path(self.place.name, "run.json")
@@ -105,7 +105,7 @@ class ScriptTrainer(DeepSpeedTrainer):
         )
 
     @override
-    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from (
             (self._whole_name(name), weight)
             for name, weight in self.engine.module.named_parameters()
@@ -131,10 +131,10 @@ class ScriptTrainer(DeepSpeedTrainer):
         return loss
 
     @override
-    def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def join_parts(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return whole parameters under their native names, joined from the parts of all ranks."""
         held = {name: [part[name] for part in parts if name in part] for name in self.shapes}
-        return _parted(
+        return _cut_parameters(
             self.made,
             {name: _put_together(held[name], shape) for name, shape in self.shapes.items()},
         )
@@ -156,7 +156,7 @@ def _module(text: str, folder: Path) -> ModuleType:
     return module
 
 
-def _unstaged(name: str, family: str) -> str:
+def _name_in_model(name: str, family: str) -> str:
     """Return the name of a parameter in the whole model. `name` is its name in a pipeline, such as
     `3.layer.mlp.up_proj.weight`.
     """
@@ -188,29 +188,29 @@ blocks in the whole model, and the names of the other layers.
 """
 
 
-def _made_of(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs]:
+def _pieces_of_parameters(shapes: Mapping[str, tuple[int, ...]], facts: Model) -> list[Theirs]:
     """Return, for each parameter of a transformers model, the native parameters from which it is
     made.
     """
-    for naming in names.known().values():
+    for naming in names.all_namings().values():
         table = naming.family(shapes) if naming.stack == "huggingface" else None
         if table is not None:
-            return names.read(naming, table, shapes, facts)
+            return names.read_names(naming, table, shapes, facts)
     raise BridgeError(
         "deepspeed: the parameter names in the script's model follow no naming that stagebridge"
         " knows"
     )
 
 
-def _filled(theirs: Theirs, ours: Mapping[str, Tensor]) -> Tensor:
+def _fill_parameter(theirs: Theirs, ours: Mapping[str, Tensor]) -> Tensor:
     """Return the value of the transformers parameter `theirs`, made from native parameters."""
     rows = torch.cat([ours[block.name][block.first : block.last] for block in theirs.blocks])
     return rows.T if theirs.turned else rows.reshape(theirs.shape)
 
 
-def _parted(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _cut_parameters(made: list[Theirs], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the native parameters, cut from the parameters of the script's model. This is the
-    inverse of `_filled`.
+    inverse of `_fill_parameter`.
     """
     found: dict[str, list[Tensor]] = {}
     for theirs in made:

@@ -16,7 +16,7 @@ from bridge.dialect import Config
 from bridge.errors import ConfigError
 from bridge.harvest.machine import judge
 from compat.deepspeed.formats import plain
-from compat.deepspeed.live import installed as installed
+from compat.deepspeed.live import release_of_package as release_of_package
 from compat.deepspeed.runtime import real
 from compat.deepspeed.seen import MICRO, STEPS, TOTAL
 
@@ -32,7 +32,7 @@ def start(config: Config) -> None:
     """Build DeepSpeed's config for the run's ranks, and its engine on one rank. Raises `ConfigError`
     with the reason for which one of them stops.
     """
-    question, _ = real.posed(config)
+    question, _ = real.pose_config(config)
     if not {MICRO, TOTAL} & question["config"].keys():
         question["config"][MICRO] = 1  # the script's part, which the report asks for
     real.answer(question)

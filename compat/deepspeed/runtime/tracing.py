@@ -60,7 +60,7 @@ class DeepSpeedSource(ModuleSource):
         """
         step = self.engine.step
 
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def step_and_report(*arguments: Any, **named: Any) -> Any:
             boundary = self.engine.is_gradient_accumulation_boundary()
             if boundary:
                 self._norm = self._own_norm()
@@ -70,7 +70,7 @@ class DeepSpeedSource(ModuleSource):
                 self.after()
             return result
 
-        self.engine.step = watched
+        self.engine.step = step_and_report
 
     @override
     def factors(self) -> Mapping[Unit, float]:
@@ -114,17 +114,17 @@ class DeepSpeedSource(ModuleSource):
         if kind == "replica":
             if self.engine.zero_optimization_stage() in (1, 2):
                 yield from (
-                    self.held(name, kind, "", value.detach())
+                    self.local_tensor(name, kind, "", value.detach())
                     for name, value in self.model.named_parameters()
                 )
         else:
             yield from super().tensors(kind)
 
-    def held(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
+    def local_tensor(self, name: str, kind: str, part: str, tensor: Tensor) -> Held:
         """Return a tensor with its placement, for the trace. Under ZeRO a tensor that DeepSpeed
         just joined from all ranks has no replicas.
         """
-        found = super().held(name, kind, part, tensor)
+        found = super().local_tensor(name, kind, part, tensor)
         apart = self.engine.zero_optimization() and kind not in ("replica", "buffer")
         return replace(found, placement=replace(found.placement, replicas=())) if apart else found
 

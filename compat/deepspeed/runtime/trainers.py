@@ -21,20 +21,20 @@ from typing_extensions import override
 from bridge import comm
 from bridge.backend import Step, Workload
 from bridge.engine import device
-from bridge.engine.compiling import uncompiled
+from bridge.engine.compiling import disable_compile
 from bridge.engine.environment import detect
 from bridge.engine.layers import logits_in
 from bridge.engine.learning_rate import learning_rate
 from bridge.engine.models import dense
-from bridge.engine.models.dense import Dense, called, native
+from bridge.engine.models.dense import Dense, model_to_train, native
 from bridge.engine.models.gpt import GPT, Attention, Embedding, mean_cross_entropy
 from bridge.engine.optimizer import DEFAULTS
 from bridge.errors import BridgeError
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import LearningRate
-from bridge.state.groups import FILE, built
+from bridge.state.groups import FILE, build_groups
 from compat.deepspeed.runtime.backend import PASSES
-from compat.deepspeed.schedule import said, steers
+from compat.deepspeed.schedule import settings_of_code, steers
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
@@ -61,25 +61,25 @@ def join() -> int:
     """Join DeepSpeed's process group and return the number of ranks in it. The group has all ranks
     that the launcher started, or one rank without a launcher.
     """
-    here = comm.joined()
+    here = comm.rank_and_world()
     found = detect()
     rank = here[0] if here else found.rank
     os.environ.update(LOCAL_RANK=str(rank if here else found.local_rank))
-    backend, deepspeed = device.backend(device.local(int(os.environ["LOCAL_RANK"]))), loaded()
+    backend, deepspeed = device.backend(device.local(int(os.environ["LOCAL_RANK"]))), load_deepspeed()
     comm.connect(found.rank, found.world, found.address, backend)
     if not deepspeed.comm.is_initialized():
         # DeepSpeed asks for a group even on one rank; port 0 leaves the choice of a free one to the
         # system.
         alone = (
             {}
-            if comm.joined()
+            if comm.rank_and_world()
             else {"init_method": "tcp://127.0.0.1:0", "rank": 0, "world_size": 1}
         )
         deepspeed.comm.init_distributed(backend, auto_mpi_discovery=False, verbose=False, **alone)
     return int(deepspeed.comm.get_world_size())
 
 
-def loaded() -> Any:
+def load_deepspeed() -> Any:
     """Return the module `deepspeed`, prepared for a run.
 
     On CPU, DeepSpeed then does not compile its shared-memory collectives, which only inference
@@ -89,7 +89,7 @@ def loaded() -> Any:
     """
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
-    with uncompiled(), suppress(ModuleNotFoundError):  # before 0.18 there is none
+    with disable_compile(), suppress(ModuleNotFoundError):  # before 0.18 there is none
         import deepspeed.runtime.zero.muon.muon_optimizer
     import deepspeed
     import deepspeed.comm
@@ -101,7 +101,7 @@ def loaded() -> Any:
     return deepspeed
 
 
-def opened(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
+def open_trainer(config: DeepSpeedFile, workload: Workload) -> DeepSpeedTrainer:
     """Return a trainer for `config`, with DeepSpeed's plain engine or its pipeline engine, as the
     code part requires. Raises `BridgeError` if DeepSpeed refuses the config.
     """
@@ -167,12 +167,12 @@ def build_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     )
 
 
-def decayed(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
+def decay_groups(model: nn.Module, config: DeepSpeedFile, workload: Workload) -> list[Any]:
     """Return the value for the argument `model_parameters` of `deepspeed.initialize`: the groups of
     a file if the workload has one, two groups if biases and norms do not decay, else a flat list.
     """
     if workload.groups:
-        return built(workload.groups, dict(model.named_parameters()), FILE)
+        return build_groups(workload.groups, dict(model.named_parameters()), FILE)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     decay = config.effective.get("optimizer.params.weight_decay")
     if config.given.get("code.decay_scope") != "matrices" or not decay:
@@ -189,7 +189,7 @@ def scheduler_of(config: DeepSpeedFile) -> Callable[[torch.optim.Optimizer], Any
     """
     if not steers(config.given):
         return None
-    schedule = LearningRate.model_validate(said(config.given))
+    schedule = LearningRate.model_validate(settings_of_code(config.given))
     peak = config.effective.get("optimizer.params.lr") or DEFAULTS["lr"]
     # LambdaLR multiplies the group's first rate, so the schedule's rate is divided by its peak.
     factor = lambda step: learning_rate(peak, schedule, step) / peak  # noqa: E731
@@ -216,7 +216,7 @@ class DeepSpeedTrainer:
     """
 
     def __init__(self, config: DeepSpeedFile, workload: Workload) -> None:
-        self.config, self.workload, self.ds = config, workload, loaded()
+        self.config, self.workload, self.ds = config, workload, load_deepspeed()
         self._linear = F.linear  # which level 3 replaces by its own for the whole process (zero/partition_parameters.py: Init)
         model, data = self.model(workload), settings(config, workload)
         self.adapt(data)
@@ -225,10 +225,10 @@ class DeepSpeedTrainer:
         # Gradients are counted right before the update, when those of the whole step are held.
         self._take_step, self.engine._take_model_step = (
             self.engine._take_model_step,
-            self._watched_step,
+            self._watch_step,
         )
 
-    def _watched_step(self, *arguments: Any, **named: Any) -> None:
+    def _watch_step(self, *arguments: Any, **named: Any) -> None:
         self.count()
         self._take_step(*arguments, **named)
 
@@ -240,7 +240,7 @@ class DeepSpeedTrainer:
         optimizer = None if self.config.effective.get("optimizer.type") else build_optimizer
         engine, *_ = self.ds.initialize(
             model=model,
-            model_parameters=decayed(model, self.config, self.workload),
+            model_parameters=decay_groups(model, self.config, self.workload),
             optimizer=optimizer,
             lr_scheduler=scheduler_of(self.config),
             config=data,
@@ -266,7 +266,7 @@ class DeepSpeedTrainer:
         """Return the model that the script passes to `deepspeed.initialize`."""
 
     @abstractmethod
-    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield this rank's parameters with the names that they have in the whole model."""
 
     @abstractmethod
@@ -306,10 +306,10 @@ class DeepSpeedTrainer:
 
     def weights(self) -> Mapping[str, Tensor]:
         kept = masters(self.engine)
-        own = {name: _full(weight, kept).detach().float().cpu() for name, weight in self.named()}
-        return self.joined(self._everyones(own))
+        own = {name: _full(weight, kept).detach().float().cpu() for name, weight in self.parameters_by_name()}
+        return self.join_parts(self._everyones(own))
 
-    def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def join_parts(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return whole parameters, joined from the parts of all ranks."""
         return {name: tensor for part in reversed(parts) for name, tensor in part.items()}
 
@@ -319,7 +319,7 @@ class DeepSpeedTrainer:
         return found
 
     def bytes(self) -> Mapping[str, int]:
-        weights = list(stored(self.engine))
+        weights = list(local_weights(self.engine))
         return {
             "weights": _bytes(weights),
             "gradients": self._gradients,
@@ -364,7 +364,7 @@ class EngineTrainer(DeepSpeedTrainer):
 
     @override
     def model(self, workload: Workload) -> nn.Module:
-        module: nn.Module = called(workload)
+        module: nn.Module = model_to_train(workload)
         return module
 
     @override
@@ -381,7 +381,7 @@ class EngineTrainer(DeepSpeedTrainer):
         return total.item() / (self.accumulation * int(self.ds.comm.get_world_size()))
 
     @override
-    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
         return iter(self.engine.module.named_parameters())
 
     def adapt(self, data: dict[str, Any]) -> None:
@@ -419,7 +419,7 @@ class EngineTrainer(DeepSpeedTrainer):
         return engine
 
     @override
-    def joined(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    def join_parts(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         if self.tensor == 1:
             return parts[0]
         names = self.workload.architecture.tensor_plan(self.tensor)
@@ -461,7 +461,7 @@ class PipelineTrainer(DeepSpeedTrainer):
         )
         first = whole.state_dict()
         with torch.no_grad():
-            for name, weight in self._named(module):
+            for name, weight in self._names_in_model(module):
                 weight.copy_(first[name])
         return module
 
@@ -470,10 +470,10 @@ class PipelineTrainer(DeepSpeedTrainer):
         return float(self.engine.train_batch(iter(batches)))
 
     @override
-    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self._named(self.engine.module)
+    def parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self._names_in_model(self.engine.module)
 
-    def _named(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    def _names_in_model(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         for name, weight in module.named_parameters():
             layer, _, rest = name.removeprefix("tied_modules.").partition(".")
             yield f"{self.prefixes.get(layer, layer)}.{rest}", weight
@@ -535,7 +535,7 @@ def _full(weight: nn.Parameter, kept: Mapping[int, Tensor]) -> Tensor:
     return kept.get(id(weight), weight) if whole is None else whole
 
 
-def stored(engine: Any) -> Iterator[Tensor]:
+def local_weights(engine: Any) -> Iterator[Tensor]:
     """Yield the weights that this rank stores between uses: whole weights, or this rank's parts at
     ZeRO stage 3.
     """

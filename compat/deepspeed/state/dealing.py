@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def dealt_out(config: Any) -> bool:
+def deals_parameters(config: Any) -> bool:
     """Return whether a config assigns parameters to ranks in turn, so that a flat group does not
     have the model's order.
     """
@@ -16,7 +16,7 @@ def dealt_out(config: Any) -> bool:
     return isinstance(zero, Mapping) and zero.get("round_robin_gradients") is True
 
 
-def dealt(names: Sequence[str], ranks: int) -> tuple[str, ...]:
+def deal_names(names: Sequence[str], ranks: int) -> tuple[str, ...]:
     """Return the parameter names of a group in the order of its flat tensor under
     `round_robin_gradients`: names 0, `ranks`, 2 * `ranks`, ..., then names 1, `ranks` + 1, ..., and
     so on.
@@ -24,9 +24,9 @@ def dealt(names: Sequence[str], ranks: int) -> tuple[str, ...]:
     return tuple(names[number] for number in _order(len(names), ranks))
 
 
-def collected(names: Sequence[str], ranks: int) -> tuple[str, ...]:
+def collect_names(names: Sequence[str], ranks: int) -> tuple[str, ...]:
     """Return the parameter names of a flat tensor in the order of the model. This is the inverse of
-    `dealt`.
+    `deal_names`.
     """
     places = dict(zip(_order(len(names), ranks), names, strict=True))
     return tuple(places[number] for number in range(len(names)))

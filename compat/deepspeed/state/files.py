@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
-from bridge.state.hub import Scale, Where, lost, plain
+from bridge.state.hub import Scale, Where, as_plain, loss_finding
 from bridge.state.lazy import Lazy
-from bridge.state.pickled import Record, recorded
+from bridge.state.pickled import Record, recorders
 from compat.deepspeed.state import stages
 from compat.deepspeed.state.stages import DAMAGED as DAMAGED
 
@@ -45,7 +45,7 @@ NAMES = (
     "deepspeed.utils.tensor_fragment fragment_address",
     "deepspeed.checkpoint.universal_checkpoint SubparamShape",
 )
-KNOWN = recorded(*NAMES)
+KNOWN = recorders(*NAMES)
 """DeepSpeed's own classes whose objects may stand in checkpoint files
 (runtime/zero/stage_1_and_2.py: state_dict). The reader turns such an object into a plain record.
 """
@@ -84,7 +84,7 @@ training script wrote all other keys.
 
 
 @dataclass(frozen=True)
-class Files:
+class StageFiles:
     """The files of one model-parallel rank: `models` and `optimizers` by data-parallel rank. Below
     ZeRO stage 3 there is only one file of model states. Checkpoints of a pipeline store each
     layer's weights in a separate file: `layers` has the weights of this rank's stage, by parameter
@@ -98,7 +98,7 @@ class Files:
     beside: tuple[Path, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path) -> tuple[Files, ...]:
+    def of(cls, folder: Path) -> tuple[StageFiles, ...]:
         """Return the files in `folder`, by model-parallel rank. Raises `SourceError` if files of a
         rank are missing, or if stagebridge cannot read a file.
         """
@@ -128,21 +128,21 @@ class Files:
         if not numbered:
             return parts
         _complete(folder, numbered, "layer")
-        return _staged(folder, parts, numbered)
+        return _weights_by_stage(folder, parts, numbered)
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
         """Contents of the first file of model states. In a pipeline, `module` has the weights of
         this rank's stage.
         """
-        found = loaded(self.models[0], self.folder, "module")
+        found = load_file(self.models[0], self.folder, "module")
         return {**found, "module": self.layers} if self.layers else found
 
     @cached_property
     def states(self) -> tuple[Mapping[str, Any], ...]:
         """Contents of each rank's file of optimizer states."""
         found = [
-            loaded(path, self.folder, "optimizer_state_dict")
+            load_file(path, self.folder, "optimizer_state_dict")
             for _, path in sorted(self.optimizers.items())
         ]
         for path, held in zip(self.optimizers.values(), found, strict=True):
@@ -155,7 +155,7 @@ class Files:
         states = tuple(held["optimizer_state_dict"] for held in found)
         for path, state in zip(self.optimizers.values(), states, strict=True):
             if not isinstance(state, dict):
-                said = f"found {shown(state, 30)} as optimizer_state_dict, expected a dictionary"
+                said = f"found {show_value(state, 30)} as optimizer_state_dict, expected a dictionary"
                 raise SourceError(f"{path}: {said}; {DAMAGED}")
         return states
 
@@ -174,13 +174,13 @@ def _complete(folder: Path, found: Mapping[int, Path], kind: str) -> None:
         )
 
 
-def _staged(
-    folder: Path, parts: Sequence[Files], numbered: Mapping[int, Path]
-) -> tuple[Files, ...]:
+def _weights_by_stage(
+    folder: Path, parts: Sequence[StageFiles], numbered: Mapping[int, Path]
+) -> tuple[StageFiles, ...]:
     """Return `parts`, one for each pipeline stage, with the weights of the stage's layers added."""
     entries: dict[str, Lazy] = {}
     for number, path in sorted(numbered.items()):
-        entries |= stages.layer(number, loaded(path, folder))
+        entries |= stages.layer(number, load_file(path, folder))
     shapes = [dict(stages.shapes(files.model, files.models[0])) for files in parts]
     held = stages.modules(entries, shapes, str(folder))
     paths = tuple(numbered[number] for number in sorted(numbered))
@@ -218,17 +218,17 @@ def _whole(folder: Path) -> None:
                 )
 
 
-def loaded(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
+def load_file(path: Path, root: Path, needed: str = "") -> Mapping[str, Any]:
     """Return the contents of a checkpoint file. Raises `SourceError` if the file lacks the key
     `needed`, or if its name is not the name that DeepSpeed gave it.
     """
-    found = archive.read(path, root, KNOWN)
+    found = archive.read_archive(path, root, KNOWN)
     if not isinstance(found, dict) or (needed and needed not in found):
         raise SourceError(
             f"{path}: the file lacks {needed or 'tensors'!r}, which DeepSpeed always writes;"
             f" {DAMAGED}"
         )
-    was = archive.title(path, root)
+    was = archive.title_of_archive(path, root)
     if was not in (path.stem, "archive") and any(
         pattern.fullmatch(f"{was}.pt") for pattern in (MODEL, OPTIMIZER, LAYER)
     ):
@@ -295,7 +295,7 @@ def client(model: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]:
     found, left = {}, []
     for key, value in model.items():
         if key not in OWN:
-            held, problems = plain(value, f"client.{key}")
+            held, problems = as_plain(value, f"client.{key}")
             left += problems
             if not problems:
                 found[str(key)] = held
@@ -309,4 +309,4 @@ def beside(model: Mapping[str, Any]) -> Iterator[Finding]:
         ("random_ltd", "the schedule of dropped tokens"),
     ):
         if model.get(key):
-            yield lost(key, f"{what} is not carried", Effect.NUMBERS)
+            yield loss_finding(key, f"{what} is not carried", Effect.NUMBERS)

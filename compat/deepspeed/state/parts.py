@@ -10,12 +10,12 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.layout.shard import Box
-from bridge.state.hub import Group, Hub, Parameter
+from bridge.state.hub import Hub, Parameter, ParameterGroup
 from bridge.state.lazy import Boxed, Lazy, Placed, Shape, Strided
-from compat.deepspeed.state.files import DAMAGED, Files
+from compat.deepspeed.state.files import DAMAGED, StageFiles
 
 MAP = "universal_checkpoint_info"
 """Key of the model states under which AutoTP, since DeepSpeed 0.19, stores the position of each
@@ -24,19 +24,19 @@ part in the whole parameter (`affine_map`).
 ADVICE = "merge the checkpoint with DeepSpeed's ds_to_universal.py"
 
 
-def joined(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
+def join_parts(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
     """Return the whole model, joined from the parts of all model-parallel ranks. Raises
     `SourceError` if the parts do not fit together.
     """
     _of_one_run(parts, hubs)
     stages, ranks = _sizes(parts)
-    found = _stacked(parts, hubs) if stages > 1 else _side_by_side(parts, hubs)
+    found = _stack_stages(parts, hubs) if stages > 1 else _side_by_side(parts, hubs)
     layout = {**hubs[0].origin.layout, "pipeline": stages, "tensor": ranks}
     paths = tuple(dict.fromkeys(path for hub in hubs for path in hub.origin.files))
     return replace(found, origin=replace(found.origin, layout=layout, files=paths))
 
 
-def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
+def _sizes(parts: Sequence[StageFiles]) -> tuple[int, int]:
     """Return the number of pipeline stages and the number of tensor-parallel ranks."""
     said = parts[0].model.get("checkpoint_parallel_dimensions") or {}
     stages, ranks = (
@@ -57,7 +57,7 @@ def _sizes(parts: Sequence[Files]) -> tuple[int, int]:
     return stages, ranks
 
 
-def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
+def _of_one_run(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> None:
     for files, hub in zip(parts, hubs, strict=True):
         for key in ("where", "schedule", "scale", "config", "client"):
             if getattr(hub, key) != getattr(hubs[0], key):
@@ -76,7 +76,7 @@ def _of_one_run(parts: Sequence[Files], hubs: Sequence[Hub]) -> None:
 # Stages
 
 
-def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
+def _stack_stages(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
     """Return the model joined from the layers of all pipeline stages. A parameter on several stages
     is a tied one.
     """
@@ -86,7 +86,7 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
             known = parameters.setdefault(name, held)
             if known.weight.shape != held.weight.shape:
                 raise SourceError(
-                    f"{files.models[0]}: {shown(name)} has another shape on an earlier stage; {DAMAGED}"
+                    f"{files.models[0]}: {show_value(name)} has another shape on an earlier stage; {DAMAGED}"
                 )
     groups = []
     for rows in zip(*(hub.groups for hub in hubs), strict=True):
@@ -96,7 +96,7 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
                 f" {DAMAGED}"
             )
         groups.append(
-            Group(
+            ParameterGroup(
                 tuple(dict.fromkeys(name for row in rows for name in row.names)), rows[0].settings
             )
         )
@@ -108,7 +108,7 @@ def _stacked(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
 # Tensor ranks
 
 
-def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
+def _side_by_side(parts: Sequence[StageFiles], hubs: Sequence[Hub]) -> Hub:
     """Return the model joined from the parts of the tensor-parallel ranks. AutoTP counts
     tensor-parallel ranks as data-parallel ranks, so the number of samples is divided by the number
     of tensor-parallel ranks.
@@ -126,7 +126,7 @@ def _side_by_side(parts: Sequence[Files], hubs: Sequence[Hub]) -> Hub:
     return replace(hubs[0], parameters=parameters, where=replace(where, samples=seen))
 
 
-def _map(files: Files) -> Mapping[str, Any]:
+def _map(files: StageFiles) -> Mapping[str, Any]:
     """Return, by parameter name, the positions of the parameter's parts. The file has each name as
     a regular expression.
     """
@@ -144,10 +144,10 @@ def _map(files: Files) -> Mapping[str, Any]:
     }
 
 
-def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files) -> Parameter:
+def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: StageFiles) -> Parameter:
     if name not in map:
         raise SourceError(
-            f"{files.models[0]}: the file does not say how the parts of {shown(name)} are joined;"
+            f"{files.models[0]}: the file does not say how the parts of {show_value(name)} are joined;"
             f" {ADVICE}"
         )
     row, held = map[name], [hub.parameters[name] for hub in hubs]
@@ -156,11 +156,11 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files)
     if any((set(other.moments), other.step, other.master is None) != kinds for other in held):
         raise SourceError(
             f"{files.folder}: the tensor-parallel ranks have different steps or moments of"
-            f" {shown(name)}; {DAMAGED}"
+            f" {show_value(name)}; {DAMAGED}"
         )
 
     def put(tensors: Sequence[Lazy]) -> Lazy:
-        return _placed(name, row, tensors, files)
+        return _place_parts(name, row, tensors, files)
 
     return replace(
         first,
@@ -170,7 +170,7 @@ def _whole(name: str, map: Mapping[str, Any], hubs: Sequence[Hub], files: Files)
     )
 
 
-def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: Files) -> Lazy:
+def _place_parts(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: StageFiles) -> Lazy:
     """Return the whole tensor `name`, joined from its parts on all ranks. If several ranks have the
     same part, the part of the first of these ranks is read.
     """
@@ -180,7 +180,7 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
         part = row["ranks"][rank]
         if tuple(part["shard_shape"]) != held.shape:
             raise SourceError(
-                f"{files.folder}: {shown(name)} has shape {held.shape} on tensor-parallel rank"
+                f"{files.folder}: {show_value(name)} has shape {held.shape} on tensor-parallel rank"
                 f" {rank}, expected {tuple(part['shard_shape'])}; {DAMAGED}"
             )
         # Replicas, such as norms, are on every rank: `locations` has all of them, and one is
@@ -189,13 +189,13 @@ def _placed(name: str, row: Mapping[str, Any], tensors: Sequence[Lazy], files: F
         found += [Placed(_box(piece, shape, name, files), _own(piece, held)) for piece in pieces]
     if not _fills(shape, [part.place for part in found]):
         raise SourceError(
-            f"{files.folder}: the parts of {shown(name)} do not fill the whole shape {shape};"
+            f"{files.folder}: the parts of {show_value(name)} do not fill the whole shape {shape};"
             f" {DAMAGED}"
         )
     return found[0].source if len(found) == 1 else Boxed(tuple(found), shape, tensors[0].dtype)
 
 
-def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box:
+def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: StageFiles) -> Box:
     """Return the block of the whole tensor that a part fills. Raises `SourceError` if the part is
     not a rectangular block.
     """
@@ -203,7 +203,7 @@ def _box(piece: Mapping[str, Any], shape: Shape, name: str, files: Files) -> Box
     # Other strides would mean a transposed or strided part.
     if tuple(strides) != steps(shape) or offset < 0:
         raise SourceError(
-            f"{files.models[0]}: a part of {shown(name)} is not a rectangular block of the whole"
+            f"{files.models[0]}: a part of {show_value(name)} is not a rectangular block of the whole"
             f" tensor; {ADVICE}"
         )
     # A flat place in row-major order, taken apart: dimension by dimension, offset // stride modulo

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.state.lazy import Lazy, Shape
 
@@ -49,7 +49,7 @@ def modules(
                 not torch.equal(free[same[0]].whole(), free[other].whole()) for other in same[1:]
             ):
                 raise SourceError(
-                    f"{where}: found {shown(name)} in {len(same)} layer files, expected one file,"
+                    f"{where}: found {show_value(name)} in {len(same)} layer files, expected one file,"
                     f" or several with equal values; {DAMAGED}"
                 )
         shared |= {copy for same in copies.values() for copy in same}

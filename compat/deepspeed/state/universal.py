@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import inside
 from bridge.findings import Finding
@@ -18,14 +18,14 @@ from bridge.rules import Effect
 from bridge.state import archive
 from bridge.state.digests import SUMS
 from bridge.state.files import File
-from bridge.state.formats import Format, Used, Wanted, Written, pointed
-from bridge.state.hub import Group, Hub, lost
-from bridge.state.lazy import Joined, Lazy, Run, cast, raw
-from bridge.state.packing import saved
+from bridge.state.formats import Format, PlannedFiles, Used, Wanted, pointer_target
+from bridge.state.hub import Hub, ParameterGroup, loss_finding
+from bridge.state.lazy import ElementRun, Joined, Lazy, cast_lazy, raw_bytes
+from bridge.state.packing import torch_file
 from compat.deepspeed.state import zero_writing as writing
-from compat.deepspeed.state.dealing import collected, dealt_out
-from compat.deepspeed.state.files import DAMAGED, KNOWN, Files, loaded
-from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, held_of, hub_of, shapes_of
+from compat.deepspeed.state.dealing import collect_names, deals_parameters
+from compat.deepspeed.state.files import DAMAGED, KNOWN, StageFiles, load_file
+from compat.deepspeed.state.zero import SAMPLE, Flats, Named, groups_of, hub_of, parameters_of, shapes_of
 
 LATEST = "latest_universal"
 ZERO, OPTIMIZER, FP32, STEP = "zero", "optimizer_state.pt", "fp32", "step"
@@ -56,7 +56,7 @@ class Universal(Format):
         """Return the checkpoint folder: `folder` itself, or the subfolder that the file
         `latest_universal` names. Return None if there is no checkpoint.
         """
-        place = pointed(folder, LATEST)
+        place = pointer_target(folder, LATEST)
         return place if place is not None and (place / ZERO / OPTIMIZER).is_file() else None
 
     def read(self, place: Path) -> Hub:
@@ -74,8 +74,8 @@ class Universal(Format):
             for path in sorted((place / ZERO).rglob("*.pt"))
             if path.is_file() and not path.is_symlink()
         ]
-        files = Files(place, {0: place / name}, {}, beside=(*others, *whole))
-        optimizer = archive.read(place / ZERO / OPTIMIZER, place, KNOWN)
+        files = StageFiles(place, {0: place / name}, {}, beside=(*others, *whole))
+        optimizer = archive.read_archive(place / ZERO / OPTIMIZER, place, KNOWN)
         level = 3 if name == MODELS[1] else 2
         shapes = shapes_of(files)
         flats = _flats(place, shapes, optimizer)
@@ -86,11 +86,11 @@ class Universal(Format):
         unknown, rows = _unknown(rows), [row for row in rows if row["params"]]
         groups = tuple(
             groups_of(
-                rows, level if len(rows) != len(shapes) else 2, _ordered(files, level, shapes)
+                rows, level if len(rows) != len(shapes) else 2, _order_shapes(files, level, shapes)
             )
         )
         hub = hub_of(
-            self.name, files, (level, held_of(files, level, shapes, flats), groups, []), optimizer
+            self.name, files, (level, parameters_of(files, level, shapes, flats), groups, []), optimizer
         )
         return replace(hub, groups=(), settings=groups[0].settings) if unknown else hub
 
@@ -103,28 +103,28 @@ class Universal(Format):
             *(place / name for name in MODELS if (place / name).is_file()),
             *sorted((place / ZERO).rglob("*.pt")),
         ):
-            archive.verify(path, place, used=used)
+            archive.verify_archive(path, place, used=used)
         for name in MODELS:
             if (place / name).is_file():
-                _of_one_run(place, loaded(place / name, place, "module"))
+                _of_one_run(place, load_file(place / name, place, "module"))
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files to write: a folder for each parameter, model states for every ZeRO
         stage, and the settings of the source's optimizer groups.
         """
-        groups = hub.groups or (Group(tuple(hub.trained), hub.settings),)
-        layout = writing.Layout(
-            hub, 2, 1, wanted.dtype or hub.computed, groups, tuple(group.names for group in groups)
+        groups = hub.groups or (ParameterGroup(tuple(hub.trainable_parameters), hub.settings),)
+        layout = writing.ZeroLayout(
+            hub, 2, 1, wanted.dtype or hub.weight_dtype, groups, tuple(group.names for group in groups)
         )
         tag = f"global_step{writing.steps_of(hub)}_universal"
-        empty = writing.Layout(hub, 3, 1, layout.dtype, groups, layout.flats)
+        empty = writing.ZeroLayout(hub, 3, 1, layout.dtype, groups, layout.flats)
         models = (
-            saved(f"{tag}/{name}", writing.model_of(held, 0))
+            torch_file(f"{tag}/{name}", writing.model_of(held, 0))
             for name, held in zip(MODELS, (layout, empty), strict=True)
         )
-        common = saved(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
+        common = torch_file(f"{tag}/{ZERO}/{OPTIMIZER}", _common(layout))
         files = (*models, *_parameters(layout, tag), common, File(LATEST, (tag.encode(),)))
-        return Written(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_left(hub)))
+        return PlannedFiles(files, f"{tag}/{SUMS}", (*writing.unsaid(layout), *_find_losses(hub)))
 
 
 def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -136,7 +136,7 @@ def _unknown(rows: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
+def _order_shapes(files: StageFiles, level: int, shapes: Sequence[Named]) -> Sequence[Named]:
     """Return shapes by name, with the names in the model's order. If the ranks that saved the
     checkpoint assigned parameters in turn (`round_robin_gradients`), `shapes` has another order.
     """
@@ -145,10 +145,10 @@ def _ordered(files: Files, level: int, shapes: Sequence[Named]) -> Sequence[Name
         level == 3
         or not isinstance(ranks, int)
         or ranks < 1
-        or not dealt_out(files.model.get("ds_config"))
+        or not deals_parameters(files.model.get("ds_config"))
     ):
         return shapes
-    return [{name: named[name] for name in collected(tuple(named), ranks)} for named in shapes]
+    return [{name: named[name] for name in collect_names(tuple(named), ranks)} for named in shapes]
 
 
 def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
@@ -159,14 +159,14 @@ def _of_one_run(place: Path, model: Mapping[str, Any]) -> None:
         path = place / ZERO / name / f"{FP32}.pt"
         if "/" in name or not path.is_file() or not isinstance(weight, Lazy) or not weight.count:
             continue
-        value = archive.read(path, place, KNOWN)
+        value = archive.read_archive(path, place, KNOWN)
         held, count = (
             value.get("param") if isinstance(value, dict) else value,
             min(weight.count, SAMPLE),
         )
         if not isinstance(held, Lazy) or held.count != weight.count:
             continue  # `read` names this problem, or the weight is a tensor-parallel part
-        if bytes(raw(cast(held, weight.dtype).flat(0, count))) != bytes(raw(weight.flat(0, count))):
+        if bytes(raw_bytes(cast_lazy(held, weight.dtype).flat(0, count))) != bytes(raw_bytes(weight.flat(0, count))):
             raise SourceError(
                 f"{path}: the master in this file does not round to the model's weight; the file"
                 " belongs to another parameter or another run"
@@ -179,7 +179,7 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
     """
     common = ((optimizer.get("optimizer_state_dict") or {}).get("state") or {}).get(0, {}).get(STEP)
     SourceError.raise_if(
-        f"{place / ZERO / name / FP32}.pt: missing, though {shown(name)} is a parameter; {DAMAGED}"
+        f"{place / ZERO / name / FP32}.pt: missing, though {show_value(name)} is a parameter; {DAMAGED}"
         for named in shapes
         for name in named
         if "/" not in name and not (inside(place / ZERO / name, place) / f"{FP32}.pt").is_file()
@@ -190,7 +190,7 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
         found = {_step(place, name, common) for name in named}
         if len(found) > 1:
             raise SourceError(
-                f"{place / ZERO}: parameters of one group have different steps ({shown(found)}); {DAMAGED}"
+                f"{place / ZERO}: parameters of one group have different steps ({show_value(found)}); {DAMAGED}"
             )
         steps.append(found.pop() if found else None)
         tensors |= {name: dict(_kinds(place, name, tuple(shape))) for name, shape in named.items()}
@@ -206,7 +206,7 @@ def _flats(place: Path, shapes: Sequence[Named], optimizer: Mapping[str, Any]) -
 
 def _step(place: Path, name: str, common: Any) -> float | None:
     path = place / ZERO / name / f"{STEP}.pt"
-    value = archive.read(path, place, KNOWN) if path.is_file() else common
+    value = archive.read_archive(path, place, KNOWN) if path.is_file() else common
     if isinstance(value, Lazy):
         return float(value.whole())
     return float(value) if isinstance(value, int | float) else None
@@ -218,12 +218,12 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
     """
     folder = inside(place / ZERO / name, place)
     if "/" in name:
-        raise SourceError(f"{folder}: {shown(name)} is not a valid name of a parameter; {DAMAGED}")
+        raise SourceError(f"{folder}: {show_value(name)} is not a valid name of a parameter; {DAMAGED}")
     for path in sorted(folder.glob("*.pt")):
         if path.stem == STEP:
             continue
-        value = archive.read(path, place, KNOWN)
-        was = archive.title(path, place)
+        value = archive.read_archive(path, place, KNOWN)
+        was = archive.title_of_archive(path, place)
         if was not in (path.stem, "archive"):
             raise SourceError(
                 f"{path}: DeepSpeed wrote this file as {was}.pt; rename each file to its original"
@@ -232,24 +232,24 @@ def _kinds(place: Path, name: str, shape: tuple[int, ...]) -> Iterator[tuple[str
         held = value.get("param") if isinstance(value, dict) else value
         if not isinstance(held, Lazy) or held.count != prod(shape):
             raise SourceError(
-                f"{path}: found {shown(getattr(held, 'shape', held))}, expected a tensor of shape {shape}; {DAMAGED}"
+                f"{path}: found {show_value(getattr(held, 'shape', held))}, expected a tensor of shape {shape}; {DAMAGED}"
             )
         yield (
             path.stem,
-            held if held.shape == shape else Joined((Run(held, 0, held.count),), shape, held.dtype),
+            held if held.shape == shape else Joined((ElementRun(held, 0, held.count),), shape, held.dtype),
         )
 
 
-def _parameters(layout: writing.Layout, tag: str) -> Iterator[File]:
-    for name, held in layout.hub.trained.items():
+def _parameters(layout: writing.ZeroLayout, tag: str) -> Iterator[File]:
+    for name, held in layout.hub.trainable_parameters.items():
         top = f"{tag}/{ZERO}/{name}"
         for kind, tensor in {FP32: held.best, **held.moments}.items():
-            yield saved(f"{top}/{kind}.pt", {"param": cast(tensor, "F32"), "cat_dim": 0})
+            yield torch_file(f"{top}/{kind}.pt", {"param": cast_lazy(tensor, "F32"), "cat_dim": 0})
         for value in writing.step_of(layout, [name]).values():
-            yield saved(f"{top}/{STEP}.pt", value)
+            yield torch_file(f"{top}/{STEP}.pt", value)
 
 
-def _common(layout: writing.Layout) -> dict[str, Any]:
+def _common(layout: writing.ZeroLayout) -> dict[str, Any]:
     """Return the contents of the file for state that all parameters share. At ZeRO stage 3
     DeepSpeed reads the step and the settings from `optimizer_state_dict`.
     """
@@ -273,31 +273,31 @@ def _common(layout: writing.Layout) -> dict[str, Any]:
     }
 
 
-def _left(hub: Hub) -> Iterator[Finding]:
+def _find_losses(hub: Hub) -> Iterator[Finding]:
     """Yield findings for state in the hub that DeepSpeed does not load from a universal checkpoint
     (runtime/engine.py: _load_checkpoint skips the state of the module).
     """
     if hub.buffers:
-        yield lost(
+        yield loss_finding(
             "buffers",
             f"{', '.join(hub.buffers)}: DeepSpeed loads no buffers from a universal checkpoint",
             Effect.NUMBERS,
         )
     frozen = [name for name, held in hub.parameters.items() if not held.trained]
     if frozen:
-        yield lost(
+        yield loss_finding(
             "frozen",
             f"{', '.join(frozen)}: DeepSpeed loads no frozen parameters from a universal checkpoint",
             Effect.NUMBERS,
         )
     if any(group.settings != hub.groups[0].settings for group in hub.groups):
-        yield lost(
+        yield loss_finding(
             "groups",
             "at ZeRO stage 3 DeepSpeed uses the settings of the first group for all groups",
             Effect.NUMBERS,
         )
     if not hub.groups:
-        yield lost(
+        yield loss_finding(
             "groups",
             "the source checkpoint has no optimizer settings; DeepSpeed uses the settings in its config",
             Effect.NONE,

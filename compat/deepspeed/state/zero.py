@@ -11,24 +11,24 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
-from bridge.state.formats import Format, Used, Wanted, Written, pointed
-from bridge.state.hub import Group, Hub, Origin, Parameter, lost, plain, settings_of, unshaped
-from bridge.state.lazy import Cast, Joined, Lazy, Run, cast, raw
+from bridge.state.formats import Format, PlannedFiles, Used, Wanted, pointer_target
+from bridge.state.hub import Hub, Origin, Parameter, ParameterGroup, as_plain, find_misshapen_states, loss_finding, settings_of
+from bridge.state.lazy import Cast, ElementRun, Joined, Lazy, cast_lazy, raw_bytes
 from bridge.state.pickled import Record
 from compat.deepspeed.state import parts, zero_writing
-from compat.deepspeed.state.dealing import collected, dealt_out
+from compat.deepspeed.state.dealing import collect_names, deals_parameters
 from compat.deepspeed.state.files import (
     DAMAGED,
     LATEST,
-    Files,
+    StageFiles,
     beside,
     client,
-    loaded,
+    load_file,
     scale_of,
     where,
 )
@@ -52,7 +52,7 @@ class Zero(Format):
         """Return the checkpoint folder: `folder` itself, or the subfolder that the file `latest`
         names. Return None if there is no checkpoint.
         """
-        place = pointed(folder, LATEST)
+        place = pointer_target(folder, LATEST)
         return (
             place
             if place is not None
@@ -66,9 +66,9 @@ class Zero(Format):
         ZeRO stage 3 that masters round to the weights.
         """
         super().verify(place, used)
-        for files in Files.of(place):
+        for files in StageFiles.of(place):
             for path in files.all:
-                archive.verify(path, place, used=used)
+                archive.verify_archive(path, place, used=used)
             for rank in files.models:
                 _model(files, rank)
             if files.states and _stage(files.states[0]) < 3:
@@ -78,7 +78,7 @@ class Zero(Format):
         """Read the checkpoint: common state from the first file of model states, and flat groups
         from the files of all ranks.
         """
-        found = Files.of(place)
+        found = StageFiles.of(place)
         if not found:
             raise SourceError(f"{place}: found no file with the model states of rank 0; {DAMAGED}")
         hubs = []
@@ -86,9 +86,9 @@ class Zero(Format):
             # The first rank's optimizer state: only values that all ranks share are read from it.
             optimizer = files.states[0] if files.states else files.model.get("optimizer") or {}
             hubs.append(hub_of(self.name, files, _parameters(files), optimizer))
-        return parts.joined(found, hubs) if len(found) > 1 else hubs[0]
+        return parts.join_parts(found, hubs) if len(found) > 1 else hubs[0]
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Return the files to write for the wanted ZeRO stage and number of data-parallel ranks."""
         return zero_writing.plan(hub, wanted)
 
@@ -99,7 +99,7 @@ each parameter, the first masters in a rank's file are compared.
 """
 
 
-def _of_one_run(files: Files) -> None:
+def _of_one_run(files: StageFiles) -> None:
     """Raise `SourceError` if the masters in a rank's file do not round to the model's weights,
     which shows that the file is from another run or another step.
     """
@@ -115,27 +115,27 @@ def _of_one_run(files: Files) -> None:
         joined, weight, at = kinds[FP32], module[name], 0
         for run in joined.runs if isinstance(joined, Joined) else ():
             count = min(len(run), SAMPLE)
-            found = cast(run.source, weight.dtype).flat(run.start, run.start + count)
-            if bytes(raw(found)) != bytes(raw(weight.flat(at, at + count))):
+            found = cast_lazy(run.source, weight.dtype).flat(run.start, run.start + count)
+            if bytes(raw_bytes(found)) != bytes(raw_bytes(weight.flat(at, at + count))):
                 raise SourceError(
-                    f"{paths[run.source]}: the masters of {shown(name)} in this file do not round"
+                    f"{paths[run.source]}: the masters of {show_value(name)} in this file do not round"
                     f" to the weights in {files.models[0].name}; the file belongs to another run or"
                     " another step"
                 )
             at += len(run)
 
 
-Found = tuple[int, dict[str, Parameter], tuple[Group, ...], list[Finding]]
+Found = tuple[int, dict[str, Parameter], tuple[ParameterGroup, ...], list[Finding]]
 
 
-def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]) -> Hub:
+def hub_of(format: str, files: StageFiles, found: Found, optimizer: Mapping[str, Any]) -> Hub:
     """Return the hub of a checkpoint. The loss scale comes from `optimizer`, the parameters and
     groups from `found`, and everything else from the model states.
     """
     level, parameters, groups, findings = found
     said, left = client(files.model)
-    schedule, unread = plain(files.model.get("lr_scheduler"), "lr_scheduler")
-    config, odd = plain(files.model.get("ds_config"), "ds_config")
+    schedule, unread = as_plain(files.model.get("lr_scheduler"), "lr_scheduler")
+    config, odd = as_plain(files.model.get("ds_config"), "ds_config")
     module = files.model["module"]
     return Hub(
         Origin(
@@ -158,7 +158,7 @@ def hub_of(format: str, files: Files, found: Found, optimizer: Mapping[str, Any]
     )
 
 
-def _parameters(files: Files) -> Found:
+def _parameters(files: StageFiles) -> Found:
     """Return the ZeRO stage of a checkpoint, its parameters, optimizer groups and findings."""
     if not files.states:
         return _without(files)
@@ -183,19 +183,19 @@ def _parameters(files: Files) -> Found:
         )
     flats = _in_thirds(files, shapes) if stage == 3 else _in_fragments(files, shapes)
     rows = _rows(files, stage)
-    left = [*_left(rows, _flat_states(files, stage)), *_excluded(files, stage)]
+    left = [*_find_losses(rows, _flat_states(files, stage)), *_find_exclusions(files, stage)]
     ordered: Sequence[Named] = shapes
-    if stage < 3 and dealt_out(files.model.get("ds_config")):
+    if stage < 3 and deals_parameters(files.model.get("ds_config")):
         # Flat groups have their parameters as they were dealt out; the optimizer's groups have the
         # model's order.
         ranks = len(files.states)
         ordered = [
-            {name: named[name] for name in collected(tuple(named), ranks)} for named in shapes
+            {name: named[name] for name in collect_names(tuple(named), ranks)} for named in shapes
         ]
-    return stage, held_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, ordered)), left
+    return stage, parameters_of(files, stage, shapes, flats), tuple(groups_of(rows, stage, ordered)), left
 
 
-def _excluded(files: Files, stage: int) -> Iterator[Finding]:
+def _find_exclusions(files: StageFiles, stage: int) -> Iterator[Finding]:
     """Yield a finding if the checkpoint was saved without frozen parameters (runtime/engine.py:
     _save_checkpoint). At ZeRO 1 the files do not show whether frozen parameters were left out, so
     there is no finding.
@@ -205,7 +205,7 @@ def _excluded(files: Files, stage: int) -> Iterator[Finding]:
             "saved with exclude_frozen_parameters, so the checkpoint lacks frozen parameters if the"
             " model has any; load these parameters from the weights with which the run began"
         )
-        yield lost("frozen", message, Effect.NUMBERS)
+        yield loss_finding("frozen", message, Effect.NUMBERS)
 
 
 def _stage(state: Mapping[str, Any]) -> int:
@@ -216,7 +216,7 @@ def _stage(state: Mapping[str, Any]) -> int:
     return int(found.arguments[0]) if isinstance(found, Record) else int(found)
 
 
-def shapes_of(files: Files) -> list[Named]:
+def shapes_of(files: StageFiles) -> list[Named]:
     """Return the shapes of the parameters in each flat group, by name and in the group's order."""
     found = files.model.get("param_shapes")
     right = isinstance(found, list) and all(
@@ -225,7 +225,7 @@ def shapes_of(files: Files) -> list[Named]:
     )
     if not right:
         raise SourceError(
-            f"{files.models[0]}: found {shown(found, 40)} as param_shapes, expected shapes by name; {DAMAGED}"
+            f"{files.models[0]}: found {show_value(found, 40)} as param_shapes, expected shapes by name; {DAMAGED}"
         )
     return list(found)  # type: ignore[arg-type]
 
@@ -243,12 +243,12 @@ class Flats:
 FP32 = "fp32"
 
 
-def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
+def _in_fragments(files: StageFiles, shapes: Sequence[Named]) -> Flats:
     """Return the optimizer state at ZeRO stages 1 and 2. Each rank's file has a part of
     every flat group, and the positions of parameters in this part (`param_slice_mappings`).
     """
-    dealt = dealt_out(files.model.get("ds_config"))
-    runs: dict[str, dict[str, list[Run]]] = {}
+    dealt = deals_parameters(files.model.get("ds_config"))
+    runs: dict[str, dict[str, list[ElementRun]]] = {}
     steps: list[float | None] = []
     for group, named in enumerate(shapes):
         begins = _begins(files, group) if dealt else []
@@ -260,7 +260,7 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
             for kind, held in {FP32: flat, **moments}.items():
                 kinds.setdefault(kind, []).append(held)
             places = (
-                _dealt(state, group, named, begins[rank])
+                _pieces_of_rank(state, group, named, begins[rank])
                 if dealt
                 else _fragments(state, group, named, path)
             )
@@ -268,15 +268,15 @@ def _in_fragments(files: Files, shapes: Sequence[Named]) -> Flats:
                 for kind, held in {FP32: flat, **moments}.items():
                     if start + count > held.count:
                         raise SourceError(
-                            f"{path}: {shown(name)} ends at element {start + count} of {kind},"
+                            f"{path}: {show_value(name)} ends at element {start + count} of {kind},"
                             f" but {kind} has only {held.count} elements; {DAMAGED}"
                         )
                     runs.setdefault(name, {}).setdefault(kind, []).append(
-                        Run(held, start, start + count)
+                        ElementRun(held, start, start + count)
                     )
     if not dealt:
         _in_order(files, shapes)
-    return Flats({name: _joined(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
+    return Flats({name: _join_runs(files, shapes, name, kinds) for name, kinds in runs.items()}, steps)
 
 
 def _in_step(steps: list[float | None], group: int, step: float | None, path: Path) -> None:
@@ -325,7 +325,7 @@ def _moments(
     if isinstance(step, Lazy):
         step = float(step.whole())
     if step is not None and not isinstance(step, int | float):
-        raise SourceError(f"{path}: found {shown(step)} as step, expected a number; {DAMAGED}")
+        raise SourceError(f"{path}: found {show_value(step)} as step, expected a number; {DAMAGED}")
     return moments, None if step is None else float(step)
 
 
@@ -343,13 +343,13 @@ def _fragments(
     for name, start, count in found:
         if name not in named or start < 0 or count < 0:
             raise SourceError(
-                f"{path}: flat group {group} has no parameter {shown(name)}, or its position is"
+                f"{path}: flat group {group} has no parameter {show_value(name)}, or its position is"
                 f" negative; {DAMAGED}"
             )
         yield name, start, count
 
 
-def _begins(files: Files, group: int) -> list[range]:
+def _begins(files: StageFiles, group: int) -> list[range]:
     """Return, for each rank, the range of elements of a flat group in the rank's file. No file has
     the padding at the end of the group.
     """
@@ -361,7 +361,7 @@ def _begins(files: Files, group: int) -> list[range]:
     return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _dealt(
+def _pieces_of_rank(
     state: Mapping[str, Any], group: int, named: Named, held: range
 ) -> Iterator[tuple[str, int, int]]:
     """Yield three things for each parameter with elements on this rank: the name, the offset of the
@@ -380,7 +380,7 @@ def _dealt(
         at += prod(shape) + padding
 
 
-def _in_order(files: Files, shapes: Sequence[Named]) -> None:
+def _in_order(files: StageFiles, shapes: Sequence[Named]) -> None:
     """Raise `SourceError` unless the parameters are in the model's order from rank to rank. This
     detects swapped files.
     """
@@ -391,28 +391,28 @@ def _in_order(files: Files, shapes: Sequence[Named]) -> None:
             for name in state["param_slice_mappings"][group]:
                 if numbers[name] < last:
                     raise SourceError(
-                        f"{files.optimizers[rank]}: found {shown(name)} after parameters that come"
+                        f"{files.optimizers[rank]}: found {show_value(name)} after parameters that come"
                         " later in the model; the file may belong to another rank"
                     )
                 last = numbers[name]
 
 
-def _joined(
-    files: Files, shapes: Sequence[Named], name: str, kinds: Mapping[str, Sequence[Run]]
+def _join_runs(
+    files: StageFiles, shapes: Sequence[Named], name: str, kinds: Mapping[str, Sequence[ElementRun]]
 ) -> dict[str, Lazy]:
     shape = next(tuple(named[name]) for named in shapes if name in named)
     for kind, runs in kinds.items():
         count = sum(map(len, runs))
         if count != prod(shape):
             said = (
-                f"all ranks together have {count} elements of {kind} for {shown(name)}, expected"
+                f"all ranks together have {count} elements of {kind} for {show_value(name)}, expected"
                 f" {prod(shape)} for its shape {shape}"
             )
             raise SourceError(f"{files.folder}: {said}; {DAMAGED}")
     return {kind: Joined(tuple(runs), shape, runs[0].source.dtype) for kind, runs in kinds.items()}
 
 
-def _in_thirds(files: Files, shapes: Sequence[Named]) -> Flats:
+def _in_thirds(files: StageFiles, shapes: Sequence[Named]) -> Flats:
     """Return the optimizer state at ZeRO stage 3. Every parameter is split into equal parts, one
     for each rank, and the last part is padded.
     """
@@ -458,7 +458,7 @@ def _third(
 
 
 def _cut(
-    files: Files, held: Sequence[Mapping[str, Lazy]], offset: int, part: int, shape: tuple[int, ...]
+    files: StageFiles, held: Sequence[Mapping[str, Lazy]], offset: int, part: int, shape: tuple[int, ...]
 ) -> Iterator[tuple[str, Lazy]]:
     count = prod(shape)
     for kind in held[0]:
@@ -470,12 +470,12 @@ def _cut(
                     f"{files.optimizers[rank]}: the tensor {kind} ends before element"
                     f" {offset + size}; {DAMAGED}"
                 )
-            runs.append(Run(kinds[kind], offset, offset + size))
+            runs.append(ElementRun(kinds[kind], offset, offset + size))
         yield kind, Joined(tuple(runs), shape, runs[0].source.dtype)
 
 
-def held_of(
-    files: Files, stage: int, shapes: Sequence[Named], flats: Flats
+def parameters_of(
+    files: StageFiles, stage: int, shapes: Sequence[Named], flats: Flats
 ) -> dict[str, Parameter]:
     """Return all parameters in the model's order: trained ones with masters and moments, frozen
     ones with only the weight.
@@ -491,7 +491,7 @@ def held_of(
             continue
         if name in group_of:
             kinds = flats.tensors[name]
-            parameters[name] = _trained(
+            parameters[name] = _trainable_parameter(
                 name, held, kinds, flats.steps[group_of[name]], stage, files
             )
         else:
@@ -499,24 +499,24 @@ def held_of(
     missing = [name for name in group_of if name not in parameters]
     if missing:
         raise SourceError(
-            f"{files.models[0]}: {shown(missing[0])} is in the optimizer, but not in the model;"
+            f"{files.models[0]}: {show_value(missing[0])} is in the optimizer, but not in the model;"
             f" {DAMAGED}"
         )
     return parameters
 
 
-def _trained(
-    name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: Files
+def _trainable_parameter(
+    name: str, held: Any, kinds: Mapping[str, Lazy], step: float | None, stage: int, files: StageFiles
 ) -> Parameter:
     """Return a trained parameter. At ZeRO stage 3 no file has the weight in the compute format, so
     the master is rounded to get the weight.
     """
     moments = {kind: lazy for kind, lazy in kinds.items() if kind != FP32}
     master, dtype = kinds[FP32], held.dtype
-    weight = cast(master, dtype) if stage == 3 else held
+    weight = cast_lazy(master, dtype) if stage == 3 else held
     if stage < 3 and held.shape != master.shape:
         raise SourceError(
-            f"{files.models[0]}: {shown(name)} has shape {held.shape} in the model, but"
+            f"{files.models[0]}: {show_value(name)} has shape {held.shape} in the model, but"
             f" {master.shape} in the optimizer; {DAMAGED}"
         )
     # A model in fp32 has no separate master.
@@ -524,7 +524,7 @@ def _trained(
     return Parameter(master if alone else weight, None if alone else master, moments, step)
 
 
-def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
+def _frozen(files: StageFiles, name: str, held: Lazy, stage: int) -> Lazy:
     """Return the weight of a frozen parameter. Below ZeRO stage 3 the model states contain the
     whole weight; at stage 3 the weight is split over the ranks.
     """
@@ -536,32 +536,32 @@ def _frozen(files: Files, name: str, held: Lazy, stage: int) -> Lazy:
     parts = [part for part in found if isinstance(part, Lazy)]
     if len(parts) != len(states) or sum(part.count for part in parts) < prod(shape):
         raise SourceError(
-            f"{files.folder}: parts of the frozen parameter {shown(name)} are missing; {DAMAGED}"
+            f"{files.folder}: parts of the frozen parameter {show_value(name)} are missing; {DAMAGED}"
         )
     runs, at = [], 0
     for part in parts:
         size = min(part.count, prod(shape) - at)
-        runs.append(Run(part, 0, size))
+        runs.append(ElementRun(part, 0, size))
         at += size
     return Joined(tuple(runs), shape, parts[0].dtype)
 
 
-def _model(files: Files, rank: int) -> Mapping[str, Any]:
-    return loaded(files.models[rank], files.folder, "module")
+def _model(files: StageFiles, rank: int) -> Mapping[str, Any]:
+    return load_file(files.models[rank], files.folder, "module")
 
 
 def groups_of(
     rows: Sequence[Mapping[str, Any]], stage: int, shapes: Sequence[Named]
-) -> Iterator[Group]:
+) -> Iterator[ParameterGroup]:
     """Yield the optimizer's groups with their settings. At ZeRO stage 3 one group may consist of
     several flat groups.
     """
     for number, row in enumerate(rows):
         flats = row["params"] if stage == 3 else [number]
-        yield Group(tuple(name for flat in flats for name in shapes[flat]), _settings(row, number))
+        yield ParameterGroup(tuple(name for flat in flats for name in shapes[flat]), _settings(row, number))
 
 
-def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
+def _rows(files: StageFiles, stage: int) -> Sequence[Mapping[str, Any]]:
     state = files.states[0]
     base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
     return (
@@ -571,7 +571,7 @@ def _rows(files: Files, stage: int) -> Sequence[Mapping[str, Any]]:
     )
 
 
-def _without(files: Files) -> Found:
+def _without(files: StageFiles) -> Found:
     """Read a checkpoint of ZeRO stage 0. There the optimizer's state has parameter numbers instead
     of names, in the order of the optimizer's groups.
     """
@@ -582,23 +582,23 @@ def _without(files: Files) -> Found:
     rows = base.get("param_groups") or []
     numbers = [number for row in rows for number in row["params"]]
     if not numbers:
-        none = lost("moments", "the file has no optimizer state", Effect.NUMBERS)
+        none = loss_finding("moments", "the file has no optimizer state", Effect.NUMBERS)
         return 0, {name: Parameter(tensor) for name, tensor in module.items()}, (), [none]
-    names = _numbered(files, module, numbers, base, held)
+    names = _number_parameters(files, module, numbers, base, held)
     masters = dict(_masters(held, rows, names, module))
     parameters = {
-        name: _unsharded(name, tensor, names, base, masters, files)
+        name: _whole_parameter(name, tensor, names, base, masters, files)
         for name, tensor in module.items()
     }
     groups = tuple(
-        Group(tuple(name for name in names if names[name] in row["params"]), _settings(row, number))
+        ParameterGroup(tuple(name for name in names if names[name] in row["params"]), _settings(row, number))
         for number, row in enumerate(rows)
     )
     states = {name: base["state"].get(number, {}) for name, number in names.items()}
-    return 0, parameters, groups, _left(rows, states)
+    return 0, parameters, groups, _find_losses(rows, states)
 
 
-def _ties(files: Files) -> dict[str, str]:
+def _ties(files: StageFiles) -> dict[str, str]:
     """Return a mapping from each alias of a tied parameter to the parameter's name. The names come
     from ZeRO's list of shared parameters. Without this list, names whose tensors share storage are
     tied.
@@ -619,7 +619,7 @@ def _settings(row: Mapping[str, Any], number: int) -> dict[str, Any]:
     return settings_of(row, f"param_groups.{number}")[0]
 
 
-def _left(
+def _find_losses(
     rows: Sequence[Mapping[str, Any]], states: Mapping[str, Mapping[str, Any]]
 ) -> list[Finding]:
     """Return a finding for each optimizer setting and each optimizer state that is not carried
@@ -636,7 +636,7 @@ def _left(
         for kind, value in state.items()
         if not _is_moment(kind, value)
     )
-    return [*odd, *unshaped(kinds)]
+    return [*odd, *find_misshapen_states(kinds)]
 
 
 def _is_moment(kind: str, value: Any) -> bool:
@@ -646,7 +646,7 @@ def _is_moment(kind: str, value: Any) -> bool:
     return kind == "step" or (isinstance(value, Lazy) and bool(value.shape))
 
 
-def _flat_states(files: Files, stage: int) -> dict[str, Mapping[str, Any]]:
+def _flat_states(files: StageFiles, stage: int) -> dict[str, Mapping[str, Any]]:
     """Return the first rank's optimizer state of each flat group."""
     state = files.states[0]
     base = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
@@ -654,8 +654,8 @@ def _flat_states(files: Files, stage: int) -> dict[str, Mapping[str, Any]]:
     return {f"flat group {number}": held for number, held in found if isinstance(held, Mapping)}
 
 
-def _numbered(
-    files: Files,
+def _number_parameters(
+    files: StageFiles,
     module: Mapping[str, Lazy],
     numbers: Sequence[int],
     base: Mapping[str, Any],
@@ -711,7 +711,7 @@ def _chosen(
     of the trained parameters fits.
     """
     masters = dict(
-        zip(numbers, _listed_masters(held, [shapes[number] for number in numbers]), strict=False)
+        zip(numbers, _masters_in_order(held, [shapes[number] for number in numbers]), strict=False)
     )
 
     def fit(number: int, name: str) -> bool:
@@ -721,8 +721,8 @@ def _chosen(
         if master is None:
             return True
         count = min(SAMPLE, weight.count)
-        return bytes(raw(cast(master, weight.dtype).flat(0, count))) == bytes(
-            raw(weight.flat(0, count))
+        return bytes(raw_bytes(cast_lazy(master, weight.dtype).flat(0, count))) == bytes(
+            raw_bytes(weight.flat(0, count))
         )
 
     # The earliest choice and the latest one agree exactly if there is no other between them.
@@ -745,7 +745,7 @@ def _earliest(
     return found
 
 
-def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
+def _masters_in_order(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy]:
     """Return the masters of a single group, in the group's order; empty if the file has no masters.
     The file has either one tensor for each master or one flat tensor.
     """
@@ -762,7 +762,7 @@ def _listed_masters(held: Mapping[str, Any], shapes: Sequence[Any]) -> list[Lazy
         return []
     cuts = zip(shapes, ends, strict=True)
     return [
-        Joined((Run(flats[0], end - prod(shape), end),), shape, flats[0].dtype)
+        Joined((ElementRun(flats[0], end - prod(shape), end),), shape, flats[0].dtype)
         for shape, end in cuts
     ]
 
@@ -801,24 +801,24 @@ def _masters(
         for number in row["params"]:
             name = by_number[number]
             count = module[name].count
-            yield name, Joined((Run(flat, at, at + count),), module[name].shape, flat.dtype)
+            yield name, Joined((ElementRun(flat, at, at + count),), module[name].shape, flat.dtype)
             at += count
 
 
-def _unsharded(
+def _whole_parameter(
     name: str,
     tensor: Lazy,
     names: Mapping[str, int],
     base: Mapping[str, Any],
     masters: Mapping[str, Lazy],
-    files: Files,
+    files: StageFiles,
 ) -> Parameter:
     if name not in names:
         return Parameter(tensor, trained=False)
     moments, step = _moments(base["state"].get(names[name], {}), {}, files.models[0])
     if any(moment.shape != tensor.shape for moment in moments.values()):
         raise SourceError(
-            f"{files.models[0]}: the moments of {shown(name)} have another shape than the"
+            f"{files.models[0]}: the moments of {show_value(name)} have another shape than the"
             f" parameter; {DAMAGED}"
         )
     return replace(Parameter(tensor, None, moments, step), master=masters.get(name))

@@ -14,12 +14,12 @@ from bridge.errors import SourceError
 from bridge.rules import Effect
 from bridge.state.digests import SUMS
 from bridge.state.files import File
-from bridge.state.formats import Wanted, Written
-from bridge.state.hub import Group, Hub, Scale, lost, weights_of
-from bridge.state.lazy import Held, Joined, Lazy, Run, cast, torch_type
-from bridge.state.packing import Size, saved
+from bridge.state.formats import PlannedFiles, Wanted
+from bridge.state.hub import Hub, ParameterGroup, Scale, loss_finding, weights_of
+from bridge.state.lazy import ElementRun, Held, Joined, Lazy, cast_lazy, torch_type
+from bridge.state.packing import Size, torch_file
 from bridge.state.pickled import Constant, Record
-from compat.deepspeed.state.dealing import dealt, dealt_out
+from compat.deepspeed.state.dealing import deal_names, deals_parameters
 from compat.deepspeed.state.files import LATEST
 
 RELEASE = "0.19.8"
@@ -35,7 +35,7 @@ SCALERS = "deepspeed.runtime.fp16.loss_scaler"
 
 
 @dataclass(frozen=True)
-class Layout:
+class ZeroLayout:
     """Layout of a checkpoint to write: ZeRO stage (`level`), number of data-parallel ranks, format
     of the weights, and the parameter names in each flat group.
     """
@@ -44,7 +44,7 @@ class Layout:
     level: int
     ranks: int
     dtype: str
-    groups: tuple[Group, ...]
+    groups: tuple[ParameterGroup, ...]
     flats: tuple[tuple[str, ...], ...] = field(default=())
 
     def weight(self, name: str) -> Lazy:
@@ -55,13 +55,13 @@ class Layout:
     def kinds(self, flat: Sequence[str]) -> dict[str, dict[str, Lazy]]:
         """Return masters and moments of the parameters `flat` in fp32, by kind and then by name."""
         parameters = self.hub.parameters
-        found = {"fp32": {name: cast(parameters[name].best, "F32") for name in flat}}
+        found = {"fp32": {name: cast_lazy(parameters[name].best, "F32") for name in flat}}
         for kind in parameters[flat[0]].moments if flat else ():
-            found[kind] = {name: cast(parameters[name].moments[kind], "F32") for name in flat}
+            found[kind] = {name: cast_lazy(parameters[name].moments[kind], "F32") for name in flat}
         return found
 
 
-def plan(hub: Hub, wanted: Wanted) -> Written:
+def plan(hub: Hub, wanted: Wanted) -> PlannedFiles:
     """Return the files of a ZeRO checkpoint of `hub`. Raises `SourceError` if DeepSpeed would
     refuse the checkpoint or load it wrongly.
     """
@@ -73,21 +73,21 @@ def plan(hub: Hub, wanted: Wanted) -> Written:
     was = hub.origin.layout if hub.origin.format == "deepspeed" else {}
     level, ranks = wanted.level or was.get("zero", 0) or 1, wanted.ranks or was.get("ranks", 1)
     # More ranks than elements would leave some rank with nothing to hold.
-    elements = sum(prod(held.weight.shape) for held in hub.trained.values())
+    elements = sum(prod(held.weight.shape) for held in hub.trainable_parameters.values())
     if elements < ranks:
         raise SourceError(
             f"deepspeed: found {ranks:,} ranks for only {elements:,} trained elements; choose"
             " fewer ranks with --ranks"
         )
-    layout = Layout(hub, level, ranks, wanted.dtype or hub.computed, _groups(hub))
-    layout = Layout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
+    layout = ZeroLayout(hub, level, ranks, wanted.dtype or hub.weight_dtype, _groups(hub))
+    layout = ZeroLayout(hub, level, ranks, layout.dtype, layout.groups, tuple(_flats(layout)))
     _same_moments(hub)
     tag = f"global_step{steps_of(hub)}"
     files = (*_models(layout, tag), *_optimizers(layout, tag), File(LATEST, (tag.encode(),)))
-    return Written(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
+    return PlannedFiles(files, f"{tag}/{SUMS}", tuple(unsaid(layout)))
 
 
-def _groups(hub: Hub) -> tuple[Group, ...]:
+def _groups(hub: Hub) -> tuple[ParameterGroup, ...]:
     """Return the optimizer's groups with their settings. Raises `SourceError` unless each trained
     parameter is in exactly one group.
     """
@@ -98,7 +98,7 @@ def _groups(hub: Hub) -> tuple[Group, ...]:
             " universal, which uses names"
         )
     named = [name for group in hub.groups for name in group.names]
-    odd = sorted(set(named) ^ set(hub.trained))
+    odd = sorted(set(named) ^ set(hub.trainable_parameters))
     if odd or len(named) != len(set(named)):
         raise SourceError(
             f"deepspeed: the parameter {(odd or named)[0]} is in no optimizer group, or in"
@@ -111,7 +111,7 @@ def _same_moments(hub: Hub) -> None:
     """Raise `SourceError` unless all trained parameters have the same moments, which flat groups
     require.
     """
-    trained = hub.trained
+    trained = hub.trainable_parameters
     for name, held in trained.items():
         if set(held.moments) != set(hub.moments):
             missing = sorted(set(hub.moments) - set(held.moments))
@@ -121,7 +121,7 @@ def _same_moments(hub: Hub) -> None:
             )
 
 
-def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
+def _flats(layout: ZeroLayout) -> Iterator[tuple[str, ...]]:
     """Yield the parameter names of each flat group. At ZeRO stage 3 one optimizer group may consist
     of several flat groups (stage3.py: _create_fp16_sub_groups).
     """
@@ -134,8 +134,8 @@ def _flats(layout: Layout) -> Iterator[tuple[str, ...]]:
             name: -(-layout.hub.parameters[name].weight.count // layout.ranks)
             for name in group.names
         }
-        if layout.level < 3 and dealt_out(layout.hub.config):
-            yield dealt(group.names, layout.ranks)
+        if layout.level < 3 and deals_parameters(layout.hub.config):
+            yield deal_names(group.names, layout.ranks)
             continue
         if layout.level < 3 or most >= sum(sizes.values()):
             yield group.names
@@ -155,16 +155,16 @@ def steps_of(hub: Hub) -> int:
 # Model states
 
 
-def _models(layout: Layout, tag: str) -> Iterator[File]:
+def _models(layout: ZeroLayout, tag: str) -> Iterator[File]:
     if layout.level < 3:
-        yield saved(f"{tag}/mp_rank_00_model_states.pt", model_of(layout, 0))
+        yield torch_file(f"{tag}/mp_rank_00_model_states.pt", model_of(layout, 0))
         return
     # At stage 3 each rank has model states of its own, with its part of the frozen parameters.
     for rank in range(layout.ranks):
-        yield saved(f"{tag}/zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model_of(layout, rank))
+        yield torch_file(f"{tag}/zero_pp_rank_{rank}_mp_rank_00_model_states.pt", model_of(layout, rank))
 
 
-def model_of(layout: Layout, rank: int) -> dict[str, Any]:
+def model_of(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     """Return the contents of one rank's file of model states (runtime/engine.py:
     _common_checkpoint_state).
     """
@@ -213,7 +213,7 @@ def model_of(layout: Layout, rank: int) -> dict[str, Any]:
     }
 
 
-def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
+def _module(layout: ZeroLayout) -> Iterator[tuple[str, Lazy]]:
     """Yield the entries of the model's state dictionary. At ZeRO stage 3 parameters are empty
     tensors, and only buffers have values.
     """
@@ -226,7 +226,7 @@ def _module(layout: Layout) -> Iterator[tuple[str, Lazy]]:
     yield from layout.hub.buffers.items()
 
 
-def _fragment(layout: Layout, name: str, rank: int) -> Lazy:
+def _fragment(layout: ZeroLayout, name: str, rank: int) -> Lazy:
     """Return a rank's part of a frozen parameter: the whole parameter below ZeRO stage 3, and an
     equal share of the parameter's elements at stage 3.
     """
@@ -243,7 +243,7 @@ def _zeros(count: int, dtype: str) -> Any:
 # Optimizer states
 
 
-def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
+def _optimizers(layout: ZeroLayout, tag: str) -> Iterator[File]:
     for rank in range(layout.ranks):
         name = f"{PREFIX.get(layout.dtype, '')}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         state = _thirds(layout, rank) if layout.level == 3 else _slices(layout, rank)
@@ -252,10 +252,10 @@ def _optimizers(layout: Layout, tag: str) -> Iterator[File]:
             "ds_config": layout.hub.config or {},
             "ds_version": RELEASE,
         }
-        yield saved(f"{tag}/{name}", held)
+        yield torch_file(f"{tag}/{name}", held)
 
 
-def _slices(layout: Layout, rank: int) -> dict[str, Any]:
+def _slices(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     """Return a rank's optimizer states at ZeRO stages 1 and 2 (stage_1_and_2.py: state_dict).
     Masters are stored without padding, moments with padding.
     """
@@ -297,7 +297,7 @@ class Cut:
     places: Mapping[str, Record]
 
 
-def _slice(layout: Layout, flat: Sequence[str], rank: int) -> Cut:
+def _slice(layout: ZeroLayout, flat: Sequence[str], rank: int) -> Cut:
     """Return a rank's part of the flat group `flat`. The group's parameters are concatenated,
     padded and cut into equal parts.
     """
@@ -321,7 +321,7 @@ def _between(held: Mapping[str, Lazy], begin: int, end: int) -> Joined:
     for tensor in held.values():
         first, last = max(begin, at), min(end, at + tensor.count)
         if first < last:
-            runs.append(Run(tensor, first - at, last - at))
+            runs.append(ElementRun(tensor, first - at, last - at))
         at += tensor.count
     return Joined(tuple(runs), (sum(map(len, runs)),), "F32")
 
@@ -331,7 +331,7 @@ def _padded(held: Lazy, padding: int) -> Lazy:
         return held
     zeros = Held(_zeros(padding, held.dtype))
     return Joined(
-        (Run(held, 0, held.count), Run(zeros, 0, padding)), (held.count + padding,), held.dtype
+        (ElementRun(held, 0, held.count), ElementRun(zeros, 0, padding)), (held.count + padding,), held.dtype
     )
 
 
@@ -354,7 +354,7 @@ def _places(held: Mapping[str, Lazy], begin: int, end: int) -> Iterator[tuple[st
         at += tensor.count
 
 
-def _thirds(layout: Layout, rank: int) -> dict[str, Any]:
+def _thirds(layout: ZeroLayout, rank: int) -> dict[str, Any]:
     """Return a rank's optimizer states at ZeRO stage 3 (stage3.py: _rigid_state_dict)."""
     parts = [
         {kind: _third(held, rank, layout.ranks) for kind, held in layout.kinds(flat).items()}
@@ -381,20 +381,20 @@ def _third(held: Mapping[str, Lazy], rank: int, ranks: int) -> Lazy:
     """Return a rank's parts of all tensors in `held`, one after the other. Each tensor is cut into
     equal parts, and the last parts are padded.
     """
-    runs: list[Run] = []
+    runs: list[ElementRun] = []
     dtype = "F32"
     for tensor in held.values():
         part, dtype = -(-tensor.count // ranks), tensor.dtype  # rounded up
         first, last = min(tensor.count, rank * part), min(tensor.count, (rank + 1) * part)
-        runs.append(Run(tensor, first, last))
+        runs.append(ElementRun(tensor, first, last))
         if padding := part - (last - first):
-            runs.append(Run(Held(_zeros(padding, dtype)), 0, padding))
+            runs.append(ElementRun(Held(_zeros(padding, dtype)), 0, padding))
     # Parameters with fewer elements than ranks leave empty runs.
     kept = tuple(run for run in runs if len(run))
     return Joined(kept, (sum(map(len, kept)),), dtype)
 
 
-def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
+def _rows(layout: ZeroLayout) -> Iterator[dict[str, Any]]:
     """Yield the settings of each optimizer group, with the indices of the group's flat groups."""
     at = 0
     for group in layout.groups:
@@ -405,14 +405,14 @@ def _rows(layout: Layout) -> Iterator[dict[str, Any]]:
         yield row_of(group, numbers)
 
 
-def row_of(group: Group, numbers: list[int]) -> dict[str, Any]:
+def row_of(group: ParameterGroup, numbers: list[int]) -> dict[str, Any]:
     settings = {
         key: tuple(value) if key == "betas" else value for key, value in group.settings.items()
     }
     return {**settings, "params": numbers}
 
 
-def step_of(layout: Layout, flat: Sequence[str]) -> dict[str, Any]:
+def step_of(layout: ZeroLayout, flat: Sequence[str]) -> dict[str, Any]:
     """Return the optimizer's entry for the step: a number for DeepSpeed's own Adam, a tensor for
     PyTorch's optimizers. Return an empty dictionary if the source has no step.
     """
@@ -437,7 +437,7 @@ def own_adam(hub: Hub) -> bool:
     return not (isinstance(options, Mapping) and options.get("torch_adam"))
 
 
-def scaler(layout: Layout) -> dict[str, Any]:
+def scaler(layout: ZeroLayout) -> dict[str, Any]:
     """Return the entries for the loss scale, with DeepSpeed's own scaler object. If the source has
     no loss scale, DeepSpeed starts fp16 below ZeRO stage 3 with the scale in the config, and all
     other runs with a scale of 1.
@@ -460,7 +460,7 @@ def scaler(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
+def _dynamic(layout: ZeroLayout, scale: Scale) -> dict[str, Any]:
     """Return the state of the dynamic loss scaler (runtime/fp16/loss_scaler.py: DynamicLossScaler)."""
     said = (layout.hub.config or {}).get("fp16")
     consecutive = bool(isinstance(said, Mapping) and said.get("consecutive_hysteresis"))
@@ -481,15 +481,15 @@ def _dynamic(layout: Layout, scale: Scale) -> dict[str, Any]:
     }
 
 
-def unsaid(layout: Layout) -> Iterator[Any]:
+def unsaid(layout: ZeroLayout) -> Iterator[Any]:
     hub = layout.hub
     if layout.dtype == "F16" and hub.scale is None:
         start = "stays at 1" if layout.level == 3 else "starts with the value in the config"
-        yield lost(
+        yield loss_finding(
             "scale", f"the source checkpoint has no loss scale; the loss scale {start}", Effect.NUMBERS
         )
-    if hub.trained and not hub.moments:
-        yield lost(
+    if hub.trainable_parameters and not hub.moments:
+        yield loss_finding(
             "moments",
             "the source checkpoint has no optimizer state; load the checkpoint with"
             " load_optimizer_states=False",
@@ -500,20 +500,20 @@ def unsaid(layout: Layout) -> Iterator[Any]:
             "the source checkpoint has no scheduler state; DeepSpeed's own schedulers continue from the"
             " checkpoint's step, and other schedulers start from the beginning"
         )
-        yield lost("schedule", message, Effect.NUMBERS)
+        yield loss_finding("schedule", message, Effect.NUMBERS)
     if hub.where.steps is None:
-        yield lost("step", "the source checkpoint does not contain the step; 0 is assumed", Effect.NUMBERS)
+        yield loss_finding("step", "the source checkpoint does not contain the step; 0 is assumed", Effect.NUMBERS)
     if hub.where.samples is None:
-        yield lost(
+        yield loss_finding(
             "samples",
             "the source checkpoint does not contain the number of samples; 0 is assumed",
             Effect.NONE,
         )
     if hub.random:
-        yield lost("random", "DeepSpeed checkpoints do not store random states", Effect.NUMBERS)
-    wide = [name for name, held in hub.trained.items() if held.best.dtype == "F64"]
+        yield loss_finding("random", "DeepSpeed checkpoints do not store random states", Effect.NUMBERS)
+    wide = [name for name, held in hub.trainable_parameters.items() if held.best.dtype == "F64"]
     if wide:
-        yield lost(
+        yield loss_finding(
             "masters",
             f"{wide[0]} and {len(wide) - 1} more parameters are in fp64, but DeepSpeed's masters"
             " are in fp32",

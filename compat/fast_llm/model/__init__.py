@@ -10,7 +10,7 @@ from typing import Any
 from bridge.rules import Group, convert
 from compat.fast_llm.model.places import BASE as BASE
 from compat.fast_llm.model.places import layout_of as layout_of
-from compat.fast_llm.model.reading import MASTER, read, told, unsaid, weigh
+from compat.fast_llm.model.reading import MASTER, read, unread_settings_text, unsaid, weigh
 from compat.fast_llm.model.reading import SCALE as SCALE
 from compat.fast_llm.model.writing import OURS, write
 
@@ -91,7 +91,7 @@ RULE = convert(
     effect=weigh,
     sees=(MASTER, SCALE, "precision.compute", "precision.master"),
     blurs=lambda values: bool(unsaid(values)),
-    tells=told,
+    tells=unread_settings_text,
     lossy="either Fast-LLM's model has no setting with this meaning, or stagebridge does not translate it",
     model=True,
     mixed=True,

@@ -156,7 +156,7 @@ class Leaves:
             path, default, lambda value: value in names if isinstance(value, str) else False
         )
 
-    def left(self, neutral: Leaf) -> Iterator[str]:
+    def unread_paths(self, neutral: Leaf) -> Iterator[str]:
         """Yield the paths of leaves that were not read and differ from their `neutral` value."""
         odd = (path for path in self.values if path not in self.known)
         return (path for path in odd if path not in neutral or self.values[path] != neutral[path])
@@ -179,10 +179,10 @@ class Sections:
 
     def unsaid(self, neutral: Leaf) -> list[str]:
         """Return the paths of all leaves that were not read and differ from their `neutral` value."""
-        left = list(self.common.left(neutral))
+        left = list(self.common.unread_paths(neutral))
         for name, block in self.blocks.items():
             start = f"{BLOCKS}{name}." if name else BLOCK
-            left += [start + path for path in block.left(neutral)]
+            left += [start + path for path in block.unread_paths(neutral)]
         return left
 
 
@@ -233,7 +233,7 @@ def _newest(model: Leaf, layout: Layout) -> Iterator[tuple[str, Any]]:
         if layout == "oldest":
             yield from ((place, value) for place in _from_oldest(path))
         else:
-            yield (_moved(path, NEWEST) if layout == "middle" else path), value
+            yield (_move_path(path, NEWEST) if layout == "middle" else path), value
 
 
 def _from_oldest(path: str) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ def _from_oldest(path: str) -> tuple[str, ...]:
     )
 
 
-def _moved(path: str, places: Mapping[str, str]) -> str:
+def _move_path(path: str, places: Mapping[str, str]) -> str:
     """Return the path in another layout. `places` maps paths, or prefixes that end with a dot, to
     this layout.
     """
@@ -257,14 +257,14 @@ def _moved(path: str, places: Mapping[str, str]) -> str:
     return path
 
 
-def placed(leaves: Leaf, layout: Layout) -> dict[str, Any]:
+def place_leaves(leaves: Leaf, layout: Layout) -> dict[str, Any]:
     """Convert paths of the newest layout to `layout`. Leaves that do not exist in `layout` are
     dropped.
     """
     if layout == "newest":
         return dict(leaves)
     if layout == "middle":
-        return {_moved(path, MIDDLE): value for path, value in leaves.items()}
+        return {_move_path(path, MIDDLE): value for path, value in leaves.items()}
     found = ((_to_oldest(path.removeprefix(BLOCK)), value) for path, value in leaves.items())
     return {place: value for place, value in found if place}
 

@@ -72,7 +72,7 @@ def weigh(values: Group) -> Effect:
     return Effect.ROUNDING if cheap else Effect.NUMBERS
 
 
-def told(values: Group) -> str:
+def unread_settings_text(values: Group) -> str:
     """Return a sentence that names the settings that no plan field stands for."""
     left = unsaid(values)
     more = f" and {len(left) - 5} more" if len(left) > 5 else ""
@@ -295,13 +295,13 @@ def _attention(at: Leaves, defaults: Mapping[str, Any], norm: Facts, odd: list[s
         "window": at.count("mixer.window_size"),
         # Logits are multiplied by size ** -power; a power of 0.5 is the usual 1 / sqrt(size), which
         # a plan leaves open.
-        "model.attention.scale": rounded(size**-power) if size and power != 0.5 else None,
+        "model.attention.scale": round_number(size**-power) if size and power != 0.5 else None,
         "model.attention.dropout": at.share("mixer.dropout"),
         **_rotary(at, defaults),
     }
 
 
-def rounded(value: float) -> float:
+def round_number(value: float) -> float:
     """Return a computed number, rounded to 12 digits, so that converting it back gives the same
     number.
     """
@@ -345,7 +345,7 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
         return {"rotary": False}
     # Before 0.2.0 the setting was -log(theta).
     scale = at.real("mixer.rotary.scale", None, -math.inf)
-    theta = at.real("mixer.rotary.theta", 10000.0 if scale is None else rounded(math.exp(-scale)))
+    theta = at.real("mixer.rotary.theta", 10000.0 if scale is None else round_number(math.exp(-scale)))
     facts = {
         "rotary": True,
         "base": theta or None,
@@ -354,11 +354,11 @@ def _rotary(at: Leaves, defaults: Mapping[str, Any]) -> Facts:
         "model.rotary.scaling.kind": ROTARY[kind],
     }
     return facts | {
-        f"model.rotary.scaling.{ours}": value for ours, value in _stretched(at, kind).items()
+        f"model.rotary.scaling.{ours}": value for ours, value in _rotary_scaling(at, kind).items()
     }
 
 
-def _stretched(at: Leaves, kind: str | None) -> Facts:
+def _rotary_scaling(at: Leaves, kind: str | None) -> Facts:
     """Return the rotary scaling, with the defaults of layers/attention/rotary/config.py. The bounds
     of YaRN's ramp are whole numbers (rotary.py).
     """
@@ -438,7 +438,7 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
     """Return the plan fields of all blocks together. If blocks differ in a way that a plan cannot
     hold, the values of the first block are used.
     """
-    names = _expanded(parts, facts["model.layers"])
+    names = _block_names(parts, facts["model.layers"])
     used = [blocks[name] for name in dict.fromkeys(names)]
     # Reversed, so that the first block is the last to set a value.
     found = {
@@ -452,12 +452,12 @@ def _together(blocks: Mapping[str, Facts], parts: Sections, facts: Facts, odd: l
     window = _only([block.get("window") for block in layers], "mixer.window_size", odd)
     found["model.attention.window"] = window
     found["model.attention.windowed"] = (
-        _told([block.get("window") is not None for block in layers]) if window else None
+        _pattern_or_none([block.get("window") is not None for block in layers]) if window else None
     )
-    return found | _bases(layers, odd) | _widths(layers, odd) | _recomputed(layers, odd)
+    return found | _bases(layers, odd) | _widths(layers, odd) | _recompute_fields(layers, odd)
 
 
-def _expanded(parts: Sections, layers: int | None) -> list[str]:
+def _block_names(parts: Sections, layers: int | None) -> list[str]:
     """Return the name of each block, in the order of the model."""
     if not parts.order:
         return []
@@ -471,7 +471,7 @@ MOST = 10_000
 """Largest number of blocks whose order is computed. A larger `num_blocks` is not a real model."""
 
 
-def _told(pattern: list[bool]) -> tuple[bool, ...] | None:
+def _pattern_or_none(pattern: list[bool]) -> tuple[bool, ...] | None:
     """Return the pattern; None if it has the same value for all blocks."""
     return tuple(pattern) if len(set(pattern)) > 1 else None
 
@@ -491,7 +491,7 @@ def _bases(layers: list[Facts], odd: list[str]) -> Facts:
     bases = {block.get("base") for block in rotating}
     facts = {
         "rotary": bool(rotating),
-        "model.rotary.layers": _told([bool(block.get("rotary")) for block in layers]),
+        "model.rotary.layers": _pattern_or_none([bool(block.get("rotary")) for block in layers]),
     }
     if len(bases) < 2:
         return facts | {"model.rotary.base": next(iter(bases), None)}
@@ -509,10 +509,10 @@ def _widths(layers: list[Facts], odd: list[str]) -> Facts:
     dense = [block.get("ffn") for block in layers if "model.moe.ffn" not in block]
     width = _only(dense or [block.get("ffn") for block in layers], "mlp.intermediate_size", odd)
     pattern = [block.get("model.experts") is not None for block in layers]
-    return {"model.ffn": width, "model.moe.layers": _told(pattern)}
+    return {"model.ffn": width, "model.moe.layers": _pattern_or_none(pattern)}
 
 
-def _recomputed(layers: list[Facts], odd: list[str]) -> Facts:
+def _recompute_fields(layers: list[Facts], odd: list[str]) -> Facts:
     """Return the plan fields for recomputation of whole feed-forward layers (functional/config.py,
     MLPRecomputeLevel).
     """

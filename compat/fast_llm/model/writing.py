@@ -13,7 +13,7 @@ from bridge.config import nest
 from bridge.meaning import head_size
 from bridge.plan import paths
 from bridge.rules import Context, Group
-from compat.fast_llm.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, placed
+from compat.fast_llm.model.places import BASE, BLOCK, BLOCKS, Layout, layout_of, place_leaves
 from compat.fast_llm.model.reading import (
     ACTIVATIONS,
     LACKED,
@@ -87,7 +87,7 @@ def write(values: Group, context: Context) -> Group:
     if not any(values.get(path) is not None for path in OURS):
         return {}
     layout = layout_of(context)
-    leaves = placed(_whole(values, context, layout), layout)
+    leaves = place_leaves(_whole(values, context, layout), layout)
     said = {path: value for path, value in leaves.items() if value is not None}
     # Settings that the classes of the release refuse are left out, and show as lost on the way
     # back.
@@ -397,7 +397,7 @@ def _initial(values: Group, layout: Layout) -> Leaves:
         return {"init.std": std, **whole}
     if hidden and not scaled and math.isclose(std, hidden**-0.5, rel_tol=1e-9):
         return {}  # Fast-LLM's own default
-    drawn = {f"{place}.initialization": size for place, size in _drawn(values, std, out)}
+    drawn = {f"{place}.initialization": size for place, size in _initial_deviations(values, std, out)}
     return {
         f"{place}.{name}": value
         for place, size in drawn.items()
@@ -405,7 +405,7 @@ def _initial(values: Group, layout: Layout) -> Leaves:
     }
 
 
-def _drawn(values: Group, std: float, out: float) -> Iterator[tuple[str, float]]:
+def _initial_deviations(values: Group, std: float, out: float) -> Iterator[tuple[str, float]]:
     yield "embeddings.word_embeddings", std
     if values.get("model.embedding.positions") == "learned":
         yield "embeddings.position_embeddings", std

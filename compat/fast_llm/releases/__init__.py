@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from bridge.config import fields
-from bridge.moves import Move, renamed
+from bridge.moves import Move, rename_setting
 from bridge.releases import Release as AnyRelease
 from bridge.releases import Releases, table
 from compat.fast_llm.schema import FastLLM
@@ -42,7 +42,7 @@ class Key:
     before: str = ""
     instead: str = ""
 
-    def known(self, version: str) -> bool:
+    def exists_in(self, version: str) -> bool:
         """Return whether release `version` has the key."""
         return RELEASES.within(version, self.since, self.until)
 
@@ -66,7 +66,7 @@ def moves() -> tuple[Move, ...]:
     """Return the moves of keys that were renamed and whose values stayed the same, oldest first."""
     came = [key for key in KEYS.values() if key.before in KEYS and key.key not in RESHAPED]
     return tuple(
-        renamed(key.before, key.key, key.since)
+        rename_setting(key.before, key.key, key.since)
         for key in sorted(came, key=lambda key: RELEASES.place(key.since))
     )
 

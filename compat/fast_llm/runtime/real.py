@@ -28,7 +28,7 @@ SECTIONS: Mapping[str, str] = {
 INSIDE = tuple(f"{path}." for path in SECTIONS)
 
 
-def posed(config: Config) -> tuple[Group, Group]:
+def pose_config(config: Config) -> tuple[Group, Group]:
     """Return the sections for Fast-LLM's classes, and the values by path that they should hold."""
     held = {path: value for path, value in config.effective.items() if path.startswith(INSIDE)}
     return raw(nest(config.given), config), held
@@ -62,7 +62,7 @@ def answer(question: Mapping[str, Any]) -> Group:
     return held
 
 
-def installed() -> str:
+def release_of_package() -> str:
     """Return the installed release. Raises `VersionError` if Fast-LLM is not installed."""
     try:
         return version("fast-llm")

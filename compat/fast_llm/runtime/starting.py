@@ -14,7 +14,7 @@ from bridge.files import parse
 from bridge.harvest.code import first
 from compat.fast_llm.batch import AXES
 from compat.fast_llm.harvest import REGISTERED, TRAINER
-from compat.fast_llm.runtime.real import installed as installed
+from compat.fast_llm.runtime.real import release_of_package as release_of_package
 
 FILLS = True
 """Whether `start` needs none of the settings that `missing` asks for."""

@@ -14,7 +14,7 @@ from bridge.harvest.machine import MachineError, judge
 from compat.huggingface.formats import text
 
 
-def installed() -> str:
+def release_of_package() -> str:
     """Return the installed release of transformers."""
     return version("transformers")
 

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from bridge.errors import BridgeError
 from bridge.plan import Debug
 from bridge.trace import attach
-from bridge.trace.findings import Finding
+from bridge.trace.findings import TraceFinding
 from bridge.trace.tracer import Tracer
 
 
@@ -31,7 +31,7 @@ class TraceCallback(TrainerCallback):
     ) -> None:
         self.debug, self.run, self.options = debug, run, options
         self.tracer: Tracer | None = None
-        self.found: list[Finding] = []
+        self.found: list[TraceFinding] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Attach."""

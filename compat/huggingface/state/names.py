@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import SourceError
 from bridge.state.hub import Model
-from bridge.state.names import Naming, Row, Shapes, Table, rows
+from bridge.state.names import NameRow, Naming, Shapes, Table, one_to_one_rows
 
 if TYPE_CHECKING:
     from bridge.dialect import Config
@@ -16,7 +16,7 @@ EXPERT = "block{layer}.mlp.experts.{expert}"
 BUFFERS = r".*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)"
 """Pattern for the names of buffers that some releases save although the model computes them."""
 
-HEADS = rows(
+HEADS = one_to_one_rows(
     {
         "model.layers.{layer}.self_attn.q_proj.{kind}": "block{layer}.attention.query.{kind}",
         "model.layers.{layer}.self_attn.k_proj.{kind}": "block{layer}.attention.key.{kind}",
@@ -26,21 +26,21 @@ HEADS = rows(
         "model.layers.{layer}.self_attn.k_norm.{kind}": "block{layer}.attention.key_norm.{kind}",
     }
 )
-DENSE = rows(
+DENSE = one_to_one_rows(
     {
         "model.layers.{layer}.mlp.gate_proj.{kind}": "block{layer}.mlp.gate.{kind}",
         "model.layers.{layer}.mlp.up_proj.{kind}": "block{layer}.mlp.up.{kind}",
         "model.layers.{layer}.mlp.down_proj.{kind}": "block{layer}.mlp.down.{kind}",
     }
 )
-NORMS = rows(
+NORMS = one_to_one_rows(
     {
         "model.layers.{layer}.input_layernorm.{kind}": "block{layer}.norm1.{kind}",
         "model.layers.{layer}.post_attention_layernorm.{kind}": "block{layer}.norm2.{kind}",
     }
 )
-ROUTER = rows({"model.layers.{layer}.mlp.gate.{kind}": "block{layer}.mlp.router.{kind}"})
-SHARED = rows(
+ROUTER = one_to_one_rows({"model.layers.{layer}.mlp.gate.{kind}": "block{layer}.mlp.router.{kind}"})
+SHARED = one_to_one_rows(
     {
         "model.layers.{layer}.mlp.shared_expert.gate_proj.{kind}": "block{layer}.mlp.shared.gate.{kind}",
         "model.layers.{layer}.mlp.shared_expert.up_proj.{kind}": "block{layer}.mlp.shared.up.{kind}",
@@ -48,7 +48,7 @@ SHARED = rows(
         "model.layers.{layer}.mlp.shared_expert_gate.weight": "block{layer}.mlp.shared_gate.weight",
     }
 )
-APART = rows(
+APART = one_to_one_rows(
     {
         "model.layers.{layer}.mlp.experts.{expert}.gate_proj.{kind}": f"{EXPERT}.gate.{{kind}}",
         "model.layers.{layer}.mlp.experts.{expert}.up_proj.{kind}": f"{EXPERT}.up.{{kind}}",
@@ -56,8 +56,8 @@ APART = rows(
     }
 )
 MIXTRAL = (
-    *rows({"model.layers.{layer}.block_sparse_moe.gate.weight": "block{layer}.mlp.router.weight"}),
-    *rows(
+    *one_to_one_rows({"model.layers.{layer}.block_sparse_moe.gate.weight": "block{layer}.mlp.router.weight"}),
+    *one_to_one_rows(
         {
             "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight": f"{EXPERT}.gate.weight",
             "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight": f"{EXPERT}.down.weight",
@@ -68,22 +68,22 @@ MIXTRAL = (
 # Since transformers 5 a running model holds gate and up of all experts in one tensor, one behind
 # the other.
 STACKED = (
-    Row(
+    NameRow(
         "model.layers.{layer}.mlp.experts.gate_up_proj",
         (f"{EXPERT}.gate.weight", f"{EXPERT}.up.weight"),
         stacked=True,
     ),
-    Row("model.layers.{layer}.mlp.experts.down_proj", (f"{EXPERT}.down.weight",), stacked=True),
+    NameRow("model.layers.{layer}.mlp.experts.down_proj", (f"{EXPERT}.down.weight",), stacked=True),
 )
-WORDS = rows({"model.embed_tokens.weight": "embedding.tokens.weight"}, padded=True)
+WORDS = one_to_one_rows({"model.embed_tokens.weight": "embedding.tokens.weight"}, padded=True)
 END = (
-    *rows({"model.norm.{kind}": "head.norm.{kind}"}),
-    *rows({"lm_head.weight": "head.logits.weight"}, padded=True),
+    *one_to_one_rows({"model.norm.{kind}": "head.norm.{kind}"}),
+    *one_to_one_rows({"lm_head.weight": "head.logits.weight"}, padded=True),
 )
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
 
 
-def _decoder(family: str, *layer: tuple[Row, ...]) -> Table:
+def _decoder(family: str, *layer: tuple[NameRow, ...]) -> Table:
     """Return the table of a family that differs from Llama only in its feed-forward layers."""
     return Table(
         family,
@@ -111,18 +111,18 @@ def _gpt2(top: str) -> Table:
         f"{inside}ln_{number}.{{kind}}": f"block{{layer}}.norm{number}.{{kind}}"
         for number in (1, 2)
     }
-    first, second = rows(norms)
+    first, second = one_to_one_rows(norms)
     layer = (
         first,
-        Row(f"{inside}attn.c_attn.{{kind}}", heads, turned=True),
-        Row(f"{inside}attn.c_proj.{{kind}}", ("block{layer}.attention.out.{kind}",), turned=True),
+        NameRow(f"{inside}attn.c_attn.{{kind}}", heads, turned=True),
+        NameRow(f"{inside}attn.c_proj.{{kind}}", ("block{layer}.attention.out.{kind}",), turned=True),
         second,
-        Row(f"{inside}mlp.c_fc.{{kind}}", ("block{layer}.mlp.up.{kind}",), turned=True),
-        Row(f"{inside}mlp.c_proj.{{kind}}", ("block{layer}.mlp.down.{kind}",), turned=True),
+        NameRow(f"{inside}mlp.c_fc.{{kind}}", ("block{layer}.mlp.up.{kind}",), turned=True),
+        NameRow(f"{inside}mlp.c_proj.{{kind}}", ("block{layer}.mlp.down.{kind}",), turned=True),
     )
-    words = rows({f"{top}wte.weight": "embedding.tokens.weight"}, padded=True)
-    places = rows({f"{top}wpe.weight": "embedding.positions.weight"})
-    last = (*rows({f"{top}ln_f.{{kind}}": "head.norm.{kind}"}), *(END[-1:] if top else ()))
+    words = one_to_one_rows({f"{top}wte.weight": "embedding.tokens.weight"}, padded=True)
+    places = one_to_one_rows({f"{top}wpe.weight": "embedding.positions.weight"})
+    last = (*one_to_one_rows({f"{top}ln_f.{{kind}}": "head.norm.{kind}"}), *(END[-1:] if top else ()))
     tied = ("lm_head.weight", f"{top}wte.weight") if top else None
     return Table("GPT-2", (*words, *places), layer, last, BUFFERS, tied)
 
@@ -145,7 +145,7 @@ class Saved(Naming):
     title = "Hugging Face"
     stack = "huggingface"
 
-    def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+    def describe_model(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
         """Return the `model_type`, and a refusal unless it is one of `MODELS`."""
         family = str(config.given.get("model_type"))
         known = family in MODELS
@@ -157,7 +157,7 @@ class Saved(Naming):
         """Return the tables of all families. The tables of families with experts come last."""
         return (GPT2, BARE_GPT2, LLAMA, MIXTRAL_SAVED, EXPERTS_SAVED)
 
-    def written(self, shapes: Shapes, facts: Model) -> Table:
+    def table_for_shapes(self, shapes: Shapes, facts: Model) -> Table:
         """Return the table of names with which parameters of these shapes are written."""
         return _family(shapes, facts, experts_of(facts, shapes))
 
@@ -177,7 +177,7 @@ class Runtime(Naming):
         """
         return (EXPERTS_RUNNING,)
 
-    def written(self, shapes: Shapes, facts: Model) -> Table:
+    def table_for_shapes(self, shapes: Shapes, facts: Model) -> Table:
         """Return the table of names with which parameters of these shapes are written."""
         return _family(shapes, facts, EXPERTS_RUNNING)
 

@@ -9,12 +9,12 @@ from compat.megatron.arguments.graph_modules import MODULE_STEPS
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,
+    any_given,
     check,
     derive,
     drop,
     fallback,
     follow,
-    given,
     inherit,
     when,
 )
@@ -74,7 +74,7 @@ DATA_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: data sources",
-        lambda a: given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
+        lambda a: any_given(*SPLIT_PATHS)(a) and a.per_split_data_args_path is not None,
         "per_split_data_args_path: found with train_data_path, valid_data_path or test_data_path; "
         "keep either the file or the paths",
         since="0.10.0",

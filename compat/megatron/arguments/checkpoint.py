@@ -11,7 +11,7 @@ from compat.megatron.arguments.steps import (
     check,
     derive,
     inherit,
-    named,
+    member_name,
     under,
     when,
 )
@@ -115,18 +115,18 @@ OPTIMIZER_STEPS: tuple[Step, ...] = (
 )
 
 
-def _graphed(a: Namespace) -> set[str]:
+def _graph_modules(a: Namespace) -> set[str]:
     """Return the names of the modules in CUDA graphs."""
-    return {named(module) for module in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
+    return {member_name(module) for module in (a.cuda_graph_modules or a.cuda_graph_scope or ())}
 
 
-def _graphed_gradients(a: Namespace) -> bool:
+def _reduces_inside_graphs(a: Namespace) -> bool:
     """Whether weight gradients are computed inside CUDA graphs and their reduction is overlapped.
     """
     # A graph of the router holds the shared experts too, unless they overlap the exchange of
     # tokens.
     shared = a.moe_shared_expert_intermediate_size is not None and not a.moe_shared_expert_overlap
-    modules = _graphed(a)
+    modules = _graph_modules(a)
     return bool(
         a.overlap_grad_reduce and ("attn" in modules or ("moe_router" in modules and shared))
     )
@@ -366,7 +366,7 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     # Without the fusion, gradients have no fixed place in memory, and CUDA graphs need one.
     _wgrad(
-        lambda a: _graphed_gradients(a) and not a.gradient_accumulation_fusion,
+        lambda a: _reduces_inside_graphs(a) and not a.gradient_accumulation_fusion,
         "delay_wgrad_compute: found with CUDA graphs and without gradient_accumulation_fusion; drop"
         " --no-gradient-accumulation-fusion",
         since="0.17.0",
@@ -374,7 +374,7 @@ LAST_STEPS: tuple[Step, ...] = (
     _wgrad(
         lambda a: (
             a.overlap_grad_reduce
-            and "attn" in _graphed(a)
+            and "attn" in _graph_modules(a)
             and (a.add_bias_linear or a.add_qkv_bias)
         ),
         "delay_wgrad_compute: found with CUDA graphs of attention and with biases; "

@@ -12,7 +12,7 @@ from compat.megatron.arguments.steps import (
     Step,
     absent,
     check,
-    computed,
+    compute_argument,
     derive,
     inherit,
     under,
@@ -69,7 +69,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     derive(
         EXPERTS,
-        computed(
+        compute_argument(
             "moe_ffn_hidden_size",
             lambda a: a.ffn_hidden_size,
             lambda a: a.num_experts is not None and absent("moe_ffn_hidden_size")(a),

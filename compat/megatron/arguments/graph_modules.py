@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, named
+from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, member_name
 
 PLACE = "transformer/cuda_graph_config.py: normalize_cuda_graph_modules"
 MODULES = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
@@ -24,7 +24,7 @@ MOVED = {"full_iteration": (None, "none"), "full_iteration_inference": (None, "b
 """
 
 
-def given(a: Namespace) -> list[str]:
+def module_names(a: Namespace) -> list[str]:
     """Return the names of the modules in `cuda_graph_modules`, which may be a list, a text with
     commas, or one member of the enumeration.
     """
@@ -33,25 +33,25 @@ def given(a: Namespace) -> list[str]:
         modules = modules.split(",") if modules else ()
     elif not isinstance(modules, list | tuple | None):
         modules = (modules,)
-    return [named(module) for module in modules or ()]
+    return [member_name(module) for module in modules or ()]
 
 
-def _moved(a: Namespace) -> list[str]:
-    return [module for module in given(a) if module in MOVED]
+def _modules_to_move(a: Namespace) -> list[str]:
+    return [module for module in module_names(a) if module in MOVED]
 
 
-def _mixed(a: Namespace) -> bool:
-    moved, scope = _moved(a), a.inference_cuda_graph_scope
+def _has_other_modules(a: Namespace) -> bool:
+    moved, scope = _modules_to_move(a), a.inference_cuda_graph_scope
     if not moved:
         return False
     impls = ("none", "local") + (("full_iteration",) if moved[0] == "full_iteration" else ())
     if len(set(moved)) > 1 or a.cuda_graph_impl not in impls:
         return True
-    return (named(scope) if scope else scope) not in MOVED[moved[0]]
+    return (member_name(scope) if scope else scope) not in MOVED[moved[0]]
 
 
 def _settle(a: Namespace) -> None:
-    for module in _moved(a):
+    for module in _modules_to_move(a):
         if module == "full_iteration":
             a.cuda_graph_impl = "full_iteration"
         elif a.cuda_graph_impl != "none":
@@ -59,26 +59,26 @@ def _settle(a: Namespace) -> None:
         # With cuda_graph_impl none, upstream only warns that full_iteration_inference has no
         # effect.
     # An empty list of modules means whole layers, and so does `full`.
-    a.cuda_graph_modules = [module for module in given(a) if module not in (*MOVED, "full")]
+    a.cuda_graph_modules = [module for module in module_names(a) if module not in (*MOVED, "full")]
 
 
 MODULE_STEPS: tuple[Step, ...] = (
     check(
         PLACE,
-        lambda a: "full" in given(a) and len(given(a)) > 1,
+        lambda a: "full" in module_names(a) and len(module_names(a)) > 1,
         "cuda_graph_modules: found full beside other modules; drop the others",
         since="0.18.0",
         name="found-full-beside-others-drop",
     ),
     check(
         PLACE,
-        lambda a: not {*given(a)} <= {*MODULES, *MOVED, "full"},
+        lambda a: not {*module_names(a)} <= {*MODULES, *MOVED, "full"},
         "cuda_graph_modules: found {cuda_graph_modules}; expected names among " + ", ".join(MODULES),
         since="0.18.0",
     ),
     check(
         PLACE,
-        _mixed,
+        _has_other_modules,
         "cuda_graph_modules: found {cuda_graph_modules} with cuda_graph_impl {cuda_graph_impl} and"
         " inference_cuda_graph_scope {inference_cuda_graph_scope}; set only the latter two",
         since="0.18.0",
@@ -87,9 +87,9 @@ MODULE_STEPS: tuple[Step, ...] = (
     derive(PLACE, _settle, since="0.18.0"),
     derive(
         PLACE,
-        computed(
+        compute_argument(
             "inference_cuda_graph_scope",
-            lambda a: named(
+            lambda a: member_name(
                 a.inference_cuda_graph_scope
                 or ("layer" if a.cuda_graph_impl == "local" else "none")
             ),
@@ -98,7 +98,7 @@ MODULE_STEPS: tuple[Step, ...] = (
     ),
     check(
         PLACE,
-        lambda a: named(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
+        lambda a: member_name(a.inference_cuda_graph_scope) not in SCOPES.get(a.cuda_graph_impl, ()),
         "inference_cuda_graph_scope: found {inference_cuda_graph_scope}, which cuda_graph_impl"
         " {cuda_graph_impl} does not allow; leave it out",
         since="0.18.0",

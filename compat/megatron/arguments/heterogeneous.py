@@ -22,7 +22,7 @@ FIXED = {
 """Arguments with which Megatron builds a heterogeneous model."""
 
 
-def _told(a: Namespace) -> Mapping[str, Any] | None:
+def _arguments_of_text(a: Namespace) -> Mapping[str, Any] | None:
     """Return the arguments that the JSON text describes. The additional key `fits` tells whether the
     text has the activation and the query heads that Megatron requires. None if the text lacks an entry
     that Megatron reads.
@@ -47,14 +47,14 @@ def _told(a: Namespace) -> Mapping[str, Any] | None:
 
 
 def _differs(a: Namespace) -> bool:
-    told = _told(a) or {}
+    told = _arguments_of_text(a) or {}
     return any(value != (True if name == "fits" else a[name]) for name, value in told.items())
 
 
 HETEROGENEOUS_STEPS: tuple[Step, ...] = (
     check(
         PLACE,
-        lambda a: _told(a) is None,
+        lambda a: _arguments_of_text(a) is None,
         f"{TEXT}: found a text that is no JSON object with the sizes and the blocks of a model;"
         " write it as the config.json of the model has it",
         since="0.12.0",

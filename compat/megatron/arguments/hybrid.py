@@ -9,11 +9,11 @@ from compat.megatron.arguments.steps import (
     Namespace,
     Predicate,
     Step,
+    any_given,
     check,
-    computed,
+    compute_argument,
     derive,
     follow,
-    given,
     when,
 )
 from compat.megatron.releases import MAIN
@@ -133,8 +133,8 @@ HYBRID_STEPS: tuple[Step, ...] = (
     # (--use-checkpoint-args).
     derive(
         HYBRID,
-        computed(
-            "num_layers", lambda a: len(_main(a).replace(STAGE, "")), given("hybrid_layer_pattern")
+        compute_argument(
+            "num_layers", lambda a: len(_main(a).replace(STAGE, "")), any_given("hybrid_layer_pattern")
         ),
         since="0.17.0",
     ),
@@ -158,12 +158,12 @@ HYBRID_STEPS: tuple[Step, ...] = (
     ),
     derive(
         HYBRID,
-        computed("virtual_pipeline_model_parallel_size", _virtual, given("hybrid_layer_pattern")),
+        compute_argument("virtual_pipeline_model_parallel_size", _virtual, any_given("hybrid_layer_pattern")),
         since="0.17.0",
     ),
     derive(
         HYBRID,
-        computed(
+        compute_argument(
             "mtp_num_layers",
             lambda a: len(_predictions(a)),
             lambda a: a.hybrid_layer_pattern and any(_predictions(a)),

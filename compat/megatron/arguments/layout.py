@@ -16,7 +16,7 @@ SPELLED = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 @lru_cache
-def unrolled(text: str) -> str:
+def unroll_repeats(text: str) -> str:
     """Return a layout string with its repeats written out. A string that gets longer than
     `limits.LAYERS` letters is not unrolled to its end.
     """
@@ -37,7 +37,7 @@ def _unroll(match: re.Match[str]) -> str:
 
 def stages(text: str) -> tuple[str, ...] | None:
     """Return the letters of each stage of a layout string; None if the string is refused."""
-    letters = unrolled(text)
+    letters = unroll_repeats(text)
     readable = len(letters) <= limits.LAYERS and not set(letters) - set(KINDS)
     return tuple(letters.split("|")) if readable else None
 
@@ -51,7 +51,7 @@ PARSER = "PipelineParallelLayerLayout.parse_str_to_list"
 READABLE: tuple[Check, ...] = (
     check(
         PARSER,
-        lambda a: len(unrolled(_string(a))) > limits.LAYERS,
+        lambda a: len(unroll_repeats(_string(a))) > limits.LAYERS,
         "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected at most"
         f" {limits.LAYERS:,} layers",
         since="0.13.0",
@@ -59,7 +59,7 @@ READABLE: tuple[Check, ...] = (
     check(
         PARSER,
         lambda a: (
-            len(unrolled(_string(a))) <= limits.LAYERS and set(unrolled(_string(a))) - set(KINDS)
+            len(unroll_repeats(_string(a))) <= limits.LAYERS and set(unroll_repeats(_string(a))) - set(KINDS)
         ),
         "pipeline_model_parallel_layout: found {pipeline_model_parallel_layout}; expected E, t, m, L,"
         " | and (...)*n",

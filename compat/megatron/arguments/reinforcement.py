@@ -5,7 +5,7 @@ cache, sample counts.
 from __future__ import annotations
 
 from bridge.checks import on
-from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, under
+from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, under
 from compat.megatron.releases import MAIN
 
 RL = "validate_args: perform_rl_step"
@@ -14,7 +14,7 @@ RL = "validate_args: perform_rl_step"
 _rl = under(RL, on("perform_rl_step"))
 
 
-def _generated(a: Namespace) -> int:
+def _samples_per_generation(a: Namespace) -> int:
     """Return the number of samples that one generation phase provides."""
     return int(a.grpo_prompts_per_step * a.grpo_group_size * a.grpo_iterations)
 
@@ -25,7 +25,7 @@ def _not_divided(name: str, since: str, until: str) -> Step:
     """
 
     def fails(a: Namespace) -> bool:
-        iterations = _generated(a) // a.global_batch_size if a.global_batch_size else 0
+        iterations = _samples_per_generation(a) // a.global_batch_size if a.global_batch_size else 0
         return bool(getattr(a, name) is not None and iterations and getattr(a, name) % iterations)
 
     problem = (
@@ -41,7 +41,7 @@ def samples(since: str, until: str = "") -> tuple[Step, ...]:
     """
     return (
         _rl(
-            lambda a: not a.global_batch_size or _generated(a) % a.global_batch_size,
+            lambda a: not a.global_batch_size or _samples_per_generation(a) % a.global_batch_size,
             "global_batch_size: found {global_batch_size}; expected a divisor of grpo_group_size"
             " ({grpo_group_size}) x grpo_prompts_per_step ({grpo_prompts_per_step}) x grpo_iterations"
             " ({grpo_iterations})",
@@ -234,7 +234,7 @@ RL_STEPS: tuple[Step, ...] = (
     ),
     derive(
         RL,
-        computed(
+        compute_argument(
             "grpo_samples_per_iteration",
             lambda a: a.grpo_prompts_per_step * a.grpo_group_size,
             on("perform_rl_step"),

@@ -10,14 +10,14 @@ from bridge.checks import Check, excludes, needs, one_of, positive, set_
 from compat.megatron.arguments.steps import (
     Namespace,
     Step,
+    any_given,
     check,
-    computed,
+    compute_argument,
     derive,
     drop,
     follow,
-    given,
     inherit,
-    named,
+    member_name,
     when,
 )
 
@@ -79,7 +79,7 @@ def least(a: Namespace) -> int:
     return model_size(a) if encoder_size(a) else lcm(model_size(a), expert_size(a))
 
 
-_encoder = computed(
+_encoder = compute_argument(
     "encoder_tensor_model_parallel_size",
     lambda a: a.tensor_model_parallel_size,
     lambda a: (
@@ -215,7 +215,7 @@ SIZE_STEPS: tuple[Step, ...] = (
         since="0.11.0",
         until="0.18.0",
     ),
-    derive("update_use_dist_ckpt", computed("use_dist_ckpt", lambda a: a.ckpt_format != "torch")),
+    derive("update_use_dist_ckpt", compute_argument("use_dist_ckpt", lambda a: a.ckpt_format != "torch")),
     check(
         "validate_args: encoder tensor size",
         lambda a: (
@@ -271,7 +271,7 @@ SIZE_STEPS: tuple[Step, ...] = (
     ),
     check(
         "validate_args: attention backend",
-        lambda a: named(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local"),
+        lambda a: member_name(a.attention_backend) == "local" and (not a.spec or a.spec[0] != "local"),
         "attention_backend: found local without spec local; add --spec local, or choose another backend",
         since="0.11.0",
         name="found-local-expected-spec-local",
@@ -280,14 +280,14 @@ SIZE_STEPS: tuple[Step, ...] = (
     # the embedding.
     derive(
         "validate_args: pipeline size",
-        computed(
+        compute_argument(
             "transformer_pipeline_model_parallel_size",
             lambda a: a.pipeline_model_parallel_size - (1 if a.standalone_embedding_stage else 0),
         ),
     ),
     derive(
         "validate_args: data parallel size",
-        computed("data_parallel_size", lambda a: a.world_size // model_size(a)),
+        compute_argument("data_parallel_size", lambda a: a.world_size // model_size(a)),
         needs=("world_size",),
     ),
 )
@@ -300,7 +300,7 @@ AFTER_SIZES: tuple[Step, ...] = (
     ),
     derive(
         "validate_args: split rank",
-        computed(
+        compute_argument(
             "pipeline_model_parallel_size",
             lambda a: a.pipeline_model_parallel_size - (a.pipeline_model_parallel_split_rank or 0),
         ),
@@ -346,7 +346,7 @@ AFTER_SIZES: tuple[Step, ...] = (
     *(
         check(
             "validate_args: removed flags",
-            given(name),
+            any_given(name),
             f"{name}: found {{{name}}}; the flag is no longer valid; use {instead}",
             name="found-no-longer-valid-use",
         )

@@ -5,7 +5,7 @@ interleaving.
 from __future__ import annotations
 
 from compat.megatron.arguments import layout
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, when
+from compat.megatron.arguments.steps import Namespace, Step, any_given, check, derive, when
 
 STAGES = "validate_args: virtual pipeline"
 WAYS = (
@@ -37,7 +37,7 @@ def _by_layers(a: Namespace) -> bool:
     )
 
 
-def _interleaved(a: Namespace) -> bool:
+def _has_virtual_stages(a: Namespace) -> bool:
     """Whether there are virtual stages.
 
     How many there are may be unknown, because the number of layers is missing.
@@ -88,14 +88,14 @@ STANDALONE = (
 STAGE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: layers over stages",
-        lambda a: a.transformer_pipeline_model_parallel_size < 1 and given(WAYS[0])(a),
+        lambda a: a.transformer_pipeline_model_parallel_size < 1 and any_given(WAYS[0])(a),
         STANDALONE,
         until="0.10.0",
         last=True,
     ),
     check(
         "validate_args: layers over stages",
-        lambda a: a.transformer_pipeline_model_parallel_size < 1 and not given(*UNEVEN)(a),
+        lambda a: a.transformer_pipeline_model_parallel_size < 1 and not any_given(*UNEVEN)(a),
         STANDALONE,
         since="0.10.0",
         until="0.11.0",
@@ -104,7 +104,7 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         "validate_args: layers over stages",
         lambda a: (
-            not given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0
+            not any_given(*UNEVEN)(a) and a.num_layers % a.transformer_pipeline_model_parallel_size != 0
         ),
         "num_layers: found {num_layers}; expected a multiple of pipeline_model_parallel_size"
         " ({pipeline_model_parallel_size}); change one of them, or add"
@@ -115,7 +115,7 @@ STAGE_STEPS: tuple[Step, ...] = (
     ),
     check(
         STAGES,
-        lambda a: given(WAYS[0])(a) and given(WAYS[1])(a),
+        lambda a: any_given(WAYS[0])(a) and any_given(WAYS[1])(a),
         "num_virtual_stages_per_pipeline_rank: found with num_layers_per_virtual_pipeline_stage; keep one of them",
         since="0.11.0",
         until="0.13.0",
@@ -134,7 +134,7 @@ STAGE_STEPS: tuple[Step, ...] = (
     layout.multiple(STAGES),
     check(
         STAGES,
-        lambda a: _by_layers(a) and given(*UNEVEN)(a),
+        lambda a: _by_layers(a) and any_given(*UNEVEN)(a),
         "num_layers_per_virtual_pipeline_stage: found with decoder_first_pipeline_num_layers or"
         " decoder_last_pipeline_num_layers; with uneven stages, use --num-virtual-stages-per-pipeline-rank"
         " instead",
@@ -159,7 +159,7 @@ STAGE_STEPS: tuple[Step, ...] = (
         # T5 (no num_layers) and hybrid patterns are spread in other ways, so their layers need not
         # divide.
         lambda a: (
-            not given(*WAYS, *UNEVEN)(a)
+            not any_given(*WAYS, *UNEVEN)(a)
             and a.hybrid_layer_pattern is None
             and a.num_layers is not None
             and _indivisible(a)
@@ -179,7 +179,7 @@ STAGE_STEPS: tuple[Step, ...] = (
             lambda a: (
                 a.virtual_pipeline_model_parallel_size == 1
                 and a.pipeline_model_parallel_layout is None
-                and given(*WAYS)(a)
+                and any_given(*WAYS)(a)
             ),
             virtual_pipeline_model_parallel_size=None,
         ),
@@ -187,7 +187,7 @@ STAGE_STEPS: tuple[Step, ...] = (
     ),
     check(
         STAGES,
-        lambda a: _interleaved(a) and a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 1,
+        lambda a: _has_virtual_stages(a) and a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 1,
         "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule;"
         " expected more than 1; drop the virtual stages, or use more pipeline ranks",
     ),
@@ -197,7 +197,7 @@ STAGE_STEPS: tuple[Step, ...] = (
     check(
         STAGES,
         lambda a: (
-            _interleaved(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2
+            _has_virtual_stages(a) and not a.overlap_p2p_comm and a.pipeline_model_parallel_size <= 2
         ),
         "pipeline_model_parallel_size: found {pipeline_model_parallel_size} with an interleaved schedule"
         " that does not overlap its communication; expected more than 2; drop"
@@ -205,6 +205,6 @@ STAGE_STEPS: tuple[Step, ...] = (
     ),
     derive(
         STAGES,
-        when(lambda a: not _interleaved(a), overlap_p2p_comm=False, align_param_gather=False),
+        when(lambda a: not _has_virtual_stages(a), overlap_p2p_comm=False, align_param_gather=False),
     ),
 )

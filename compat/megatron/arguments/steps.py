@@ -102,7 +102,7 @@ def under(
     If a check has no releases of its own, it applies in releases [first, last).
     """
 
-    def made(
+    def check_under(
         fails: Predicate,
         problem: str,
         since: str = first,
@@ -120,7 +120,7 @@ def under(
             name=name,
         )
 
-    return made
+    return check_under
 
 
 def derive(
@@ -164,12 +164,12 @@ def run(steps: Iterable[Step], values: Namespace) -> None:
     ConfigError.raise_if(problems)
 
 
-def named(value: Any) -> str:
+def member_name(value: Any) -> str:
     """Return the name of an enumeration's member, without the name of the enumeration before it."""
     return str(value).rpartition(".")[2]
 
 
-def given(*names: str) -> Callable[[Namespace], bool]:
+def any_given(*names: str) -> Callable[[Namespace], bool]:
     """Return a predicate that is true if any of `names` has a value."""
     return lambda values: any(getattr(values, name) is not None for name in names)
 
@@ -194,7 +194,7 @@ def assign(**fixed: Any) -> Change:
     return lambda values: values.__dict__.update(fixed)
 
 
-def computed(
+def compute_argument(
     name: str, value: Callable[[Namespace], Any], condition: Predicate | None = None
 ) -> Change:
     """Return a change that computes `name` from the other values, if `condition` holds."""
@@ -208,7 +208,7 @@ def computed(
 
 def fallback(name: str, value: Callable[[Namespace], Any]) -> Change:
     """Return a change that computes `name` from the other values, if `name` has no value."""
-    return computed(name, value, absent(name))
+    return compute_argument(name, value, absent(name))
 
 
 def when(condition: Predicate, **fixed: Any) -> Change:
@@ -223,7 +223,7 @@ def when(condition: Predicate, **fixed: Any) -> Change:
 
 def follow(name: str, source: str) -> Change:
     """Return a change that gives `name` the value of `source` if `source` has one."""
-    return computed(name, lambda values: getattr(values, source), given(source))
+    return compute_argument(name, lambda values: getattr(values, source), any_given(source))
 
 
 def inherit(name: str, source: str) -> Change:

@@ -8,13 +8,13 @@ from compat.megatron.arguments.steps import (
     Namespace,
     Predicate,
     Step,
+    any_given,
     assign,
     check,
-    computed,
+    compute_argument,
     derive,
     fallback,
-    given,
-    named,
+    member_name,
     when,
 )
 from compat.megatron.releases import MAIN
@@ -58,7 +58,7 @@ def _local_scope(a: Namespace, scope: str) -> bool:
     """Whether CUDA graphs of the local implementation have the scope."""
     # 0.15 takes one scope, later releases a list.
     scopes = a.cuda_graph_scope if isinstance(a.cuda_graph_scope, list) else [a.cuda_graph_scope]
-    return a.cuda_graph_impl == "local" and scope in map(named, scopes)
+    return a.cuda_graph_impl == "local" and scope in map(member_name, scopes)
 
 
 def _whole_iteration(a: Namespace) -> bool:
@@ -72,7 +72,7 @@ NAN_CHECK = (
 
 PRECISION_STEPS: tuple[Step, ...] = (
     excludes("fp16", "bf16", PRECISION),
-    derive(PRECISION, computed("params_dtype", params_dtype)),
+    derive(PRECISION, compute_argument("params_dtype", params_dtype)),
     # A dynamic loss scaler takes NaNs for a sign that the scale is too large, so they must not end
     # the run.
     derive(
@@ -139,7 +139,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
         lambda a: (
             (
                 _local_scope(a, "full_iteration_inference")
-                or named(a.inference_cuda_graph_scope) == "block"
+                or member_name(a.inference_cuda_graph_scope) == "block"
             )
             and a.fp8 is not None
             and (a.transformer_impl, a.fp8_recipe) != ("inference_optimized", "mxfp8")
@@ -168,17 +168,17 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
     They refuse any length that is given in `other`, the other unit.
     """
 
-    def kept(name: str) -> str:
+    def count_message(name: str) -> str:
         return f"{name}: found {{{name}}} with train_{unit}; count everything in {unit}, or everything in {other}"
 
     return (
-        *_counted(unit, place, given(f"train_{other}"), kept(f"train_{other}")),
-        *_counted(unit, place, given(f"lr_decay_{other}"), kept(f"lr_decay_{other}")),
+        *_check_unit(unit, place, any_given(f"train_{other}"), count_message(f"train_{other}")),
+        *_check_unit(unit, place, any_given(f"lr_decay_{other}"), count_message(f"lr_decay_{other}")),
         # The default of the warmup is 0, that of the other two None.
-        *_counted(
-            unit, place, lambda a: getattr(a, f"lr_warmup_{other}") != 0, kept(f"lr_warmup_{other}")
+        *_check_unit(
+            unit, place, lambda a: getattr(a, f"lr_warmup_{other}") != 0, count_message(f"lr_warmup_{other}")
         ),
-        *_counted(
+        *_check_unit(
             unit,
             place,
             lambda a: a.lr_warmup_fraction is not None and getattr(a, f"lr_warmup_{unit}") != 0,
@@ -187,7 +187,7 @@ def _training(unit: str, other: str, place: str) -> tuple[Step, ...]:
     )
 
 
-def _counted(
+def _check_unit(
     unit: str, place: str, fails: Predicate, problem: str, until: str = ""
 ) -> tuple[Step, Step]:
     """Return a check for training whose length is given in `unit`. Since 0.17, --skip-train
@@ -259,10 +259,10 @@ TRAINING_STEPS: tuple[Step, ...] = (
         when(lambda a: a.rl_use_sequence_packing, consumed_train_bins=0),
     ),
     *_training("iters", "samples", ITERATIONS),
-    *_counted(
+    *_check_unit(
         "iters",
         ITERATIONS,
-        given("rampup_batch_size"),
+        any_given("rampup_batch_size"),
         "rampup_batch_size: found {rampup_batch_size} with train_iters; this release expects train_samples instead",
         until="0.18.0",
     ),
@@ -394,7 +394,7 @@ TRAINING_STEPS: tuple[Step, ...] = (
     *(
         derive(
             "validate_args: weight decay",
-            computed(
+            compute_argument(
                 end, lambda a: a.weight_decay, lambda a: a.weight_decay_incr_style == "constant"
             ),
         )

@@ -106,7 +106,7 @@ def steps(version: str, cls: str, checked: bool = True) -> tuple[Step, ...]:
     )
 
 
-def _built(
+def _build_fields(
     values: dict[str, Any], version: str, cls: str, checked: bool = True, **beside: Any
 ) -> dict[str, Any]:
     """Return the fields of the class after `__post_init__`. Checks and derivations can also read
@@ -128,7 +128,7 @@ def transformer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     cls = LATENT if args.get("multi_latent_attention") else TRANSFORMER
     run(BEFORE, Namespace(args))
     values = fed(args, version, cls, TRANSFORMER_FEEDS)
-    return _built(values, version, cls, use_checkpoint_args=args.get("use_checkpoint_args"))
+    return _build_fields(values, version, cls, use_checkpoint_args=args.get("use_checkpoint_args"))
 
 
 def model_parallel(args: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -160,14 +160,14 @@ def ddp(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     # The ranks that reduce gradients together: context ranks hold the same weights, so they take
     # part.
     ranks = (args.get("data_parallel_size") or 1) * (args.get("context_parallel_size") or 1)
-    return _built(values, version, DDP, ranks=ranks, ddp_num_buckets=args.get("ddp_num_buckets"))
+    return _build_fields(values, version, DDP, ranks=ranks, ddp_num_buckets=args.get("ddp_num_buckets"))
 
 
 def optimizer(args: Mapping[str, Any], version: str) -> dict[str, Any]:
     """Return the fields of the OptimizerConfig that Megatron builds from the effective `args`.
     Raises `ConfigError` with every refusal of the class.
     """
-    return _built(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
+    return _build_fields(fed(args, version, OPTIMIZER, ()), version, OPTIMIZER)
 
 
 def from_fields(
@@ -183,5 +183,5 @@ def from_fields(
     # None instead of the class's default of 0 marks a size as not known, so that steps which need
     # it are skipped.
     missing = {name: None for name in OPEN if name in own and name not in given}
-    built = _built({**own, **given, **missing}, version, cls, check)
+    built = _build_fields({**own, **given, **missing}, version, cls, check)
     return {**built, **{name: own[name] for name in missing}}

@@ -11,10 +11,10 @@ from compat.megatron.arguments.steps import (
     Namespace,
     Step,
     check,
-    computed,
+    compute_argument,
     derive,
     fallback,
-    named,
+    member_name,
     under,
     when,
 )
@@ -30,7 +30,7 @@ BALANCED = ("aux_loss", "none")
 """Kinds of load balancing that may be combined with a capacity factor; later releases have more."""
 
 
-def _mixed(c: Namespace) -> bool:
+def _has_mixed_layers(c: Namespace) -> bool:
     """Whether only some layers have experts."""
     # The config of a dense layer in such a model has no experts, but keeps their width.
     frequency: Any = c.moe_layer_freq
@@ -44,7 +44,7 @@ def _kinds(c: Namespace) -> list[Any]:
     return kinds if isinstance(kinds, list) else [kinds]
 
 
-def _unbalanced(allowed: tuple[str, ...], since: str, until: str) -> Step:
+def _refuse_balancing(allowed: tuple[str, ...], since: str, until: str) -> Step:
     """Return a check that refuses a capacity factor together with kinds of load balancing that do
     not support it.
     """
@@ -75,7 +75,7 @@ WIDE = ("torch", "vllm")
 
 
 def _grouping(c: Namespace) -> str:
-    return named(c.inference_grouped_gemm_backend).lower()
+    return member_name(c.inference_grouped_gemm_backend).lower()
 
 
 EXPERT_STEPS: tuple[Step, ...] = (
@@ -162,7 +162,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     # capitals.
     derive(
         OPTIMIZED,
-        computed(
+        compute_argument(
             "inference_grouped_gemm_backend",
             lambda c: _grouping(c).upper(),
             lambda c: c.transformer_impl == "inference_optimized" and c.num_moe_experts is not None,
@@ -179,7 +179,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     derive(
         EXPERTS,
-        computed(
+        compute_argument(
             "moe_ffn_hidden_size",
             lambda c: c.ffn_hidden_size,
             lambda c: c.moe_ffn_hidden_size is None and c.num_moe_experts is not None,
@@ -195,7 +195,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     check(
         EXPERTS,
-        lambda c: c.num_moe_experts is None and c.moe_ffn_hidden_size is not None and not _mixed(c),
+        lambda c: c.num_moe_experts is None and c.moe_ffn_hidden_size is not None and not _has_mixed_layers(c),
         "moe_ffn_hidden_size: found {moe_ffn_hidden_size} without experts; drop it, or set num_moe_experts (--num-experts)",
         since="0.18.0",
     ),
@@ -210,7 +210,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
     ),
     _grouped(
         lambda c: (
-            c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or named(c.fp8_recipe) != "mxfp8")
+            c.moe_single_grouped_weight and (c.fp4 or not c.fp8 or member_name(c.fp8_recipe) != "mxfp8")
         ),
         "moe_single_grouped_weight: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; this release expects fp8 with mxfp8",
         until="0.19.0",
@@ -220,8 +220,8 @@ EXPERT_STEPS: tuple[Step, ...] = (
         lambda c: (
             c.moe_single_grouped_weight
             and (
-                (c.fp8 and named(c.fp8_recipe) != "mxfp8")
-                or (c.fp4 and named(c.fp4_recipe) != "nvfp4")
+                (c.fp8 and member_name(c.fp8_recipe) != "mxfp8")
+                or (c.fp4 and member_name(c.fp4_recipe) != "nvfp4")
                 or not (c.moe_use_grouped_tensor or c.use_transformer_engine_op_fuser)
             )
         ),
@@ -248,7 +248,7 @@ EXPERT_STEPS: tuple[Step, ...] = (
 )
 
 
-def _overlapped(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
+def _refuse_overlap(dispatchers: tuple[str, ...], since: str, until: str) -> Step:
     """Return a check that refuses overlapped shared experts with dispatchers that do not support
     the overlap.
     """
@@ -371,8 +371,8 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         since="0.19.0",
     ),
     positive("moe_shared_expert_intermediate_size", DISPATCH, since="0.10.0"),
-    _overlapped(("alltoall",), "0.10.0", "0.18.0"),
-    _overlapped(("alltoall", "flex"), "0.18.0", ""),
+    _refuse_overlap(("alltoall",), "0.10.0", "0.18.0"),
+    _refuse_overlap(("alltoall", "flex"), "0.18.0", ""),
     check(
         ROUTER,
         lambda c: (
@@ -397,9 +397,9 @@ DISPATCH_STEPS: tuple[Step, ...] = (
         " release expects alltoall",
         until="0.12.0",
     ),
-    _unbalanced(BALANCED, "", "0.11.0"),
-    _unbalanced((*BALANCED, "seq_aux_loss"), "0.11.0", "0.15.0"),
-    _unbalanced((*BALANCED, "seq_aux_loss", "global_aux_loss"), "0.15.0", ""),
+    _refuse_balancing(BALANCED, "", "0.11.0"),
+    _refuse_balancing((*BALANCED, "seq_aux_loss"), "0.11.0", "0.15.0"),
+    _refuse_balancing((*BALANCED, "seq_aux_loss", "global_aux_loss"), "0.15.0", ""),
     # A negative factor means that no tokens are dropped.
     derive(
         ROUTER,
@@ -609,7 +609,7 @@ _overlap = under(OVERLAP, on("overlap_moe_expert_parallel_comm"), "0.14.0")
 def _modules(c: Namespace) -> set[str]:
     # cuda_graph_scope is the name of cuda_graph_modules before 0.18.
     modules = c.cuda_graph_modules if c.cuda_graph_modules is not None else c.cuda_graph_scope
-    return {named(module) for module in (modules if isinstance(modules, list) else [])}
+    return {member_name(module) for module in (modules if isinstance(modules, list) else [])}
 
 
 OVERLAP_STEPS: tuple[Step, ...] = (

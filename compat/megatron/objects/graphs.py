@@ -10,9 +10,9 @@ from compat.megatron.arguments.steps import (
     Namespace,
     Step,
     check,
-    computed,
+    compute_argument,
     derive,
-    named,
+    member_name,
     under,
     when,
 )
@@ -29,7 +29,7 @@ def _modules(c: Namespace) -> set[str]:
         c.cuda_graph_modules if "cuda_graph_modules" in c.__dict__ else c.cuda_graph_scope
     )
     listed = modules.split(",") if isinstance(modules, str) else list(modules or ())
-    captured = {named(module) for module in listed} - {"full", ""}
+    captured = {member_name(module) for module in listed} - {"full", ""}
     # Megatron's own graphs capture the router whole: either of its two modules stands for both.
     paired = {"moe_router", "moe_preprocess"}
     return captured | paired if c.cuda_graph_impl == "local" and captured & paired else captured
@@ -39,18 +39,18 @@ SCOPES = ("full_iteration", "attn", "mlp", "moe", "moe_router", "moe_preprocess"
 """Names of the members of CudaGraphScope (transformer/enums.py, 0.16 and 0.17)."""
 
 
-def _listed(c: Namespace) -> list[str]:
+def _scope_names(c: Namespace) -> list[str]:
     """Return the names of the scopes in the order in which they were given."""
     given: Any = c.cuda_graph_scope
-    return [named(scope) for scope in (given.split(",") if isinstance(given, str) else given or ())]
+    return [member_name(scope) for scope in (given.split(",") if isinstance(given, str) else given or ())]
 
 
 def _list_scopes(c: Namespace) -> None:
     """Turn the scopes into a list; `full` becomes the empty list."""
-    c.cuda_graph_scope = _paired(c, [scope for scope in _listed(c) if scope != "full"])
+    c.cuda_graph_scope = _add_missing_modules(c, [scope for scope in _scope_names(c) if scope != "full"])
 
 
-def _paired(c: Namespace, modules: list[str]) -> list[str]:
+def _add_missing_modules(c: Namespace, modules: list[str]) -> list[str]:
     """Return `modules`. For local graphs, if only one of the two modules of the router is in
     `modules`, the other is added.
     """
@@ -65,20 +65,20 @@ def _whole(c: Namespace) -> bool:
     )
 
 
-def _captured(c: Namespace) -> bool:
+def _captures_graphs(c: Namespace) -> bool:
     return c.cuda_graph_impl not in (None, "none")
 
 
-_on = under(GRAPHS, _captured, "0.16.0")
+_on = under(GRAPHS, _captures_graphs, "0.16.0")
 
 
 # Graphs that capture single layers.
 _layered = under(GRAPHS, lambda c: c.cuda_graph_impl in ("local", "transformer_engine"), "0.16.0")
 _selective = under(
-    GRAPHS, lambda c: _captured(c) and c.recompute_granularity == "selective", "0.16.0"
+    GRAPHS, lambda c: _captures_graphs(c) and c.recompute_granularity == "selective", "0.16.0"
 )
 _offload = under(
-    GRAPHS, lambda c: _captured(c) and c.fine_grained_activation_offloading, "0.18.0"
+    GRAPHS, lambda c: _captures_graphs(c) and c.fine_grained_activation_offloading, "0.18.0"
 )
 
 
@@ -86,7 +86,7 @@ def _dense(c: Namespace) -> bool:
     return c.num_moe_experts is None or c.num_moe_experts <= 1
 
 
-def _undropped(c: Namespace) -> bool:
+def _drops_no_tokens(c: Namespace) -> bool:
     # Without a fixed capacity, the number of tokens of an expert differs by step, and a graph has
     # fixed shapes.
     return c.moe_expert_capacity_factor is None or not c.moe_pad_expert_input_to_capacity
@@ -103,7 +103,7 @@ def _shared_experts(c: Namespace) -> bool:
     return bool(sharded and shared and captured and "shared_experts" in c.recompute_modules)
 
 
-def _renamed_scope(c: Namespace) -> None:
+def _copy_former_scope(c: Namespace) -> None:
     """Copy the modules from cuda_graph_scope, the former name of cuda_graph_modules."""
     if c.cuda_graph_scope is not None:
         c.cuda_graph_modules, c.cuda_graph_scope = c.cuda_graph_scope, None
@@ -153,7 +153,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
     check(
         GRAPHS,
         # `full` is allowed only alone.
-        lambda c: _listed(c) != ["full"] and not set(_listed(c)) <= {*SCOPES},
+        lambda c: _scope_names(c) != ["full"] and not set(_scope_names(c)) <= {*SCOPES},
         "cuda_graph_scope: found {cuda_graph_scope}; expected names among " + ", ".join(SCOPES),
         since="0.16.0",
         until="0.18.0",
@@ -166,7 +166,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
         "cuda_graph_scope: found with cuda_graph_modules {cuda_graph_modules}, its newer name; drop it",
         since="0.18.0",
     ),
-    derive(GRAPHS, _renamed_scope, since="0.18.0"),
+    derive(GRAPHS, _copy_former_scope, since="0.18.0"),
     *MODULE_STEPS,
     check(
         GRAPHS,
@@ -203,7 +203,7 @@ GRAPH_STEPS: tuple[Step, ...] = (
     ),
     derive(
         GRAPHS,
-        computed("cuda_graph_modules", lambda c: _paired(c, c.cuda_graph_modules)),
+        compute_argument("cuda_graph_modules", lambda c: _add_missing_modules(c, c.cuda_graph_modules)),
         since="0.18.0",
     ),
     _layered(
@@ -231,14 +231,14 @@ GRAPH_STEPS: tuple[Step, ...] = (
         "cuda_graph_scope: found mlp in a model without dense layers; drop it (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
-        lambda c: not _dense(c) and _undropped(c) and "moe" in _modules(c),
+        lambda c: not _dense(c) and _drops_no_tokens(c) and "moe" in _modules(c),
         "cuda_graph_scope: found moe without a padded expert capacity; drop it (since 0.18 the setting is cuda_graph_modules)",
     ),
     _layered(
         # The all-to-all dispatcher then reads the numbers of tokens back to the host.
         lambda c: (
             not _dense(c)
-            and _undropped(c)
+            and _drops_no_tokens(c)
             and c.moe_token_dispatcher_type == "alltoall"
             and (c.moe_expert_capacity_factor is not None or c.moe_router_padding_for_fp8)
             and "moe_preprocess" in _modules(c)

@@ -9,7 +9,7 @@ from compat.megatron.arguments.steps import Namespace, Step, check, derive, inhe
 CLASS = "ModelParallelConfig"
 
 
-def _unsequenced(c: Namespace) -> bool:
+def _lacks_sequence_parallelism(c: Namespace) -> bool:
     """Whether expert and tensor parallelism are combined without sequence parallelism."""
     return bool(
         (c.expert_model_parallel_size or 1) > 1
@@ -70,7 +70,7 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        _unsequenced,
+        _lacks_sequence_parallelism,
         "sequence_parallel: found false with expert_model_parallel_size {expert_model_parallel_size} and"
         " tensor_model_parallel_size {tensor_model_parallel_size}; expected true; add --sequence-parallel",
         until="0.15.0",
@@ -78,7 +78,7 @@ MODEL_PARALLEL_STEPS: tuple[Step, ...] = (
     # 0.15 means to warn, but its warning names a module that it does not import.
     check(
         CLASS,
-        _unsequenced,
+        _lacks_sequence_parallelism,
         "sequence_parallel: found false with expert_model_parallel_size {expert_model_parallel_size} and"
         " tensor_model_parallel_size {tensor_model_parallel_size}; a defect of this release ends the run"
         " there (NameError; later releases warn instead); add --sequence-parallel, or use 0.16 or later",

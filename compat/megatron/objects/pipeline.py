@@ -5,7 +5,7 @@ embedding and loss that count as layers.
 from __future__ import annotations
 
 from compat.megatron.arguments import layout
-from compat.megatron.arguments.steps import Namespace, Step, check, derive, given, under
+from compat.megatron.arguments.steps import Namespace, Step, any_given, check, derive, under
 from compat.megatron.releases import RELEASES
 
 CLASS = "TransformerConfig: pipeline"
@@ -22,7 +22,7 @@ def _accounts(c: Namespace) -> int:
 def _uneven(c: Namespace) -> bool:
     # Upstream's branches are exclusive, in this order: a layout, layers of the first and last
     # stage, embedding and loss.
-    return c.pipeline_model_parallel_layout is None and given(FIRST, LAST)(c)
+    return c.pipeline_model_parallel_layout is None and any_given(FIRST, LAST)(c)
 
 
 def _middle(c: Namespace) -> tuple[int, int]:
@@ -38,7 +38,7 @@ def _spread(c: Namespace) -> bool:
     return _uneven(c) and c.num_layers is not None and _middle(c)[1] != 0
 
 
-def _counted_layers(c: Namespace) -> None:
+def _count_layers(c: Namespace) -> None:
     """Set the numbers of stages and layers of a layout, for the checks of the layout."""
     parts, ranks = layout.of(c), c.pipeline_model_parallel_size
     if parts is not None:
@@ -102,7 +102,7 @@ def _end(name: str, where: str) -> tuple[Step, ...]:
     )
 
 
-def _counted(c: Namespace) -> bool:
+def _counts_ends_as_layers(c: Namespace) -> bool:
     """Whether embedding or loss count as layers.
 
     Since 0.13 they do only if no other setting determines the stages.
@@ -115,12 +115,12 @@ def _counted(c: Namespace) -> bool:
     )
 
 
-def _counted_per_rank(c: Namespace) -> int:
+def _layers_per_rank(c: Namespace) -> int:
     return int((c.num_layers + _accounts(c)) // c.pipeline_model_parallel_size)
 
 
-def _counted_indivisible(c: Namespace) -> bool:
-    return _counted(c) and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
+def _layers_do_not_divide(c: Namespace) -> bool:
+    return _counts_ends_as_layers(c) and (c.num_layers + _accounts(c)) % c.pipeline_model_parallel_size != 0
 
 
 _laid = under("PipelineParallelLayerLayout.validate_layer_layout", _round, "0.13.0")
@@ -206,7 +206,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        lambda c: given(FIRST, LAST)(c) and _accounts(c),
+        lambda c: any_given(FIRST, LAST)(c) and _accounts(c),
         f"{FIRST}: found (or {LAST}) with account_for_embedding_in_pipeline_split or"
         " account_for_loss_in_pipeline_split; keep one of the two kinds of settings",
         name="named-layers-of-the-first",
@@ -215,18 +215,18 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: (
-            c.pipeline_model_parallel_layout is not None and (given(FIRST, LAST)(c) or _accounts(c))
+            c.pipeline_model_parallel_layout is not None and (any_given(FIRST, LAST)(c) or _accounts(c))
         ),
         "pipeline_model_parallel_layout: found with other settings of uneven stages; keep one of them",
         since="0.13.0",
     ),
     *layout.READABLE,
-    derive(CLASS, _counted_layers, since="0.13.0"),
+    derive(CLASS, _count_layers, since="0.13.0"),
     *LAYOUT_CHECKS,
     derive(CLASS, _laid_out, since="0.13.0"),
     check(
         CLASS,
-        lambda c: c.virtual_pipeline_model_parallel_size == 0 and (_uneven(c) or _counted(c)),
+        lambda c: c.virtual_pipeline_model_parallel_size == 0 and (_uneven(c) or _counts_ends_as_layers(c)),
         "virtual_pipeline_model_parallel_size: found 0; expected a positive number; name at least one virtual stage",
         since="0.11.0",
     ),
@@ -276,7 +276,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: (
-            _counted(c)
+            _counts_ends_as_layers(c)
             and c.virtual_pipeline_model_parallel_size is None
             and c.pipeline_model_parallel_size - _accounts(c) == 0
         ),
@@ -289,7 +289,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: (
-            _counted(c)
+            _counts_ends_as_layers(c)
             and c.virtual_pipeline_model_parallel_size is None
             and c.pipeline_model_parallel_size - _accounts(c) != 0
             and c.num_layers % (c.pipeline_model_parallel_size - _accounts(c)) != 0
@@ -302,7 +302,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        lambda c: c.virtual_pipeline_model_parallel_size is not None and _counted_indivisible(c),
+        lambda c: c.virtual_pipeline_model_parallel_size is not None and _layers_do_not_divide(c),
         "num_layers: found {num_layers}; with embedding and loss counted as layers, expected a multiple of"
         " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.11.0",
@@ -310,7 +310,7 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        _counted_indivisible,
+        _layers_do_not_divide,
         "num_layers: found {num_layers}; with embedding and loss counted as layers, expected a multiple of"
         " pipeline_model_parallel_size ({pipeline_model_parallel_size})",
         since="0.12.0",
@@ -318,9 +318,9 @@ PIPELINE_STEPS: tuple[Step, ...] = (
     check(
         CLASS,
         lambda c: (
-            _counted(c)
+            _counts_ends_as_layers(c)
             and c.virtual_pipeline_model_parallel_size
-            and _counted_per_rank(c) % c.virtual_pipeline_model_parallel_size != 0
+            and _layers_per_rank(c) % c.virtual_pipeline_model_parallel_size != 0
         ),
         "num_layers: found {num_layers}; with embedding and loss counted as layers, expected a "
         "number of layers on each rank that is a multiple of virtual_pipeline_model_parallel_size "

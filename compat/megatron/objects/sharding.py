@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bridge.checks import excludes, needs, one_of, positive
-from compat.megatron.arguments.steps import Namespace, Step, check, computed, derive, when
+from compat.megatron.arguments.steps import Namespace, Step, check, compute_argument, derive, when
 from compat.megatron.releases import MAIN
 
 BUCKETS = "training.py: bucket size"
@@ -77,7 +77,7 @@ def _state_dtype(name: str) -> Step:
 OPTIMIZER_STEPS: tuple[Step, ...] = (
     derive(
         OPTIMIZER,
-        computed(
+        compute_argument(
             "use_precision_aware_optimizer_no_fp8_or_ds_fp8",
             lambda o: bool(
                 o.use_precision_aware_optimizer

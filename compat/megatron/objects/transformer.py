@@ -14,11 +14,11 @@ from compat.megatron.arguments.steps import (
     Predicate,
     Step,
     check,
-    computed,
+    compute_argument,
     derive,
     fallback,
     inherit,
-    named,
+    member_name,
     under,
     when,
 )
@@ -60,7 +60,7 @@ def activation(c: Namespace) -> str:
     """Return the name of the activation function; gelu if none is set."""
     # A live config object holds the function itself, a config of flags its name.
     function: Any = c.activation_func
-    return "gelu" if function is None else named(getattr(function, "__name__", function))
+    return "gelu" if function is None else member_name(getattr(function, "__name__", function))
 
 
 def _is_delta(c: Namespace) -> bool:
@@ -223,7 +223,7 @@ def _bf16_layers(name: str) -> Step:
 PRECISION_STEPS: tuple[Step, ...] = (
     check(
         PRECISION,
-        lambda c: c.fp8 and c.first_last_layers_bf16 and named(c.fp8_recipe) == "delayed",
+        lambda c: c.fp8 and c.first_last_layers_bf16 and member_name(c.fp8_recipe) == "delayed",
         "first_last_layers_bf16: found with fp8_recipe delayed, which cannot keep single layers in bf16; choose another recipe",
         since="0.12.0",
     ),
@@ -231,14 +231,14 @@ PRECISION_STEPS: tuple[Step, ...] = (
     _bf16_layers("num_layers_at_end_in_bf16"),
     check(
         PRECISION,
-        lambda c: c.fp8 and named(c.fp8_recipe) == "mxfp8" and c.fp8_param,
+        lambda c: c.fp8 and member_name(c.fp8_recipe) == "mxfp8" and c.fp8_param,
         "fp8_param: found with fp8_recipe mxfp8, which this release cannot keep in fp8; drop --fp8-param-gather",
         since="0.12.0",
         until="0.13.0",
     ),
     check(
         PRECISION,
-        lambda c: c.fp8 and named(c.fp8_recipe) == "custom" and not c.fp8_quantizer_factory,
+        lambda c: c.fp8 and member_name(c.fp8_recipe) == "custom" and not c.fp8_quantizer_factory,
         "fp8_quantizer_factory: missing; fp8_recipe custom needs it; add --fp8-quantizer-factory",
         since="0.16.0",
     ),
@@ -251,7 +251,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     ),
     check(
         PRECISION,
-        lambda c: c.fp8_output_proj and (not c.fp8 or named(c.fp8_recipe) != "mxfp8"),
+        lambda c: c.fp8_output_proj and (not c.fp8 or member_name(c.fp8_recipe) != "mxfp8"),
         "fp8_output_proj: found with fp8 {fp8} and fp8_recipe {fp8_recipe}; expected fp8 with mxfp8",
         since="0.18.0",
     ),
@@ -259,7 +259,7 @@ PRECISION_STEPS: tuple[Step, ...] = (
     excludes("fp4", "fp8", PRECISION, since="0.15.0"),
     check(
         PRECISION,
-        lambda c: c.fp4 and named(c.fp4_recipe) == "custom" and not c.fp4_quantizer_factory,
+        lambda c: c.fp4 and member_name(c.fp4_recipe) == "custom" and not c.fp4_quantizer_factory,
         "fp4_quantizer_factory: missing; fp4_recipe custom needs it; add --fp4-quantizer-factory",
         since="0.16.0",
     ),
@@ -404,7 +404,7 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
         until="0.14.0",
     ),
     _selective(
-        lambda c: _narrow_recompute(c) and named(c.fp8_recipe) == "delayed",
+        lambda c: _narrow_recompute(c) and member_name(c.fp8_recipe) == "delayed",
         "recompute_modules: found moe_act or layernorm with fp8_recipe delayed; choose another recipe, or drop them",
         since="0.14.0",
     ),
@@ -451,13 +451,13 @@ RECOMPUTE_STEPS: tuple[Step, ...] = (
 _fine = under(OFFLOAD, on("fine_grained_activation_offloading"), "0.16.0")
 
 
-def _offloaded(c: Namespace) -> set[str]:
+def _modules_to_offload(c: Namespace) -> set[str]:
     return set(c.offload_modules or ())
 
 
 def _unknown_offloads(allowed: tuple[str, ...], since: str, until: str) -> Step:
     return _fine(
-        lambda c: not _offloaded(c) or _offloaded(c) - set(allowed),
+        lambda c: not _modules_to_offload(c) or _modules_to_offload(c) - set(allowed),
         f"offload_modules: found {{offload_modules}}; expected some of {', '.join(allowed)}",
         since,
         until,
@@ -474,7 +474,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
     _unknown_offloads((*OFFLOADED, "fused_group_mlp", "gdp_qkv"), MAIN, ""),
     _fine(
         lambda c: (
-            "gdp_qkv" in _offloaded(c)
+            "gdp_qkv" in _modules_to_offload(c)
             and c.recompute_granularity == "selective"
             and "gdp_in_proj" in c.recompute_modules
         ),
@@ -484,7 +484,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
     # The projection's input is the output of the core, which the core's backward needs on the
     # device.
     _fine(
-        lambda c: "attn_proj" in _offloaded(c) and "core_attn" not in _offloaded(c),
+        lambda c: "attn_proj" in _modules_to_offload(c) and "core_attn" not in _modules_to_offload(c),
         "offload_modules: found attn_proj without core_attn, whose output it needs; add core_attn",
     ),
     # A recomputed layer of experts saves none of its inner activations, so there is nothing to
@@ -493,7 +493,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
         lambda c: (
             c.recompute_granularity == "selective"
             and "moe" in c.recompute_modules
-            and _offloaded(c) & {"moe_act", "expert_fc1", "fused_group_mlp"}
+            and _modules_to_offload(c) & {"moe_act", "expert_fc1", "fused_group_mlp"}
         ),
         "offload_modules: found {offload_modules} with moe in recompute_modules; drop one of them",
         since="0.19.0",
@@ -512,8 +512,8 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
     ),
     _fine(
         lambda c: (
-            "fused_group_mlp" in _offloaded(c)
-            and (not c.use_transformer_engine_op_fuser or _offloaded(c) & {"expert_fc1", "moe_act"})
+            "fused_group_mlp" in _modules_to_offload(c)
+            and (not c.use_transformer_engine_op_fuser or _modules_to_offload(c) & {"expert_fc1", "moe_act"})
         ),
         "offload_modules: found fused_group_mlp; expected use_transformer_engine_op_fuser, and neither expert_fc1 nor moe_act",
         since="0.19.0",
@@ -537,7 +537,7 @@ OFFLOAD_STEPS: tuple[Step, ...] = (
             and (
                 c.cpu_offloading
                 or c.moe_expert_rank_capacity_factor is None
-                or _offloaded(c) & {"expert_fc1", "moe_act", "fused_group_mlp"}
+                or _modules_to_offload(c) & {"expert_fc1", "moe_act", "fused_group_mlp"}
             )
         ),
         "moe_paged_stash: found with cpu_offloading {cpu_offloading}, moe_expert_rank_capacity_factor"
@@ -666,7 +666,7 @@ def _width_scale(c: Namespace) -> float | None:
         return None
 
 
-def _scaled_by_width(c: Namespace) -> None:
+def _scale_by_width(c: Namespace) -> None:
     """Set the base width, the width multiplier and their scales (maximal update parametrization)."""
     if c.use_mup and _positive_base(c):
         c.mup_base_hidden_size = c.mup_base_hidden_size or c.hidden_size
@@ -727,11 +727,11 @@ ATTENTION_STEPS: tuple[Step, ...] = (
         since="0.17.0",
         needs=("hidden_size",),
     ),
-    derive(ATTENTION, _scaled_by_width, since="0.17.0", needs=("hidden_size",)),
+    derive(ATTENTION, _scale_by_width, since="0.17.0", needs=("hidden_size",)),
 )
 
 
-def _optimized(c: Namespace) -> bool:
+def _is_inference_optimized(c: Namespace) -> bool:
     return bool(c.transformer_impl == "inference_optimized")
 
 
@@ -745,14 +745,14 @@ SERVED = {
 """Settings that transformer_impl inference_optimized requires."""
 
 
-def _served(name: str, wanted: Any) -> Step:
+def _require_for_inference(name: str, wanted: Any) -> Step:
     """Return a check for one setting that transformer_impl inference_optimized requires."""
     # With --use-checkpoint-args the checkpoint decides over the model, and upstream checks nothing
     # here.
     return check(
         CLASS,
         lambda c: (
-            _optimized(c) and not c.use_checkpoint_args and (getattr(c, name) or False) != wanted
+            _is_inference_optimized(c) and not c.use_checkpoint_args and (getattr(c, name) or False) != wanted
         ),
         f"{name}: found {{{name}}} with transformer_impl inference_optimized; expected {wanted}",
         since="0.16.0",
@@ -774,7 +774,7 @@ INVARIANT_STEPS: tuple[Step, ...] = (
         name="found-with-parameters-in-expected",
     ),
     _invariant_experts(
-        lambda c: not _optimized(c) and c.moe_token_dispatcher_type != "alltoall",
+        lambda c: not _is_inference_optimized(c) and c.moe_token_dispatcher_type != "alltoall",
         "batch_invariant_mode: found with experts and moe_token_dispatcher_type {moe_token_dispatcher_type}; expected alltoall",
     ),
     _invariant_experts(
@@ -799,7 +799,7 @@ Megatron also requires that DeepGEMM is installed, which cannot be checked here.
 """
 
 LAST_STEPS: tuple[Step, ...] = (
-    *(_served(name, wanted) for name, wanted in SERVED.items()),
+    *(_require_for_inference(name, wanted) for name, wanted in SERVED.items()),
     check(
         ATTENTION,
         lambda c: isinstance(c.cp_comm_type, list) and len(c.cp_comm_type) != c.num_layers,
@@ -832,7 +832,7 @@ LAST_STEPS: tuple[Step, ...] = (
     # then one without (1).
     derive(
         ATTENTION,
-        computed(
+        compute_argument(
             "no_rope_freq",
             lambda c: [*[0] * (c.no_rope_freq - 1), 1] * (c.num_layers // c.no_rope_freq),
             lambda c: c.no_rope_freq and isinstance(c.no_rope_freq, int) and _positions_fit(c),
@@ -873,7 +873,7 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        lambda c: c.inference_fuse_tp_communication and not _optimized(c),
+        lambda c: c.inference_fuse_tp_communication and not _is_inference_optimized(c),
         "inference_fuse_tp_communication: found with transformer_impl {transformer_impl}; expected inference_optimized",
         since="0.16.0",
     ),
@@ -885,14 +885,14 @@ LAST_STEPS: tuple[Step, ...] = (
     ),
     check(
         CLASS,
-        lambda c: c.inference_disable_triton_nvls_kernels and not _optimized(c),
+        lambda c: c.inference_disable_triton_nvls_kernels and not _is_inference_optimized(c),
         "inference_disable_triton_nvls_kernels: found with transformer_impl {transformer_impl}; expected inference_optimized",
         since="0.17.0",
     ),
     one_of("flash_attention_version", (None, 2, 3, 4), ATTENTION, since="0.19.0"),
     check(
         ATTENTION,
-        lambda c: c.batch_invariant_mode and named(c.attention_backend) != "flash",
+        lambda c: c.batch_invariant_mode and member_name(c.attention_backend) != "flash",
         "batch_invariant_mode: found with attention_backend {attention_backend}; expected flash",
         since="0.16.0",
     ),

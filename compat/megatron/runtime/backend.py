@@ -15,7 +15,7 @@ from bridge.layout.architecture import Architecture
 from bridge.plan import Plan
 from bridge.translation import lift, lower, plan_claims
 from compat.megatron import DIALECT, MegatronConfig, live
-from compat.megatron.runtime.real import installed
+from compat.megatron.runtime.real import release_of_package
 
 if TYPE_CHECKING:
     from compat.megatron.runtime.trainer import MegatronTrainer
@@ -49,25 +49,25 @@ class MegatronBackend(Backend):
     @property
     @override
     def release(self) -> str | None:
-        return live.installed_version()
+        return live.release_of_package()
 
     @override
     def load(self) -> None:
-        from bridge.engine.compiling import uncompiled
+        from bridge.engine.compiling import disable_compile
         from compat.megatron.runtime.cpu import quiet
 
-        with uncompiled(), quiet():
+        with disable_compile(), quiet():
             import compat.megatron.runtime.trainer  # noqa: F401
 
     @override
     def refusals(self, plan: Plan, world: int) -> tuple[str, ...]:
-        lost = unkept(completed(plan, MICRO), DIALECT, self._known(), world)
+        lost = unkept(complete_plan(plan, MICRO), DIALECT, self._installed_release(), world)
         return (
             *_limits(plan.values()),
             *(line for line in lost if line.partition(":")[0] not in LIMITS),
         )
 
-    def _known(self) -> str | None:
+    def _installed_release(self) -> str | None:
         """Return the installed release. None if our tables do not have this release; the tables'
         newest release is then used.
         """
@@ -91,13 +91,13 @@ class MegatronBackend(Backend):
         """Return the config that runs: the given config, or a plan lowered to Megatron with the
         sizes of the workload.
         """
-        world, release = _world(), installed()
+        world, release = _world(), release_of_package()
         if isinstance(run, Plan):
             names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "sequence", "tied")
             sizes = {f"model.{name}": getattr(workload.architecture, name) for name in names}
             # Later rows take precedence: what a workload describes of its model is more exact than
             # its sizes.
-            whole = {**completed(run, workload.micro).values(), **sizes, **_described(workload)}
+            whole = {**complete_plan(run, workload.micro).values(), **sizes, **_model_fields(workload)}
             found = lower(Plan.of(whole), DIALECT, release, world)
         else:
             model = _model(run, workload, release, world) if run.entry == "flags" else {}
@@ -160,7 +160,7 @@ why it cannot run other values.
 """
 
 
-def _described(workload: Workload) -> dict[str, Any]:
+def _model_fields(workload: Workload) -> dict[str, Any]:
     """Return the plan fields of the workload's model; empty if only the shape of the model is
     known.
     """
@@ -172,9 +172,9 @@ def _model(run: Config, workload: Workload, release: str, world: int) -> dict[st
     """
     if workload.model is None or run.given.get("num_layers") is not None:
         return {}
-    whole = lower(Plan.of({**lift(run).values(), **_described(workload)}), DIALECT, release, world)
+    whole = lower(Plan.of({**lift(run).values(), **_model_fields(workload)}), DIALECT, release, world)
     table = plan_claims(DIALECT)
-    rules = [table[path] for path in _described(workload) if path in table]
+    rules = [table[path] for path in _model_fields(workload) if path in table]
     return {
         path: whole.given[path] for rule in rules for path in rule.theirs if path in whole.given
     }
@@ -225,14 +225,14 @@ def _limits(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _world() -> int:
-    from bridge.comm import joined
+    from bridge.comm import rank_and_world
     from bridge.engine.environment import detect
 
-    here = joined()
+    here = rank_and_world()
     return here[1] if here else detect().world
 
 
-def completed(plan: Plan, micro: int) -> Plan:
+def complete_plan(plan: Plan, micro: int) -> Plan:
     """Return the plan with the native engine's defaults for open fields. `micro` is the microbatch
     size if the plan does not determine one.
     """

@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def redirected() -> Iterator[None]:
+def redirect_cuda() -> Iterator[None]:
     """Context manager in which the CPU answers requests for CUDA: devices, names of tensor types,
     random states and synchronization.
 
@@ -64,7 +64,7 @@ def redirected() -> Iterator[None]:
         stack.enter_context(
             patch.multiple(random, _get_cuda_rng_state=_state, _set_cuda_rng_state=_set_state)
         )
-        stack.enter_context(patch.multiple(messages, _p2p_ops=partial(_kept, messages._p2p_ops)))
+        stack.enter_context(patch.multiple(messages, _p2p_ops=partial(_keep_messages, messages._p2p_ops)))
         stack.enter_context(
             patch.object(moe_utils, "te_general_gemm", None, create=True)
         )  # The router checks whether this function exists.
@@ -93,7 +93,7 @@ class _Sending:
         self.work.wait()
 
 
-def _kept(start: Callable[..., dict[str, Any]], **messages: Any) -> dict[str, Any]:
+def _keep_messages(start: Callable[..., dict[str, Any]], **messages: Any) -> dict[str, Any]:
     """Start messages, and keep their tensors alive until they are sent.
 
     Megatron frees an output as soon as its sending has begun (deallocate_output_tensor). CUDA's

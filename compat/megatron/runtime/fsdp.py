@@ -17,7 +17,7 @@ from compat.megatron.runtime.cpu import CPU, INDEX
 from compat.megatron.runtime.states import NOTHING, is_state
 
 
-def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
+def wrap_chunks(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
     """Wrap the model chunks as Megatron's training does."""
     from megatron.core.distributed import FullyShardedDataParallel
 
@@ -66,7 +66,7 @@ class Shards:
     def _optimizers(self) -> list[Any]:
         return list(getattr(self.optimizer, "chained_optimizers", [self.optimizer]))
 
-    def owned(self, weight: nn.Parameter) -> slice:
+    def elements_of(self, weight: nn.Parameter) -> slice:
         """Return the range of a parameter's elements whose optimizer state this rank keeps."""
         group, number = self._places[weight]
         start, end = self._masters(group).locate_item_in_global_item(number)
@@ -95,18 +95,18 @@ class Shards:
             if is_state(value)
         }
 
-    def kept(self) -> Iterator[Tensor]:
+    def optimizer_tensors(self) -> Iterator[Tensor]:
         """Yield all masters and moments."""
         for weight in self._places:
             yield self.master(weight)
             yield from self.moments(weight).values()
 
-    def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
+    def fill_shape(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
         """Return a tensor with the shape of the parameter. It has `kept` at the elements that this
         rank owns, and zeros elsewhere.
         """
         found = torch.zeros(weight.shape, dtype=kept.dtype, device=kept.device)
-        found.view(-1)[self.owned(weight)] = kept
+        found.view(-1)[self.elements_of(weight)] = kept
         return found
 
     def weights(self) -> Iterator[Tensor]:
@@ -139,7 +139,7 @@ class _Done:
         """Return at once."""
 
 
-def _finished(
+def _finish_at_once(
     start: Callable[..., Any], *tensors: Any, async_op: bool = False, **more: Any
 ) -> _Done:
     start(*tensors, **more)
@@ -152,12 +152,12 @@ def _one_by_one(group: Any, device: Any = None, async_ops: bool = False) -> Iter
     which gloo cannot do.
     """
     with patch.object(
-        dist, "all_gather_into_tensor", partial(_finished, dist.all_gather_into_tensor)
+        dist, "all_gather_into_tensor", partial(_finish_at_once, dist.all_gather_into_tensor)
     ):
         yield _Done()
 
 
-def _scaled(gradient: Tensor, factor: float | None, ddp: Any) -> Any:
+def _scale_gradient(gradient: Tensor, factor: float | None, ddp: Any) -> Any:
     """Scale the gradient, and return the reduce operation `SUM`. NCCL has one operation that scales
     and sums, gloo has none.
     """
@@ -177,7 +177,7 @@ class _Stream:
         return _Done()
 
 
-def redirected() -> AbstractContextManager[Any]:
+def redirect_collectives() -> AbstractContextManager[Any]:
     """Context manager in which gloo runs Megatron-FSDP's collectives one by one, without CUDA's
     streams.
     """
@@ -188,7 +188,7 @@ def redirected() -> AbstractContextManager[Any]:
         patch.multiple(
             param_and_grad_buffer,
             _coalescing_manager=_one_by_one,
-            gradient_reduce_preprocessing=_scaled,
+            gradient_reduce_preprocessing=_scale_gradient,
         )
     )
     stack.enter_context(

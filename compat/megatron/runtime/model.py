@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from bridge.layout.architecture import Architecture
 from compat.megatron import MegatronConfig, objects
 from compat.megatron.objects.fields import DDP, OPTIMIZER, TRANSFORMER, defaults
-from compat.megatron.runtime.real import built
-from compat.megatron.state.ranks import renumbered
+from compat.megatron.runtime.real import build_object
+from compat.megatron.state.ranks import renumber_layer
 
 RUN = (
     *(
@@ -68,14 +68,14 @@ EXPERTS: Mapping[str, Any] = {
 """
 
 
-def described_config(config: MegatronConfig) -> Any:
+def config_of_flags(config: MegatronConfig) -> Any:
     """Build the TransformerConfig of a launch whose flags describe the model. Only dropout and
     kernels differ from the launch.
     """
     args = {**config.args.flat(), "hidden_dropout": 0.0, "attention_dropout": 0.0}
     whole = objects.transformer(args, config.version)
     kernels = {**KERNELS, FUSED: whole[FUSED] and whole["activation_func"] == "gelu"}
-    return built(
+    return build_object(
         TRANSFORMER,
         {
             **{name: whole[name] for name in defaults(config.version, TRANSFORMER)},
@@ -95,12 +95,12 @@ def transformer_config(config: MegatronConfig, shape: Architecture) -> Any:
     """
     whole = objects.transformer({**config.args.flat(), **_sizes(shape)}, config.version)
     run = {name: whole[name] for name in (*config.model_parallel, *RUN)}
-    return built(TRANSFORMER, {**run, **_sizes(shape), **_shape(shape), **KERNELS})
+    return build_object(TRANSFORMER, {**run, **_sizes(shape), **_shape(shape), **KERNELS})
 
 
 def ddp_config(config: MegatronConfig) -> Any:
     """Build the DistributedDataParallelConfig."""
-    return built(DDP, config.ddp)
+    return build_object(DDP, config.ddp)
 
 
 def optimizer_config(config: MegatronConfig) -> Any:
@@ -116,7 +116,7 @@ def optimizer_config(config: MegatronConfig) -> Any:
         settings = {**settings, "use_precision_aware_optimizer": False}
     if not torch.cuda.is_available() and "optimizer_cpu_offload" in settings:
         settings = {**settings, "optimizer_cpu_offload": False}
-    return built(OPTIMIZER, settings)
+    return build_object(OPTIMIZER, settings)
 
 
 def _sizes(shape: Architecture) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Norm(nn.Module):
 
 def block_spec(config: Any, place: int | None) -> Any:
     """Return Megatron's local spec for the layers of this rank, with `Norm` for all norms."""
-    return _normed(
+    return _with_norm(
         get_gpt_decoder_block_spec(
             config,
             False,
@@ -180,15 +180,15 @@ def block_spec(config: Any, place: int | None) -> Any:
     )
 
 
-def _normed(spec: Any) -> Any:
+def _with_norm(spec: Any) -> Any:
     """Return the spec with `Norm` instead of Megatron's wrapper of torch's norms."""
     if spec is WrappedTorchNorm:
         return Norm
     if isinstance(spec, list):
-        return [_normed(part) for part in spec]
+        return [_with_norm(part) for part in spec]
     if is_dataclass(spec) and not isinstance(spec, type):
         return replace(
-            spec, **{part.name: _normed(getattr(spec, part.name)) for part in fields(spec)}
+            spec, **{part.name: _with_norm(getattr(spec, part.name)) for part in fields(spec)}
         )
     return spec
 
@@ -200,7 +200,7 @@ def parts(config: Any, shape: Architecture, positions: Mapping[str, Any]) -> lis
     return [_part(config, shape, place, positions) for place in places]
 
 
-def wrapped(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
+def wrap_chunks(config: Any, ddp: Any, parts: list[nn.Module]) -> list[Any]:
     """Wrap the model chunks as Megatron's training does."""
     return [
         DistributedDataParallel(config, ddp, part, disable_bucketing=index > 0)
@@ -238,7 +238,7 @@ def _part(
         **positions,
     )
     if part.post_process:
-        part.output_layer.register_forward_hook(_unpadded(shape.vocab))
+        part.output_layer.register_forward_hook(_mask_padding(shape.vocab))
     placed: nn.Module = part.to(torch.cuda.current_device())
     return Float16Module(config, placed) if config.fp16 or config.bf16 else placed
 
@@ -248,7 +248,7 @@ def padded(shape: Architecture, ranks: int) -> int:
     return -(-shape.vocab // ranks) * ranks
 
 
-def _unpadded(vocab: int) -> Any:
+def _mask_padding(vocab: int) -> Any:
     """Return a hook that masks the logits of padded vocabulary entries, so that the padding does
     not change the loss.
     """
@@ -270,7 +270,7 @@ def bare(chunk: Any) -> Any:
     return bare(chunk.module) if hasattr(chunk, "module") else chunk
 
 
-def named(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
+def parameters_by_name(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter of all parts once, with the layer's index in the whole model in its
     name.
     """
@@ -281,4 +281,4 @@ def named(chunks: list[Any]) -> Iterator[tuple[str, nn.Parameter]]:
             index: layer.layer_number - 1 for index, layer in enumerate(chunk.decoder.layers)
         }
         for name, weight in chunk.named_parameters():
-            yield renumbered(name, layers.__getitem__), weight
+            yield renumber_layer(name, layers.__getitem__), weight

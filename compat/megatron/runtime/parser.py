@@ -44,7 +44,7 @@ class Refused(Exception):
     """argparse refuses the words."""
 
 
-def launched(words: Sequence[str], ranks: int) -> Iterator[Any]:
+def launch_parser(words: Sequence[str], ranks: int) -> Iterator[Any]:
     """Yield the effective arguments, and each config object that training builds from them.
 
     Raises what Megatron raises if it refuses the words.

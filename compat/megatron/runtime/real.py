@@ -21,7 +21,7 @@ from bridge.dialect import Config
 from bridge.errors import BridgeError, ConfigError, VersionError
 from bridge.harvest.machine import judge
 from compat.megatron import arguments, live, objects
-from compat.megatron.arguments.steps import named
+from compat.megatron.arguments.steps import member_name
 from compat.megatron.formats import flag_lines
 from compat.megatron.objects.fields import (
     DDP,
@@ -65,26 +65,26 @@ Group = dict[str, Any]
 Parts = dict[str, Group]
 
 
-def posed(config: Config) -> tuple[Parts, Group]:
+def pose_config(config: Config) -> tuple[Parts, Group]:
     """Return the fields with which each class is built, and the values that its fields should have
     afterwards, by `Class.field`.
 
     Model sizes that a config leaves open are filled in. If no sizes fit, only `ModelParallelConfig`
     is built.
     """
-    whole = _completed(config)
+    whole = _complete_sizes(config)
     asking = _of_flags if config.entry == "flags" else _of_object
     question, parts = asking(whole or config, TRANSFORMER if whole else PARALLEL)
     return question, _by_name(parts)
 
 
-def launched(config: Config) -> tuple[Group, Group]:
+def launch_words(config: Config) -> tuple[Group, Group]:
     """Return the words and ranks of a launch, and the arguments and fields that Megatron's source tree
-    should make of them. For a config object, return the same as `posed`.
+    should make of them. For a config object, return the same as `pose_config`.
     """
     if config.entry != "flags":
-        return posed(config)
-    whole: Any = _completed(config, REQUIRED) or config
+        return pose_config(config)
+    whole: Any = _complete_sizes(config, REQUIRED) or config
     words = [word for line in flag_lines(whole.given, whole.version) for word in line]
     _, parts = _of_flags(whole, TRANSFORMER)
     expected = _by_name({"args": whole.args, **parts})
@@ -97,18 +97,18 @@ def launched(config: Config) -> tuple[Group, Group]:
 
 def _by_name(parts: Mapping[str, Mapping[str, Any]]) -> Group:
     return {
-        path: named(value) if path.endswith(NAMES) and value else value
-        for path, value in _joined(parts).items()
+        path: member_name(value) if path.endswith(NAMES) and value else value
+        for path, value in _join_fields(parts).items()
     }
 
 
-def _joined(parts: Mapping[str, Mapping[str, Any]]) -> Group:
+def _join_fields(parts: Mapping[str, Mapping[str, Any]]) -> Group:
     return {
         f"{cls}.{name}": value for cls, fields in parts.items() for name, value in fields.items()
     }
 
 
-def _completed(config: Config, names: tuple[str, ...] = SIZES) -> Config | None:
+def _complete_sizes(config: Config, names: tuple[str, ...] = SIZES) -> Config | None:
     missing = [name for name in names if config.effective.get(name) is None]
     for sizes in _sizes(config.effective) if missing else ({},):
         try:
@@ -161,7 +161,7 @@ def raw(source: Any, config: Config) -> Group | None:
 
     None if a value cannot be written on a command line, or if our reader accepts the launch.
     """
-    whole = _completed(config, REQUIRED) or config
+    whole = _complete_sizes(config, REQUIRED) or config
     words: list[str] = []
     for name in REQUIRED:
         either = (name, f"encoder_{name}")
@@ -204,10 +204,10 @@ def _of_flags(config: Any, model: str) -> tuple[Parts, Parts]:
         asked[DDP]["bucket_size"] = held[DDP][
             "bucket_size"
         ]  # training.py computes it before it builds the class
-    return {cls: _said(fields, version, cls) for cls, fields in asked.items()}, held
+    return {cls: _set_fields(fields, version, cls) for cls, fields in asked.items()}, held
 
 
-def _said(fields: Mapping[str, Any], version: str, cls: str) -> Group:
+def _set_fields(fields: Mapping[str, Any], version: str, cls: str) -> Group:
     """Return the fields that differ from the defaults of the class."""
     own = defaults(version, cls)
     return {
@@ -223,28 +223,28 @@ def answer(question: Mapping[str, Any]) -> Group:
     """
     with _on_a_cluster():
         if "flags" in question:
-            return _launched(question)
-        return _joined({cls: held(built(cls, fields)) for cls, fields in question.items()})
+            return _launch_source(question)
+        return _join_fields({cls: plain_fields(build_object(cls, fields)) for cls, fields in question.items()})
 
 
-def _launched(question: Mapping[str, Any]) -> Group:
+def _launch_source(question: Mapping[str, Any]) -> Group:
     """Return the arguments and fields of a launch of the source tree."""
     from compat.megatron.runtime import parser
 
     found: Parts = {}
     try:
-        for made in parser.launched(question["flags"], question["ranks"]):
+        for made in parser.launch_parser(question["flags"], question["ranks"]):
             cls = type(made).__name__
-            found["args" if cls == "Namespace" else cls] = held(made)
+            found["args" if cls == "Namespace" else cls] = plain_fields(made)
     except Exception as error:
         judge(error)
         raise ConfigError(f"refused by Megatron itself: {type(error).__name__}: {error}") from error
-    return _joined(found)
+    return _join_fields(found)
 
 
-def installed() -> str:
+def release_of_package() -> str:
     """Return the installed release; raises `VersionError` if there is none."""
-    version = live.installed_version()
+    version = live.release_of_package()
     if version is None:
         raise VersionError("megatron-core: not installed; pip install megatron-core")
     return version
@@ -312,7 +312,7 @@ def _on_a_cluster() -> Iterator[None]:
         yield
 
 
-def built(name: str, fields: Mapping[str, Any]) -> Any:
+def build_object(name: str, fields: Mapping[str, Any]) -> Any:
     """Return a real config object of the installed release, made of plain `fields`.
 
     Raises `ConfigError` with the reason if the class refuses them.
@@ -339,7 +339,7 @@ def _live(field: Any, value: Any) -> Any:
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     if isinstance(value, str) and isinstance(field.default, Enum):
-        return type(field.default)[named(value)]
+        return type(field.default)[member_name(value)]
     return _function(value) if field.name == ACTIVATION and isinstance(value, str) else value
 
 
@@ -370,7 +370,7 @@ def _stand_in(name: str) -> Any:
     return stand_in
 
 
-def held(built: Any) -> Group:
+def plain_fields(built: Any) -> Group:
     """Return the fields of a real config object, or arguments, as plain values. Dtypes, members of enumerations
     and the activation are given by name.
     """
@@ -380,15 +380,15 @@ def held(built: Any) -> Group:
         else vars(built)
     )
     return {
-        name: _named(value)
+        name: _as_plain(value)
         for name, value in found.items()
         if name == ACTIVATION or live.is_plain(value)
     }
 
 
-def _named(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_named(item) for item in value]
+        return [_as_plain(item) for item in value]
     if isinstance(value, Enum):
         return value.name
     return (

@@ -17,7 +17,7 @@ from compat.megatron.runtime.model import bare
 from compat.megatron.state import run
 
 
-def loaded(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, Any]:
+def load_checkpoint(place: Path, chunks: Sequence[Any], optimizer: Any) -> Mapping[str, Any]:
     """Load weights and optimizer state from the `torch_dist` checkpoint `place` into a run.
 
     The checkpoint may come from another number of ranks. Returns the checkpoint's other content:

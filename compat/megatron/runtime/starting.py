@@ -15,7 +15,7 @@ from bridge.errors import ConfigError
 from bridge.harvest.machine import MachineError, judge
 from compat.megatron.objects.fields import LATENT, TRANSFORMER
 from compat.megatron.runtime import real
-from compat.megatron.runtime.real import installed as installed
+from compat.megatron.runtime.real import release_of_package as release_of_package
 
 ALONE = {
     "sequence_parallel": False,
@@ -48,9 +48,9 @@ def start(config: Config) -> None:
     """Build the parts of the launch. Raises `ConfigError` with the reason for which Megatron stops.
     Sizes that the config leaves open are filled in.
     """
-    question, _ = real.posed(config)
+    question, _ = real.pose_config(config)
     real.answer(question)
-    whole: Any = real._completed(config, real.REQUIRED)
+    whole: Any = real._complete_sizes(config, real.REQUIRED)
     if whole is None or config.entry != "flags":
         raise MachineError("only the config's own class was asked")
     args = SimpleNamespace(**whole.args.flat())
@@ -152,7 +152,7 @@ def _model(whole: Any, args: Args) -> Any:
     question, _ = real._of_flags(whole, TRANSFORMER)
     name = LATENT if LATENT in question else TRANSFORMER
     with real._on_a_cluster():
-        config = real.built(name, question[name])
+        config = real.build_object(name, question[name])
     local = args.transformer_impl == "local"
     for field, value in (ALONE if local else {**ALONE, "context_parallel_size": 1}).items():
         setattr(config, field, value)
@@ -195,28 +195,28 @@ def _first_step(args: Args, model: Any, counts: set[int]) -> None:
         if isinstance(layer, MoELayer):
             layer.config.sequence_parallel = args.sequence_parallel
             layer._modules.pop("router", None)
-            layer.route = layer.router = _reached
+            layer.route = layer.router = _raise_reached
             with suppress(ReachedError):
                 layer(tokens)
             torch.topk(torch.zeros(1, args.num_experts), args.moe_router_topk)
             break
     if args.virtual_pipeline_model_parallel_size is not None:
         for count in sorted(counts):
-            _interleaved(args, model, count)
+            _run_interleaved(args, model, count)
 
 
-def _reached(*values: Any, **named: Any) -> Any:
+def _raise_reached(*values: Any, **named: Any) -> Any:
     raise ReachedError
 
 
-def _interleaved(args: Args, model: Any, count: int) -> None:
+def _run_interleaved(args: Args, model: Any, count: int) -> None:
     from megatron.core.pipeline_parallel import schedules
 
     chunks = [model] * args.virtual_pipeline_model_parallel_size
     run: Callable[..., Any] = schedules.forward_backward_pipelining_with_interleaving
     with suppress(ReachedError, AttributeError, TypeError):
         run(
-            forward_step_func=_reached,
+            forward_step_func=_raise_reached,
             data_iterator=[None] * len(chunks),
             model=chunks,
             num_microbatches=count,

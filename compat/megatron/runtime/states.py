@@ -17,7 +17,7 @@ NOTHING = slice(0, 0)
 class States:
     """Reads the state of an `optimizer` of `get_megatron_optimizer`.
 
-    Each tensor of state has one dimension. It has the elements of the parameter in the range `owned`.
+    Each tensor of state has one dimension. It has the elements of the parameter in the range `elements_of`.
     """
 
     optimizer: Any
@@ -34,7 +34,7 @@ class States:
         """
         return bool(self.part.config.use_distributed_optimizer)
 
-    def owned(self, weight: nn.Parameter) -> slice:
+    def elements_of(self, weight: nn.Parameter) -> slice:
         """Return the range of a parameter's elements whose optimizer state this rank keeps."""
         if not self.sharded:
             return slice(0, weight.numel())
@@ -46,7 +46,7 @@ class States:
     def gradient(self, weight: nn.Parameter) -> Tensor:
         """Return the reduced gradient of the elements that this rank owns."""
         gradient: Tensor = weight.main_grad  # type: ignore[attr-defined]
-        return gradient.view(-1)[self.owned(weight)]
+        return gradient.view(-1)[self.elements_of(weight)]
 
     def master(self, weight: nn.Parameter) -> Tensor:
         """Return the elements that this rank owns, in the precision that the optimizer updates."""
@@ -64,7 +64,7 @@ class States:
         }
 
     def _states(self, weight: nn.Parameter) -> Mapping[str, Any]:
-        if self.owned(weight) == NOTHING:
+        if self.elements_of(weight) == NOTHING:
             nothing = torch.empty(0, device=weight.device)
             return {"param": nothing, **dict.fromkeys(self._names, nothing)}
         if self.sharded:
@@ -79,7 +79,7 @@ class States:
         states = (state for state in self.part.state.values() if state)
         return [name for name, value in next(states, {}).items() if is_state(value)]
 
-    def kept(self) -> Iterator[Tensor]:
+    def optimizer_tensors(self) -> Iterator[Tensor]:
         """Yield all masters and moments."""
         for group in self.optimizer.param_groups:
             yield from group["params"]
@@ -96,12 +96,12 @@ class States:
         """Yield the memory of the gradients."""
         yield from (buffer.grad_data for chunk in self.chunks for buffer in chunk.buffers)
 
-    def filled(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
+    def fill_shape(self, weight: nn.Parameter, kept: Tensor) -> Tensor:
         """Return a tensor with the shape of the parameter. It has `kept` at the elements that this
         rank owns, and zeros elsewhere.
         """
         found = torch.zeros(weight.shape, dtype=kept.dtype, device=weight.device)
-        found.view(-1)[self.owned(weight)] = kept
+        found.view(-1)[self.elements_of(weight)] = kept
         return found
 
 

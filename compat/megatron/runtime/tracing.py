@@ -19,7 +19,7 @@ from bridge.plan import Parallel
 from bridge.trace.placement import Placement
 from bridge.trace.record import Unit
 from bridge.trace.source import Held, Kind, Moment, Now
-from bridge.trace.tracer import recomputing
+from bridge.trace.tracer import is_recomputing
 from compat.megatron import live
 from compat.megatron.rules import ORDERS
 from compat.megatron.runtime import model
@@ -79,7 +79,7 @@ class Window(nn.Module):
         the input.
         """
 
-        def seen(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        def call_with_window(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
             given = inputs[0] if inputs else named.get(HIDDEN)
             if given is None or not given.is_floating_point():
                 hook(module, ())
@@ -90,17 +90,17 @@ class Window(nn.Module):
             return ((back, *inputs[1:]), named) if inputs else (inputs, {**named, HIDDEN: back})
 
         first = self._ends[0]
-        return first.register_forward_pre_hook(seen, with_kwargs=True) if first else Nothing()
+        return first.register_forward_pre_hook(call_with_window, with_kwargs=True) if first else Nothing()
 
     def register_forward_hook(self, hook: Callable[..., Any], **more: Any) -> Any:
         """Call `hook` with the output after each forward pass."""
 
-        def seen(module: nn.Module, inputs: Any, output: Any) -> None:
+        def call_with_window(module: nn.Module, inputs: Any, output: Any) -> None:
             stream = output[0] if isinstance(output, tuple) else output
             hook(module, inputs, stream.transpose(0, 1)[..., : self._columns])
 
         last = self._ends[1]
-        return last.register_forward_hook(seen) if last else Nothing()
+        return last.register_forward_hook(call_with_window) if last else Nothing()
 
 
 HIDDEN = "hidden_states"
@@ -125,7 +125,7 @@ class MegatronSource:
     ranks have to read it together.
 
     Raises `BridgeError` if the loss is averaged per token, because the weight of a microbatch is
-    then known only at the end of a step. `bridge.trace.source.Source` documents the methods.
+    then known only at the end of a step. `bridge.trace.source.TraceSource` documents the methods.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class MegatronSource:
 
     def _entering(self, index: int) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            if module.training and torch.is_grad_enabled() and not recomputing():
+            if module.training and torch.is_grad_enabled() and not is_recomputing():
                 self._running = index
                 self._passes[index] += 1
                 given = (*inputs[:1], named.get("input_ids"), named.get("labels"))
@@ -177,7 +177,7 @@ class MegatronSource:
         """
         step = self.optimizer.step
 
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def step_and_report(*arguments: Any, **named: Any) -> Any:
             self._tell("reduced")
             result = step(*arguments, **named)
             self._norm = result[1] if isinstance(result, tuple) and len(result) > 1 else None
@@ -187,7 +187,7 @@ class MegatronSource:
             self._passes = [0] * len(self.chunks)
             return result
 
-        self.optimizer.step = watched
+        self.optimizer.step = step_and_report
 
     def _tell(self, moment: Moment) -> None:
         for call in self._calls[moment]:
@@ -302,20 +302,20 @@ class MegatronSource:
     def tensors(self, kind: Kind) -> Iterator[Held]:
         if kind == "state":
             yield self._counters()
-        elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self._gathered):
-            for name, weight in model.named(self.chunks):
+        elif kind in ("weight", "gradient", "moment") or (kind == "replica" and self._gathers_by_end):
+            for name, weight in model.parameters_by_name(self.chunks):
                 if self._tied or not getattr(weight, "shared", False):
-                    yield from self._held(name, weight, kind)
+                    yield from self._local_tensors(name, weight, kind)
 
     @property
-    def _gathered(self) -> bool:
+    def _gathers_by_end(self) -> bool:
         """Whether sharded weights are gathered by the end of a step.
 
         If the gathering is overlapped, it takes place in the next step.
         """
         return self.states.sharded and not self.chunks[0].ddp_config.overlap_param_gather
 
-    def _held(self, name: str, weight: nn.Parameter, kind: Kind) -> Iterator[Held]:
+    def _local_tensors(self, name: str, weight: nn.Parameter, kind: Kind) -> Iterator[Held]:
         """Yield the native parameters that one of Megatron's parameters consists of."""
         replicas = () if self.states.sharded and kind != "replica" else ("data",)
         for part, tensor in self._of(weight, kind):
@@ -354,7 +354,7 @@ class MegatronSource:
         """
         if not self.states.sharded:
             return kept.detach().view(weight.shape)
-        found = self.states.filled(weight, kept.detach())
+        found = self.states.fill_shape(weight, kept.detach())
         self.comm.all_reduce(GATHER, found, self.comm.group("data"))()
         return found
 

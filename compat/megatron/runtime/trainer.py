@@ -21,7 +21,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from torch import Tensor, nn
 
 from bridge.backend import Step, Workload
-from bridge.comm import Comm, connect, joined
+from bridge.comm import Comm, connect, rank_and_world
 from bridge.engine import device
 from bridge.engine.environment import Environment, detect
 from bridge.engine.models.dense import native
@@ -33,10 +33,10 @@ from bridge.plan import Plan
 from bridge.translation import lift
 from compat.megatron import MegatronConfig
 from compat.megatron.runtime import fsdp, model
-from compat.megatron.runtime.cpu import redirected
-from compat.megatron.runtime.resuming import loaded
+from compat.megatron.runtime.cpu import redirect_cuda
+from compat.megatron.runtime.resuming import load_checkpoint
 from compat.megatron.runtime.states import States
-from compat.megatron.runtime.weights import Piece, Share, pieces, wholes
+from compat.megatron.runtime.weights import Share, WeightPiece, pieces, wholes
 
 if TYPE_CHECKING:
     from bridge.backend import Batch
@@ -59,7 +59,7 @@ class MegatronTrainer:
     def __init__(
         self, config: MegatronConfig, workload: Workload, samples: int | None = None
     ) -> None:
-        here = joined()
+        here = rank_and_world()
         place = Environment(*here) if here else detect()
         self._samples = samples or config.args.get("global_batch_size") or 1
         self.config, self.plan, self.workload = config, lift(config), workload
@@ -85,15 +85,15 @@ class MegatronTrainer:
         model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
         described = self.workload.model is not None
         self.settings = (
-            model.described_config(self.config)
+            model.config_of_flags(self.config)
             if described
             else model.transformer_config(self.config, self.shape)
         )
         places = model.positions(args) if described else {}
         parts = model.parts(self.settings, self.shape, places)
-        self._weights = list(model.named(parts))
+        self._weights = list(model.parameters_by_name(parts))
         exact = self._load(self._first())
-        wrapped = fsdp.wrapped if self._fully_sharded else model.wrapped
+        wrapped = fsdp.wrap_chunks if self._fully_sharded else model.wrap_chunks
         self.chunks = wrapped(self.settings, model.ddp_config(self.config), parts)
         # Without overrides of its own Megatron spares biases and norms from weight decay, as its trainer does.
         self.optimizer = get_megatron_optimizer(
@@ -104,7 +104,7 @@ class MegatronTrainer:
         )
         self.states = (fsdp.Shards if self._fully_sharded else States)(self.optimizer, self.chunks)
         for weight, values in exact.items():
-            self.states.master(weight).copy_(values.view(-1)[self.states.owned(weight)])
+            self.states.master(weight).copy_(values.view(-1)[self.states.elements_of(weight)])
         # Without either flag, Megatron refuses to resume unless the checkpoint's schedule equals
         # the run's.
         kept = bool(args.get("use_checkpoint_opt_param_scheduler"))
@@ -127,8 +127,8 @@ class MegatronTrainer:
         """
         with ExitStack() as stack:
             if not torch.cuda.is_available():
-                stack.enter_context(redirected())
-                stack.enter_context(fsdp.redirected() if self._fully_sharded else nullcontext())
+                stack.enter_context(redirect_cuda())
+                stack.enter_context(fsdp.redirect_collectives() if self._fully_sharded else nullcontext())
             try:
                 yield
             except (AssertionError, ValueError) as error:
@@ -189,7 +189,7 @@ class MegatronTrainer:
     def _forward(self, batches: Iterator[Batch], part: Any) -> tuple[Tensor, Any]:
         current = torch.cuda.current_device()
         tokens, targets = (tensor.to(current) for tensor in next(batches))
-        given = self.workload.rows.named(tokens) if self.workload.rows else {"input_ids": tokens}
+        given = self.workload.rows.model_arguments(tokens) if self.workload.rows else {"input_ids": tokens}
         tokens, mask = given["input_ids"], given.get("attention_mask")
         positions = given.get(
             "position_ids", torch.arange(tokens.shape[1], device=current).expand_as(tokens)
@@ -220,7 +220,7 @@ class MegatronTrainer:
         self.comm.all_reduce(LOSS, total, self.comm.world)()
         return float(total[0] / total[1].clamp(min=1))
 
-    def named(self) -> Iterator[tuple[nn.Parameter, tuple[Piece, ...]]]:
+    def parameters_with_pieces(self) -> Iterator[tuple[nn.Parameter, tuple[WeightPiece, ...]]]:
         """Yield this rank's parameters, each with the native parameters that it consists of."""
         for name, weight in self._weights:
             yield weight, tuple(pieces(name, self.shape, self.share))
@@ -238,7 +238,7 @@ class MegatronTrainer:
         master weights.
         """
         found: dict[nn.Parameter, Tensor] = {}
-        for weight, parts in self.named() if wholes is not None else ():
+        for weight, parts in self.parameters_with_pieces() if wholes is not None else ():
             exact = found[weight] = torch.zeros_like(weight, dtype=torch.float32)
             for piece in parts:
                 piece.load(exact, wholes[piece.name].to(exact))  # type: ignore[index]
@@ -254,7 +254,7 @@ class MegatronTrainer:
             else []
         )
         with self.running():
-            found = loaded(place, self.chunks, self.optimizer)
+            found = load_checkpoint(place, self.chunks, self.optimizer)
             kept = found["opt_param_scheduler"]
             counts = {
                 name: value / self._samples
@@ -272,14 +272,14 @@ class MegatronTrainer:
             name: part.view(shape)
             for (name, shape), part in zip(self._shapes.items(), flat, strict=True)
         }
-        for weight, parts in self.named():
+        for weight, parts in self.parameters_with_pieces():
             # The ranks are summed below, so each weight is added once: by the first data rank, and
             # not by the later stage of a tied weight.
             taken = (self.states.sharded or self.data[0] == 0) and not getattr(
                 weight, "shared", False
             )
             for piece in parts if taken else ():
-                local = piece.of(self.states.filled(weight, self.states.master(weight)))
+                local = piece.of(self.states.fill_shape(weight, self.states.master(weight)))
                 if piece.dim is not None or self.share.index == 0:
                     piece.within(found[piece.name], local.shape).copy_(local)
         there = whole.to(torch.cuda.current_device()) if torch.cuda.is_available() else whole
@@ -300,7 +300,7 @@ class MegatronTrainer:
             "gradients": _bytes(self.states.gradients()),
             "optimizer": _bytes(
                 tensor
-                for tensor in self.states.kept()
+                for tensor in self.states.optimizer_tensors()
                 if tensor.untyped_storage().data_ptr() not in held
             ),
         }
@@ -335,7 +335,7 @@ def _join(place: Environment) -> bool:
     needs a group.
     """
     backend = device.backend(device.local(place.local_rank))
-    if place.world > 1 or joined():
+    if place.world > 1 or rank_and_world():
         connect(place.rank, place.world, place.address, backend)
         return False
     dist.init_process_group(

@@ -24,7 +24,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Piece:
+class WeightPiece:
     """The location of this rank's part of a native parameter in a Megatron parameter.
 
     `pick` returns the part as a view of Megatron's tensor. `whole` is the shape of the full native
@@ -86,7 +86,7 @@ def wholes(shape: Architecture) -> dict[str, tuple[int, ...]]:
 EXPERTS = ".mlp.experts."
 
 
-def pieces(name: str, shape: Architecture, share: Share) -> Iterator[Piece]:
+def pieces(name: str, shape: Architecture, share: Share) -> Iterator[WeightPiece]:
     """Yield the native parameters inside the parameter `name` of Megatron's GPT.
 
     The name contains the layer's index in the whole model.
@@ -95,7 +95,7 @@ def pieces(name: str, shape: Architecture, share: Share) -> Iterator[Piece]:
     for native, dim, pick in _within(name, shape, share):
         whole = sizes[native]
         rows = _rows(shape, share) if native in VOCABULARY else whole[dim or 0] // share.ranks
-        yield Piece(native, whole, dim, 0 if dim is None else share.index * rows, pick)
+        yield WeightPiece(native, whole, dim, 0 if dim is None else share.index * rows, pick)
 
 
 Found = tuple[str, int | None, Callable[[Tensor], Tensor]]
@@ -120,7 +120,7 @@ def _within(name: str, shape: Architecture, share: Share) -> Iterator[Found]:
         yield name.replace("decoder.final_layernorm", "head.norm"), None, _all
     else:
         tied = shape.tied or name.startswith("embedding.")
-        yield VOCABULARY[0 if tied else 1], 0, _known(shape, share)
+        yield VOCABULARY[0 if tied else 1], 0, _rows_without_padding(shape, share)
 
 
 def _in_layer(rest: str, shape: Architecture, share: Share) -> Iterator[Found]:
@@ -191,7 +191,7 @@ def _rows(shape: Architecture, share: Share) -> int:
     return -(-shape.vocab // share.ranks)
 
 
-def _known(shape: Architecture, share: Share) -> Callable[[Tensor], Tensor]:
+def _rows_without_padding(shape: Architecture, share: Share) -> Callable[[Tensor], Tensor]:
     """Return a function that picks the rows of this rank that are not padding."""
     kept = max(0, min(_rows(shape, share), shape.vocab - share.index * _rows(shape, share)))
     return lambda tensor: tensor[:kept]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import SourceError
-from bridge.state.lazy import Boxed, Joined, Lazy, Placed, Run, strips
+from bridge.state.lazy import Boxed, ElementRun, Joined, Lazy, Placed, read_strips
 from bridge.state.names import Shapes
 from compat.megatron.state.ranks import (
     ENGINE_ORDER,
@@ -21,8 +21,8 @@ from compat.megatron.state.ranks import (
     WORDS,
     Parallel,
     local,
-    ordered,
-    placed,
+    order_parameters,
+    place_slices,
 )
 
 KEY = re.compile(
@@ -42,7 +42,7 @@ ranks, the index of the bucket, and the kind of tensor.
 """
 
 
-def unpacked(
+def unpack_buckets(
     place: Path,
     weights: Mapping[str, Lazy],
     tensors: Mapping[str, Lazy],
@@ -71,7 +71,7 @@ def unpacked(
     for order in (OWN_ORDER, ENGINE_ORDER):
         found = _laid(shapes, parallel, buckets, sizes, order)
         if found is not None and all(
-            _rounded(found[name][MASTER], held) for name, held in weights.items()
+            _equals_master(found[name][MASTER], held) for name, held in weights.items()
         ):
             return found
     raise SourceError(
@@ -123,7 +123,7 @@ def _laid(
     for group, held in buckets.items():
         # Groups of data ranks are numbered with the tensor rank running fastest.
         stage, index = divmod(group, parallel.tensor)
-        names = ordered(shapes, parallel, stage, order)
+        names = order_parameters(shapes, parallel, stage, order)
         places = _places(
             [(name, prod(local(name, shapes, parallel.tensor))) for name in names], sizes[group]
         )
@@ -136,9 +136,9 @@ def _laid(
             own_shape = local(name, shapes, parallel.tensor)
             replica = index > 0 and len(own_shape) > 0 and own_shape == shapes[name]
             for kind, flat in held[bucket].items() if not copy and not replica else ():
-                own = Joined((Run(flat, start, end),), (end - start,), flat.dtype)
+                own = Joined((ElementRun(flat, start, end),), (end - start,), flat.dtype)
                 row = parts.setdefault(name, {}).setdefault(kind, [])
-                row.extend(placed(name, shapes, index, parallel.tensor, own))
+                row.extend(place_slices(name, shapes, index, parallel.tensor, own))
     return {
         name: {
             kind: Boxed(tuple(row), shapes[name], row[0].source.dtype)
@@ -170,13 +170,13 @@ def _places(
     return found if bucket == len(sizes) else None
 
 
-def _rounded(master: Lazy, weight: Lazy) -> bool:
+def _equals_master(master: Lazy, weight: Lazy) -> bool:
     """Whether a weight equals its master after rounding to the weight's format."""
     import torch
 
     at = 0
     # Strip by strip: neither tensor has to fit into memory.
-    for strip in strips(master):
+    for strip in read_strips(master):
         own = weight.flat(at, at + len(strip))
         # Bytes are compared, since a NaN equals nothing.
         if not torch.equal(strip.to(own.dtype).view(torch.uint8), own.view(torch.uint8)):

@@ -12,32 +12,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.files.contained import SMALL, inside, read_text
-from bridge.files.sealed import parsed
+from bridge.files.sealed import parse_object
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive, dcp
 from bridge.state.digests import SUMS
 from bridge.state.files import File
-from bridge.state.formats import Format, Used, Wanted, Written
+from bridge.state.formats import Format, PlannedFiles, Used, Wanted
 from bridge.state.hub import (
     BESIDE,
     Hub,
     Origin,
     Parameter,
+    as_plain,
     beside_of,
-    lost,
-    plain,
+    loss_finding,
     weights_of,
     with_beside,
 )
-from bridge.state.lazy import Held, Joined, Lazy, Run, cast
-from bridge.state.packing import saved
-from bridge.state.pickled import recorded
+from bridge.state.lazy import ElementRun, Held, Joined, Lazy, cast_lazy
+from bridge.state.packing import torch_file
+from bridge.state.pickled import recorders
 from compat.megatron.state import run
-from compat.megatron.state.buckets import unpacked
+from compat.megatron.state.buckets import unpack_buckets
 from compat.megatron.state.names import FUSED
 from compat.megatron.state.run import DAMAGED, TRACKER
 
@@ -46,7 +46,7 @@ PLANNER = "torch.distributed.checkpoint.planner"
 KNOWN = {
     **dcp.KNOWN,
     **run.KNOWN,
-    **recorded(
+    **recorders(
         *(
             f"{PLANNER} {name}"
             for name in (
@@ -58,7 +58,7 @@ KNOWN = {
             )
         )
     ),
-    **recorded("megatron.core.dist_checkpointing.strategies.torch MCoreSavePlan"),
+    **recorders("megatron.core.dist_checkpointing.strategies.torch MCoreSavePlan"),
 }
 """Names of the classes whose objects the file `.metadata` may hold. Besides torch's usual classes,
 these are the classes of the save plans of all ranks.
@@ -102,21 +102,21 @@ class TorchDist(Format):
         """Read all tensors from any layout of ranks, by Megatron's names with the index of the
         layer.
         """
-        backend = parsed(read_text(place / METADATA, place, SMALL), place / METADATA).get(
+        backend = parse_object(read_text(place / METADATA, place, SMALL), place / METADATA).get(
             "sharded_backend"
         )
         if backend != "torch_dist":
             raise SourceError(
-                f"{place / METADATA}: found {shown(backend)} as sharded_backend; expected torch_dist; save the run with"
+                f"{place / METADATA}: found {show_value(backend)} as sharded_backend; expected torch_dist; save the run with"
                 " --ckpt-format torch_dist"
             )
-        common = archive.read(place / dcp.COMMON, place, KNOWN)
+        common = archive.read_archive(place / dcp.COMMON, place, KNOWN)
         if not isinstance(common, dict):
             raise SourceError(
-                f"{place / dcp.COMMON}: found {shown(common, 30)}; expected a dictionary; {DAMAGED}"
+                f"{place / dcp.COMMON}: found {show_value(common, 30)}; expected a dictionary; {DAMAGED}"
             )
         _sharding(common, place)
-        entries = {key: entry.value for key, entry in dcp.entries(place, KNOWN).items()}
+        entries = {key: entry.value for key, entry in dcp.read_entries(place, KNOWN).items()}
         return _hub(self.name, place, common, entries)
 
     def verify(self, place: Path, used: Used | None = None) -> None:
@@ -125,14 +125,14 @@ class TorchDist(Format):
         """
         super().verify(place, used)
         if not (place / SUMS).is_file():
-            dcp.verified(place, KNOWN, used)
-            archive.verify(place / dcp.COMMON, place)
+            dcp.verify_checksums(place, KNOWN, used)
+            archive.verify_archive(place / dcp.COMMON, place)
 
-    def plan(self, hub: Hub, wanted: Wanted) -> Written:
+    def plan(self, hub: Hub, wanted: Wanted) -> PlannedFiles:
         """Plan the files of a single rank, which Megatron reads on any layout
         (`fully_reshardable`).
         """
-        return _planned(hub, wanted)
+        return _plan_files(hub, wanted)
 
 
 def iteration(folder: Path) -> Path:
@@ -149,7 +149,7 @@ def iteration(folder: Path) -> Path:
     # scripts' digits too.
     if (said != "release" and not said.isascii()) or not (said == "release" or said.isdigit()):
         raise SourceError(
-            f"{path}: found {shown(said)}; expected the number of an iteration; {DAMAGED}"
+            f"{path}: found {show_value(said)}; expected the number of an iteration; {DAMAGED}"
         )
     return inside(folder / (said if said == "release" else f"iter_{int(said):07d}"), folder)
 
@@ -177,7 +177,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     args = run.arguments(common)
     tensors = {key: value for key, value in entries.items() if isinstance(value, Lazy)}
     values = {key: value for key, value in entries.items() if not isinstance(value, Lazy)}
-    weights, kinds = _sorted(tensors)
+    weights, kinds = _sort_tensors(tensors)
     if not weights:
         raise SourceError(f"{place / dcp.METADATA}: found no tensors of a model; {DAMAGED}")
     optimizers = list(_optimizers(common, values))
@@ -185,7 +185,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
     step = run.step_of(optimizer)
     # dp_reshardable stores flat buckets instead of parameters.
     if any(".bucket_idx_" in key for key in tensors):
-        kinds = unpacked(place, weights, tensors, values, args)
+        kinds = unpack_buckets(place, weights, tensors, values, args)
     parameters = {name: _parameter(name, held, kinds, step) for name, held in weights.items()}
     rows = [
         row for held in optimizers for row in held.get("optimizer", held).get("param_groups", ())
@@ -220,7 +220,7 @@ def _hub(format: str, place: Path, common: Mapping[str, Any], entries: Mapping[s
         model=run.model_of(args),
         findings=(*left, *_beside(values), *_strange(weights, kinds)),
     )
-    return with_beside(hub, plain(common.get(BESIDE), BESIDE)[0])
+    return with_beside(hub, as_plain(common.get(BESIDE), BESIDE)[0])
 
 
 ENDS = 4096
@@ -240,24 +240,24 @@ def _strange(
         master = next((held for kind, held in kinds.get(name, {}).items() if kind in MASTERS), None)
         # Two ends and not the whole tensor: a master that was lost is all zeros.
         ends = ((0, min(ENDS, weight.count)), (max(0, weight.count - ENDS), weight.count))
-        if master is not None and not all(_rounded(master, weight, *end) for end in ends):
+        if master is not None and not all(_equals_master(master, weight, *end) for end in ends):
             message = (
                 f"{name}: the master does not round to the weight, and the moments are lost too"
             )
             advice = (
                 "Megatron itself would continue from this master; save the run as dp_reshardable"
             )
-            yield lost("masters", f"{message}; {advice}", Effect.NUMBERS)
+            yield loss_finding("masters", f"{message}; {advice}", Effect.NUMBERS)
 
 
-def _rounded(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
+def _equals_master(master: Lazy, weight: Lazy, start: int, stop: int) -> bool:
     import torch
 
     own = weight.flat(start, stop)
     return torch.equal(master.flat(start, stop).to(own.dtype), own)
 
 
-def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
+def _sort_tensors(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dict[str, Lazy]]]:
     """Return the weights by name, and for each weight the optimizer's tensors by kind.
 
     Tensors that stack layers or experts are split.
@@ -267,7 +267,7 @@ def _sorted(tensors: Mapping[str, Lazy]) -> tuple[dict[str, Lazy], dict[str, dic
     for key, held in tensors.items():
         match = STATE.fullmatch(key)
         if match is None and key.startswith(("optimizer.", "chained_")):
-            continue  # a bucket, which `unpacked` takes apart
+            continue  # a bucket, which `unpack_buckets` takes apart
         bare = match[2] if match else key
         while bare.startswith(("module.", "model.")):  # prefixes of modules that wrap the model
             bare = bare.partition(".")[2]
@@ -298,7 +298,7 @@ def _parts(held: Lazy) -> Iterator[Lazy]:
     count = held.shape[0]
     size = held.count // count
     for number in range(count):
-        yield Joined((Run(held, number * size, (number + 1) * size),), held.shape[1:], held.dtype)
+        yield Joined((ElementRun(held, number * size, (number + 1) * size),), held.shape[1:], held.dtype)
 
 
 def _parameter(
@@ -343,7 +343,7 @@ def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
     # Without fp8, each module stores an empty extra state.
     full = [key for key, value in values.items() if EXTRA in key and value not in ([None], None)]
     if full:
-        yield lost(
+        yield loss_finding(
             "_extra_state",
             f"{full[0]} and {len(full) - 1} more: scales of 8-bit formats are not carried over",
             Effect.NUMBERS,
@@ -353,9 +353,9 @@ def _beside(values: Mapping[str, Any]) -> Iterator[Finding]:
 # Writing
 
 
-def _planned(hub: Hub, wanted: Wanted) -> Written:
+def _plan_files(hub: Hub, wanted: Wanted) -> PlannedFiles:
     place = f"iter_{run.iteration_of(hub):07d}"
-    layout = Layout(hub, wanted.dtype or hub.computed, 1 if wanted.level is None else wanted.level)
+    layout = DistLayout(hub, wanted.dtype or hub.weight_dtype, 1 if wanted.level is None else wanted.level)
     if layout.level > 1:
         raise SourceError(
             f"--level: found {layout.level}; expected 0, or 1 for Megatron's distributed optimizer"
@@ -372,11 +372,11 @@ def _planned(hub: Hub, wanted: Wanted) -> Written:
             File(f"{place}/{file.name}", file.parts)
             for file in dcp.files_of([*_boxes(layout)], None)
         ),
-        saved(f"{place}/{dcp.COMMON}", common),
+        torch_file(f"{place}/{dcp.COMMON}", common),
         File(f"{place}/{METADATA}", (json.dumps(BACKEND).encode(),)),
         File(TRACKER, (str(run.iteration_of(hub)).encode(),)),
     ]
-    return Written(tuple(files), f"{place}/{SUMS}", (*run.unsaid(hub), *_foreign(hub)))
+    return PlannedFiles(tuple(files), f"{place}/{SUMS}", (*run.unsaid(hub), *_foreign(hub)))
 
 
 BEGINNINGS = (
@@ -399,14 +399,14 @@ def _foreign(hub: Hub) -> Iterator[Finding]:
             f"no model of Megatron-Core has {len(odd)} of the parameter names, such as {odd[0]}, and"
             " stagebridge cannot translate the names; only a model with these names loads the parameters"
         )
-        yield lost("names", message, Effect.NUMBERS)
+        yield loss_finding("names", message, Effect.NUMBERS)
 
 
 SHARDING = "fully_reshardable"
 
 
 @dataclass(frozen=True)
-class Layout:
+class DistLayout:
     """The layout to write: the format of the weights, and the ZeRO level.
 
     Level 1 is the distributed optimizer.
@@ -423,9 +423,9 @@ class Layout:
 
     def optimizer(self) -> dict[str, Any]:
         """Return the optimizer's state that is no tensor (optimizer.py, distrib_optimizer.py)."""
-        steps = {held.step for held in self.hub.trained.values() if held.moments}
+        steps = {held.step for held in self.hub.trainable_parameters.values() if held.moments}
         if len(steps) > 1:
-            found = shown(sorted(map(str, steps)))
+            found = show_value(sorted(map(str, steps)))
             raise SourceError(
                 f"megatron: found moments of several steps ({found}); Megatron has one step for all"
                 " moments; keep the source's format"
@@ -450,7 +450,7 @@ def torch_number(value: float) -> Any:
     return torch.tensor(float(value))
 
 
-def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
+def _boxes(layout: DistLayout) -> Iterator[dcp.Saved]:
     """Yield all weights, masters, moments and extra states to write. The tensors of a layer are
     slices of tensors that stack all layers.
     """
@@ -459,14 +459,14 @@ def _boxes(layout: Layout) -> Iterator[dcp.Saved]:
     layers, numbered = _layers(hub)
     for name, held in hub.parameters.items():
         weight = weights_of(held.weight if held.weight.dtype == dtype else held.best, dtype)
-        masters = {master: cast(held.best, "F32")} if layout.apart else {}
+        masters = {master: cast_lazy(held.best, "F32")} if layout.apart else {}
         kinds = {"": weight, **({**masters, **held.moments} if held.moments else {})}
         for kind, source in kinds.items():
             key, sizes, offsets = _place(name, hub, layers, numbered)
             value = source
             if sizes:  # one more dimension of size 1 for each stacked one
                 value = Joined(
-                    (Run(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype
+                    (ElementRun(source, 0, source.count),), (1,) * len(sizes) + source.shape, source.dtype
                 )
             top = f"optimizer.state.{kind}." if kind else ""
             yield dcp.Saved(
@@ -488,10 +488,10 @@ def _layers(hub: Hub) -> tuple[int, bool]:
             found.setdefault(int(match[2]), set()).add(match[3])
     if sorted(found) != list(range(len(found))):
         raise SourceError(
-            f"megatron: found layers {shown(sorted(found))}; expected consecutive layers from 0; "
+            f"megatron: found layers {show_value(sorted(found))}; expected consecutive layers from 0; "
             "the source is damaged"
         )
-    args = run.carried(hub).get("args") or {}
+    args = run.run_state(hub).get("args") or {}
     listed = any(
         isinstance(args.get(name), list) for name in ("moe_layer_freq", "linear_attention_freq")
     )

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bridge.state.hub import Hub, Model
-from bridge.state.names import Naming, Row, Shapes, Table, rows
-from compat.megatron.state.run import carried, model_of, refusals
+from bridge.state.names import NameRow, Naming, Shapes, Table, one_to_one_rows
+from compat.megatron.state.run import model_of, refusals, run_state
 
 if TYPE_CHECKING:
     from bridge.dialect import Config
@@ -36,57 +36,57 @@ def _ours(names: Sequence[str], inside: str = "block{layer}.") -> tuple[str, ...
     return tuple(f"{inside}{name}.{{kind}}" for name in names)
 
 
-def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[Row, ...]:
+def _halves(theirs: str, inside: str, kind: str = "{kind}") -> tuple[NameRow, ...]:
     """Return table rows for the first matrix of a feed-forward layer. It is a stack of gate and up
     projection, or only the up projection.
     """
     both = tuple(f"{inside}.{part}.{kind}" for part in ("gate", "up"))
     # Whether the layer is gated is a fact about the model, and only one of the two rows is used.
-    return (Row(theirs, both, gated=True), Row(theirs, both[1:], gated=False))
+    return (NameRow(theirs, both, gated=True), NameRow(theirs, both[1:], gated=False))
 
 
-ALONE = tuple(Row(f"{TOP}{module}.{{kind}}", _ours([ours])) for module, ours in IN_LAYER.items())
+ALONE = tuple(NameRow(f"{TOP}{module}.{{kind}}", _ours([ours])) for module, ours in IN_LAYER.items())
 NORMS, REST = ALONE[:2], ALONE[2:]
 WITHIN = tuple(
-    Row(f"{TOP}{theirs}{{kind}}", _ours([IN_LAYER[module.rstrip(".")]]))
+    NameRow(f"{TOP}{theirs}{{kind}}", _ours([IN_LAYER[module.rstrip(".")]]))
     for module, theirs in FUSED.items()
 )
 # One matrix; its rows go by query group: the group's query heads, its key head, its value head.
-QKV = Row(
+QKV = NameRow(
     f"{TOP}self_attention.linear_qkv.{{kind}}",
     _ours(["attention.query", "attention.key", "attention.value"]),
     heads=True,
 )
 FEED = (
     *_halves(f"{TOP}mlp.linear_fc1.{{kind}}", "block{layer}.mlp"),
-    Row(f"{TOP}mlp.linear_fc2.{{kind}}", _ours(["mlp.down"])),
+    NameRow(f"{TOP}mlp.linear_fc2.{{kind}}", _ours(["mlp.down"])),
 )
 SHARED = (
     *_halves(f"{TOP}mlp.shared_experts.linear_fc1.{{kind}}", "block{layer}.mlp.shared"),
-    Row(f"{TOP}mlp.shared_experts.linear_fc2.{{kind}}", _ours(["mlp.shared.down"])),
-    Row(f"{TOP}mlp.shared_experts.gate_weight", ("block{layer}.mlp.shared_gate.weight",)),
+    NameRow(f"{TOP}mlp.shared_experts.linear_fc2.{{kind}}", _ours(["mlp.shared.down"])),
+    NameRow(f"{TOP}mlp.shared_experts.gate_weight", ("block{layer}.mlp.shared_gate.weight",)),
 )
 LOCAL = f"{TOP}mlp.experts.local_experts.{{expert}}."
 EXPERTS = (
     *_halves(f"{LOCAL}linear_fc1.{{kind}}", EXPERT),
-    Row(f"{LOCAL}linear_fc2.{{kind}}", (f"{EXPERT}.down.{{kind}}",)),
+    NameRow(f"{LOCAL}linear_fc2.{{kind}}", (f"{EXPERT}.down.{{kind}}",)),
 )
 # Experts in one grouped matrix product: a parameter for each expert, weight0, weight1, ...
 GROUPED = (
     *_halves(f"{TOP}mlp.experts.linear_fc1.weight{{expert}}", EXPERT, "weight"),
-    Row(f"{TOP}mlp.experts.linear_fc2.weight{{expert}}", (f"{EXPERT}.down.weight",)),
+    NameRow(f"{TOP}mlp.experts.linear_fc2.weight{{expert}}", (f"{EXPERT}.down.weight",)),
 )
-WORDS = rows({"embedding.word_embeddings.weight": "embedding.tokens.weight"}, padded=True)
-FIRST = (*WORDS, *rows({"embedding.position_embeddings.weight": "embedding.positions.weight"}))
+WORDS = one_to_one_rows({"embedding.word_embeddings.weight": "embedding.tokens.weight"}, padded=True)
+FIRST = (*WORDS, *one_to_one_rows({"embedding.position_embeddings.weight": "embedding.positions.weight"}))
 LAST = (
-    *rows({"decoder.final_layernorm.{kind}": "head.norm.{kind}"}),
-    *rows({"output_layer.weight": "head.logits.weight"}, padded=True),
+    *one_to_one_rows({"decoder.final_layernorm.{kind}": "head.norm.{kind}"}),
+    *one_to_one_rows({"output_layer.weight": "head.logits.weight"}, padded=True),
 )
 # Transformer Engine's scales of 8-bit formats; they are no parameters.
 IGNORED = r".*\._extra_state"
 
 
-def _table(family: str, *layer: tuple[Row, ...]) -> Table:
+def _table(family: str, *layer: tuple[NameRow, ...]) -> Table:
     return Table(family, FIRST, tuple(row for part in layer for row in part), LAST, IGNORED)
 
 
@@ -106,7 +106,7 @@ class Engine(Naming):
     title = "Megatron-Core"
     stack = "megatron"
 
-    def described(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
+    def describe_model(self, config: Config) -> tuple[str | None, tuple[str, ...]]:
         """Return None as the model's family, and a refusal for each argument that changes the meaning
         of weights.
         """
@@ -114,17 +114,17 @@ class Engine(Naming):
         args = getattr(config, "args", None)
         return None, () if args is None else refusals(args)
 
-    def carried(self, hub: Hub) -> Model | None:
+    def carry_facts(self, hub: Hub) -> Model | None:
         """Return facts about the model from Megatron's arguments. Checkpoints in other formats
         carry these arguments in the script's own state.
         """
-        return model_of(carried(hub).get("args") or {})
+        return model_of(run_state(hub).get("args") or {})
 
     def tables(self) -> Sequence[Table]:
         """Return the only table. It has the names of all kinds of models."""
         return (MIXED,)
 
-    def written(self, shapes: Shapes, facts: Model) -> Table:
+    def table_for_shapes(self, shapes: Shapes, facts: Model) -> Table:
         """Return the table with which names are written. Models with experts have a table of their
         own, because each of their layers has a separate norm before the experts.
         """
@@ -142,7 +142,7 @@ class Own(Naming):
         """Return the only table, which has the names of the local spec."""
         return (OWN,)
 
-    def written(self, shapes: Shapes, facts: Model) -> Table:
+    def table_for_shapes(self, shapes: Shapes, facts: Model) -> Table:
         """Return the table with which names are written. It is the table of the local spec for
         every model.
         """

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.state import archive
 from bridge.state.formats import Format, Used
 from bridge.state.hub import Hub, Origin, Parameter
-from bridge.state.lazy import Boxed, Lazy, Placed, raw
+from bridge.state.lazy import Boxed, Lazy, Placed, raw_bytes
 from bridge.state.names import Shape
 from compat.megatron.state import run
 from compat.megatron.state.dist import iteration
-from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, placed, renumbered
+from compat.megatron.state.ranks import LAYERS, OUTPUT, SPLIT, WORDS, Parallel, place_slices, renumber_layer
 from compat.megatron.state.run import DAMAGED
 
 # mp_rank_TENSOR, with _STAGE and _EXPERT if there are several (training/checkpointing.py:
@@ -47,12 +47,12 @@ class Parts(Format):
         """Verify the checksums of the files and those inside each archive."""
         super().verify(place, used)
         for path in sorted(place.glob(f"mp_rank_*/{FILE}")):
-            archive.verify(path, place, used=used)
+            archive.verify_archive(path, place, used=used)
 
     def read(self, place: Path) -> Hub:
         """Read the weights and the unsharded optimizer, joined over all ranks."""
         files = _files(place)
-        held = {key: _loaded(path, place) for key, path in files.items()}
+        held = {key: _load_file(path, place) for key, path in files.items()}
         common = held[0, 0]
         args = run.arguments(common)
         parallel = _parallel(place, args, held)
@@ -114,8 +114,8 @@ def _files(place: Path) -> dict[tuple[int, int], Path]:
     return found
 
 
-def _loaded(path: Path, place: Path) -> Mapping[str, Any]:
-    found = archive.read(path, place, run.KNOWN)
+def _load_file(path: Path, place: Path) -> Mapping[str, Any]:
+    found = archive.read_archive(path, place, run.KNOWN)
     if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
         # With virtual stages, a file has model0, model1, ... instead of model.
         parts = isinstance(found, dict) and "model0" in found
@@ -214,7 +214,7 @@ def _mark(state: Mapping[str, Any]) -> bytes:
         for _, part in sorted(state["model"].items())
         if isinstance(part, Lazy) and len(part.shape) > 1
     )
-    return b"".join(bytes(raw(part.flat(0, min(part.count, SAMPLE)))) for part in matrices)
+    return b"".join(bytes(raw_bytes(part.flat(0, min(part.count, SAMPLE)))) for part in matrices)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Rank:
         """Read the content of a rank's file."""
         first = parallel.of_stage(stage).start
         weights = {
-            renumbered(name, lambda layer: first + layer): held
+            renumber_layer(name, lambda layer: first + layer): held
             for name, held in state["model"].items()
             if isinstance(held, Lazy) and EXTRA not in name
         }
@@ -246,10 +246,10 @@ class Rank:
             and (run.arguments(state).get("untie_embeddings_and_output_weights") is False)
         ):
             weights[WORDS] = weights.pop(OUTPUT)
-        return cls(index, stage, weights, dict(_kept(path, state.get("optimizer") or {}, weights)))
+        return cls(index, stage, weights, dict(_masters_and_moments(path, state.get("optimizer") or {}, weights)))
 
 
-def _kept(
+def _masters_and_moments(
     path: Path, optimizer: Mapping[str, Any], weights: Mapping[str, Lazy]
 ) -> Iterator[tuple[str, dict[str, Lazy]]]:
     """Yield masters and moments by name. The file numbers parameters by group; within a group they
@@ -276,7 +276,7 @@ def _kept(
             found |= {"master": masters[number][at]} if masters else {}
             if any(held.shape != weights[name].shape for held in found.values()):
                 raise SourceError(
-                    f"{path}: the optimizer's tensors of {shown(name)} and the weight have "
+                    f"{path}: the optimizer's tensors of {show_value(name)} and the weight have "
                     f"different shapes; {DAMAGED}"
                 )
             yield name, found
@@ -310,15 +310,15 @@ def _whole(
     split = any(name.endswith(end) for end in SPLIT)
     taken = [ranks[index, stage] for index in range(parallel.tensor if split else 1)]
 
-    def joined(parts: Sequence[Lazy]) -> Lazy:
+    def join_boxes(parts: Sequence[Lazy]) -> Lazy:
         boxes: list[Placed] = []
         for rank, part in zip(taken, parts, strict=True):
-            boxes += placed(name, shapes, rank.index, parallel.tensor if split else 1, part)
+            boxes += place_slices(name, shapes, rank.index, parallel.tensor if split else 1, part)
         return Boxed(tuple(boxes), shapes[name], parts[0].dtype)
 
-    weight = joined([rank.weights[name] for rank in taken])
+    weight = join_boxes([rank.weights[name] for rank in taken])
     kinds = {
-        kind: joined([rank.kinds[name][kind] for rank in taken])
+        kind: join_boxes([rank.kinds[name][kind] for rank in taken])
         for kind in taken[0].kinds.get(name, {})
     }
     master = kinds.pop("master", None)

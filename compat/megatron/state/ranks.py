@@ -11,7 +11,7 @@ from typing import Any
 
 from bridge.errors import SourceError
 from bridge.layout.shard import Box
-from bridge.state.lazy import Joined, Lazy, Placed, Run
+from bridge.state.lazy import ElementRun, Joined, Lazy, Placed
 from bridge.state.names import Shape, Shapes
 
 SPLIT: Mapping[str, int] = {
@@ -115,7 +115,7 @@ class Parallel:
         return range(stage * share, (stage + 1) * share)
 
 
-def ordered(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
+def order_parameters(shapes: Shapes, parallel: Parallel, stage: int, order: Sequence[str]) -> list[str]:
     """Return the names of a stage's parameters in the order of its modules.
 
     With tied embeddings, the last stage has a copy of the word embedding.
@@ -150,7 +150,7 @@ def _place(rest: str, order: Sequence[str]) -> tuple[int, bool]:
     return max(fits, key=lambda number: len(order[number])), rest.endswith("bias")
 
 
-def gated(name: str, shapes: Shapes) -> bool:
+def is_gated(name: str, shapes: Shapes) -> bool:
     """Whether `name` is the first matrix of a gated feed-forward layer, or the bias of that matrix.
 
     A gated matrix has twice as many rows as the feed-forward layer is wide.
@@ -170,7 +170,7 @@ def boxes(name: str, shapes: Shapes, index: int, ranks: int) -> Iterator[Box]:
     """
     shape = shapes[name]
     dim = next((dim for end, dim in SPLIT.items() if name.endswith(end)), None)
-    parts = 2 if gated(name, shapes) else 1
+    parts = 2 if is_gated(name, shapes) else 1
     if dim is None or ranks == 1:
         yield Box((0,) * len(shape), shape)
         return
@@ -197,18 +197,18 @@ def local(name: str, shapes: Shapes, ranks: int) -> Shape:
     )
 
 
-def placed(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:
+def place_slices(name: str, shapes: Shapes, index: int, ranks: int, held: Lazy) -> Iterator[Placed]:
     """Yield the slices (boxes) of the whole parameter that `held`, the tensor of one rank, consists
     of. `held` may be flat.
     """
     at = 0
     for box in boxes(name, shapes, index, ranks):
         count = prod(box.sizes)
-        yield Placed(box, Joined((Run(held, at, at + count),), box.sizes, held.dtype))
+        yield Placed(box, Joined((ElementRun(held, at, at + count),), box.sizes, held.dtype))
         at += count
 
 
-def renumbered(name: str, number: Callable[[int], int]) -> str:
+def renumber_layer(name: str, number: Callable[[int], int]) -> str:
     """Return the name of a parameter with the number of its layer replaced."""
     if not name.startswith(LAYERS):
         return name

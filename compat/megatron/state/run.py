@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bridge.config import shown
+from bridge.config import show_value
 from bridge.errors import SourceError
 from bridge.findings import Finding
 from bridge.rules import Effect
 from bridge.state import archive
-from bridge.state.groups import TREATED, base
-from bridge.state.hub import Group, Hub, Model, Scale, Where, listed, lost, plain
+from bridge.state.groups import TREATED, base_rate
+from bridge.state.hub import Hub, Model, ParameterGroup, Scale, Where, as_plain, loss_finding, tuples_to_lists
 from bridge.state.lazy import Held, Lazy
-from bridge.state.pickled import Record, recorded
+from bridge.state.pickled import Record, recorders
 
 CLIENT = "megatron"
 """The key in the script's own state under which other formats carry Megatron's arguments."""
@@ -36,13 +36,13 @@ ENUMS = (
 )
 KNOWN = {
     **archive.KNOWN,
-    **recorded(
+    **recorders(
         "argparse Namespace",
         "types SimpleNamespace",
         "_io BytesIO",
         "megatron.core.optimizer.optimizer_config OptimizerConfig",
     ),
-    **recorded(
+    **recorders(
         "pathlib PosixPath",
         "pathlib._local PosixPath",
         "numpy.dtypes UInt32DType",
@@ -124,7 +124,7 @@ def refusals(args: Mapping[str, Any]) -> tuple[str, ...]:
 
 def groups_of(
     rows: Sequence[Mapping[str, Any]], names: Mapping[str, int], where: str
-) -> tuple[Group, ...]:
+) -> tuple[ParameterGroup, ...]:
     """Return the optimizer's groups with the names of their parameters, which the files do not
     contain.
 
@@ -164,8 +164,8 @@ def groups_of(
     own = (
         {key: value for key, value in row.items() if key not in ("params", "step")} for row in rows
     )
-    settings = (listed(plain(row, where)[0]) for row in own)
-    return tuple(Group(tuple(own), values) for own, values in zip(found, settings, strict=True))
+    settings = (tuples_to_lists(as_plain(row, where)[0]) for row in own)
+    return tuple(ParameterGroup(tuple(own), values) for own, values in zip(found, settings, strict=True))
 
 
 def scale_of(optimizer: Mapping[str, Any], args: Mapping[str, Any]) -> Scale | None:
@@ -239,11 +239,11 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
     because no other stack has the same scheduler. Arguments that are objects are left out.
     """
     flops = common.get("num_floating_point_operations_so_far")
-    args, _ = plain(
+    args, _ = as_plain(
         {key: value for key, value in arguments(common).items() if not isinstance(value, Record)},
         "args",
     )
-    schedule, left = plain(common.get("opt_param_scheduler"), "opt_param_scheduler")
+    schedule, left = as_plain(common.get("opt_param_scheduler"), "opt_param_scheduler")
     held = {
         "args": args,
         "checkpoint_version": common.get("checkpoint_version"),
@@ -257,7 +257,7 @@ def client_of(common: Mapping[str, Any]) -> tuple[dict[str, Any], list[Finding]]
 def generators(there: bool) -> Iterator[Finding]:
     """Yield a finding that random states are lost, if there are any."""
     if there:
-        yield lost(
+        yield loss_finding(
             "rng_state",
             "random states of Megatron's own trackers are not carried over; "
             "dropout differs from the original run",
@@ -268,7 +268,7 @@ def generators(there: bool) -> Iterator[Finding]:
 # Writing
 
 
-def carried(hub: Hub) -> Mapping[str, Any]:
+def run_state(hub: Hub) -> Mapping[str, Any]:
     """Return the state of a Megatron run in a checkpoint of another format. Empty if the checkpoint
     has none.
     """
@@ -280,7 +280,7 @@ def common_of(hub: Hub, optimizer: Mapping[str, Any]) -> dict[str, Any]:
     """Return all values that Megatron-LM saves besides tensors (checkpointing.py:
     generate_state_dict).
     """
-    held = carried(hub)
+    held = run_state(hub)
     # Random states are not written. With this argument, load_checkpoint does not look for them.
     args = {**(held.get("args") or {}), "no_save_rng": True}
     if hub.where.samples is not None:
@@ -309,7 +309,7 @@ def scheduler_of(hub: Hub) -> dict[str, Any]:
 
     Samples of skipped steps do not advance the scheduler (training.py: train_step).
     """
-    held, where = carried(hub), hub.where
+    held, where = run_state(hub), hub.where
     found = {**SCHEDULE, **(held.get("opt_param_scheduler") or {})}
     # The carried state is of this very point of the run, unless steps were made since in another
     # stack.
@@ -378,17 +378,17 @@ def _otherwise(hub: Hub) -> Iterator[Finding]:
         kept = _most(numbers)
         for number, names in numbers.items():
             own, taken = (
-                {**hub.groups[at].settings, RATE: base(hub.groups[at])} for at in (number, kept)
+                {**hub.groups[at].settings, RATE: base_rate(hub.groups[at])} for at in (number, kept)
             )
             compared = (RATE, *(key for key in TREATED if not spared or key != "weight_decay"))
             other = [key for key in compared if key in own and own[key] != taken.get(key)]
             settings = ", ".join(
-                f"{key} {shown(own[key])} instead of {shown(taken.get(key))}" for key in other
+                f"{key} {show_value(own[key])} instead of {show_value(taken.get(key))}" for key in other
             )
             if settings:
                 what = "biases and vectors" if spared else "matrices"
                 message = f"{len(names)} parameters, such as {names[0]}, had {settings}; Megatron has one group for all {what}"
-                yield lost("groups", message, Effect.NUMBERS)
+                yield loss_finding("groups", message, Effect.NUMBERS)
 
 
 RATE = "learning rate"
@@ -428,33 +428,33 @@ def grad_scaler(hub: Hub) -> dict[str, Any]:
 
 def unsaid(hub: Hub) -> Iterator[Finding]:
     """Yield findings on state that Megatron needs and the source lacks."""
-    if not carried(hub).get("args"):
+    if not run_state(hub).get("args"):
         message = (
             "the source has no arguments of Megatron-LM; "
             "the run uses the launch's arguments, and its data starts again at the first sample"
         )
-        yield lost("args", message, Effect.NUMBERS)
-    if not carried(hub).get("opt_param_scheduler"):
+        yield loss_finding("args", message, Effect.NUMBERS)
+    if not run_state(hub).get("opt_param_scheduler"):
         message = (
             "of the scheduler's state, the source has only the number of samples seen; "
             "launch with --override-opt_param-scheduler"
         )
-        yield lost("schedule", message, Effect.NONE)
+        yield loss_finding("schedule", message, Effect.NONE)
     if hub.where.samples is None:
         message = "the source has no number of samples seen, which Megatron's scheduler needs; set it with --samples"
-        yield lost("samples", message, Effect.NUMBERS)
-    if hub.trained and not hub.moments:
-        yield lost(
+        yield loss_finding("samples", message, Effect.NUMBERS)
+    if hub.trainable_parameters and not hub.moments:
+        yield loss_finding(
             "moments", "the source has no moments; launch with --no-load-optim", Effect.NUMBERS
         )
     if hub.where.steps is None:
-        yield lost(
+        yield loss_finding(
             "step",
             "the source has no number of steps; the run starts at iteration 0",
             Effect.NUMBERS,
         )
     if hub.random:
-        yield lost(
+        yield loss_finding(
             "random",
             "Megatron cannot use the random states of another stack; launch with --no-load-rng",
             Effect.NUMBERS,
@@ -469,4 +469,4 @@ def unsaid(hub: Hub) -> Iterator[Finding]:
     ]
     if vectors:
         message = f"the source's optimizer decays {vectors[0]} and {len(vectors) - 1} more vectors; Megatron decays no vectors"
-        yield lost("optimizer.decay_scope", message, Effect.NUMBERS)
+        yield loss_finding("optimizer.decay_scope", message, Effect.NUMBERS)

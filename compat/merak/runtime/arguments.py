@@ -60,7 +60,7 @@ MerakArguments: Any = make_dataclass(
 )
 
 
-def said(arguments: Any) -> dict[str, Any]:
+def set_arguments(arguments: Any) -> dict[str, Any]:
     """Return the arguments that differ from Merak's defaults, in the form that the dialect reads."""
     found: dict[str, Any] = {}
     theirs = {each.name: each for each in fields(TrainingArguments)}
@@ -97,6 +97,6 @@ LEFT = (
     "optim",
     "resume_from_checkpoint",
 )
-"""Arguments that do not affect the numbers, and arguments that the trainer reads directly. `said`
+"""Arguments that do not affect the numbers, and arguments that the trainer reads directly. `set_arguments`
 leaves them out.
 """

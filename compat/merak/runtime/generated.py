@@ -127,7 +127,7 @@ def _heard(data: DynamicGenDataset, by: torch.Generator) -> Sample:
     }
 
 
-def _asked(data: DynamicGenDataset, by: torch.Generator) -> Sample:
+def _draw_sample(data: DynamicGenDataset, by: torch.Generator) -> Sample:
     config = data.model_config
     seen = {
         "visual_feats": data.rows(by, config.visual_feat_dim),
@@ -143,5 +143,5 @@ KINDS: Mapping[str, Callable[[DynamicGenDataset, torch.Generator], Sample]] = {
     "condition": _pairs,
     "speech": _speech,
     "speech2text": _heard,
-    "for_qa": _asked,
+    "for_qa": _draw_sample,
 }

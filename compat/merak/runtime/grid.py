@@ -20,7 +20,7 @@ AXES = {"data": "data", "model": "tensor", "pipe": "pipeline"}
 
 def place(axis: str) -> tuple[int, int]:
     """Return this rank's index along an axis, and the number of ranks along this axis."""
-    rank, world = comm.joined() or (0, 1)
+    rank, world = comm.rank_and_world() or (0, 1)
     mesh = Mesh.of(lift(DIALECT.read({"init": sizes()}, None, world)).parallel, world)
     return mesh.coordinate(rank, axis), mesh.sizes[axis]
 

@@ -20,7 +20,7 @@ __all__ = ["init", "init_empty_weights", "print_rank_0", "set_tp_layer_lists"]
 
 
 @dataclass
-class Run:
+class LaunchSettings:
     """Settings from calls of `init` and `set_tp_layer_lists`, stored until the script builds a
     trainer.
     """
@@ -29,7 +29,7 @@ class Run:
     lists: TensorPlan | None = None
 
 
-RUN = Run()
+RUN = LaunchSettings()
 
 
 def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
@@ -39,7 +39,7 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
     numbers do not fit the ranks.
     """
     found = detect()
-    rank, world = comm.joined() or (found.rank, found.world)
+    rank, world = comm.rank_and_world() or (found.rank, found.world)
     if pp * tp * dp * sp != world:
         raise ConfigError(
             f"init: pp x tp x dp x sp is {pp * tp * dp * sp}, and the launcher started {world} ranks; make both numbers equal"
@@ -48,7 +48,7 @@ def init(pp: int, tp: int, dp: int, sp: int = 1, backend: str = "nccl") -> None:
         raise ConfigError(
             f"init: found sp={sp}; the engine has no axis for parts of the sequence; use sp=1"
         )
-    if comm.joined() is None:
+    if comm.rank_and_world() is None:
         comm.connect(rank, world, found.address, "nccl" if torch.cuda.is_available() else "gloo")
     RUN.sizes, RUN.lists = {"pp": pp, "tp": tp, "dp": dp, "sp": sp}, None
 
@@ -102,7 +102,7 @@ WAYS = {"col": "column", "row": "row", "column": "column"}
 
 def print_rank_0(message: str) -> None:
     """Print a message on the first rank."""
-    if (comm.joined() or (0, 1))[0] == 0:
+    if (comm.rank_and_world() or (0, 1))[0] == 0:
         print(message, flush=True)
 
 

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 import bridge.engine
 from bridge import comm
 from bridge.engine.layers import Arguments, logits_in
-from bridge.engine.optimizer import Group
+from bridge.engine.optimizer import ParameterGroupSettings
 from bridge.engine.runner import Engine
 from bridge.errors import BridgeError, ConfigError
 from bridge.findings import Finding
 from bridge.layout.tensor import TensorPlan
 from bridge.plan import Plan
 from bridge.rules import Effect
-from bridge.state.folder import remove
+from bridge.state.folder import remove_path
 from bridge.translation import lift, unheld
 from compat.merak import DIALECT
-from compat.merak.runtime.arguments import said
+from compat.merak.runtime.arguments import set_arguments
 from compat.merak.runtime.launch import RUN, sizes
 
 __all__ = ["MerakTrainer"]
@@ -75,7 +75,7 @@ core/tensor_parallel/mp_mapping.py.
 """
 
 
-def renamed(model: nn.Module, part: str) -> list[str]:
+def current_names(model: nn.Module, part: str) -> list[str]:
     """Return the current names of modules whose names in older releases of transformers contained
     `part`. transformers has a table of these names to read old checkpoints.
     """
@@ -200,7 +200,7 @@ class MerakTrainer:
             self._told.append(Finding("leaf_modules", told, Effect.NONE, True))
         self.log_history: list[dict[str, float]] = []
         config = DIALECT.read(
-            {"args": said(args), "init": sizes()}, None, (comm.joined() or (0, 1))[1]
+            {"args": set_arguments(args), "init": sizes()}, None, (comm.rank_and_world() or (0, 1))[1]
         )
         lost = [finding for finding in unheld(config) if not finding.path.startswith(MINE)]
         ConfigError.raise_if(
@@ -364,7 +364,7 @@ class MerakTrainer:
         )
         number, total = int(self.args.eval_steps or len(loader)), 0.0
         for batch, _ in zip(loader, range(number), strict=False):
-            total += float(self._evaluated(self._prepared(batch)))
+            total += float(self._evaluate(self._prepare_batch(batch)))
         mean = total / min(number, len(loader))
         self._log({"step": self.steps, "eval_loss": mean})
         return mean
@@ -372,7 +372,7 @@ class MerakTrainer:
     evaluate = evaluation
 
     @torch.no_grad()
-    def _evaluated(self, batch: Arguments) -> Tensor:
+    def _evaluate(self, batch: Arguments) -> Tensor:
         training = self.engine.model.training
         self.engine.eval()
         try:
@@ -395,7 +395,7 @@ class MerakTrainer:
         limit = self.args.save_total_limit or -1
         if self.engine.comm.rank == 0 and limit > 0:
             for old in sorted(path.parent.glob(f"{TAG}*"))[:-limit]:
-                remove(old)
+                remove_path(old)
         return path
 
     def load_checkpoint(self, resume_from_checkpoint: str | Path, peft_config: Any = None) -> int:
@@ -426,14 +426,14 @@ class MerakTrainer:
     def _engine(self) -> Engine:
         own = {id(weight): name for name, weight in self.model.named_parameters()}
         groups = [
-            Group(frozenset(own[id(each)] for each in group["params"]), group)
+            ParameterGroupSettings(frozenset(own[id(each)] for each in group["params"]), group)
             for group in self.optimizer.param_groups
         ]
         loss_fn = self.loss_fn
         return bridge.engine.initialize(
             self.model,
             self.plan,
-            lambda output, labels: loss_fn(self._given(output), labels),
+            lambda output, labels: loss_fn(self._loss_argument(output), labels),
             tensor_plan=self._lists() if (self.plan.parallel.tensor or 1) > 1 else None,
             groups=groups,
             seed=int(self.args.seed),
@@ -447,9 +447,9 @@ class MerakTrainer:
         """
         data = self.train_dataset if self.train_dataset is not None else self.eval_dataset
         collate = self.collate_fn or torch.utils.data.default_collate
-        return self._prepared(collate([data[index] for index in range(min(2, len(data)))]))
+        return self._prepare_batch(collate([data[index] for index in range(min(2, len(data)))]))
 
-    def _given(self, output: Any) -> Any:
+    def _loss_argument(self, output: Any) -> Any:
         """Return the argument for the loss function: a tuple if the model's config asks for tuples,
         else the logits, or the first output if there are no logits.
 
@@ -495,7 +495,7 @@ class MerakTrainer:
         """
         found: dict[str, None] = {}
         for part in parts:
-            now = [part] if any(part in name for name in modules) else renamed(self.model, part)
+            now = [part] if any(part in name for name in modules) else current_names(self.model, part)
             there = [each for each in now if any(each in name for name in modules)]
             if not there:
                 self._missing(option, [part])
@@ -563,9 +563,9 @@ class MerakTrainer:
             )
         while True:
             for batch in self.train_dataloader:
-                yield self._prepared(batch)
+                yield self._prepare_batch(batch)
 
-    def _prepared(self, batch: Any) -> Arguments:
+    def _prepare_batch(self, batch: Any) -> Arguments:
         found = self.prepare_data(batch)
         return found if isinstance(found, Arguments) else Arguments(tuple(found), {})
 

@@ -53,12 +53,12 @@ class KiteDialect(Dialect):
         ranks = found["ranks.tensor"] * found["ranks.pipeline"]
         if config.world_size and "ranks.data" not in found and config.world_size % ranks == 0:
             found["ranks.data"] = config.world_size // ranks
-        validate(Kite, Values(config.given).nested())
+        validate(Kite, Values(config.given).as_nested())
         ConfigError.raise_if(releases.problems(found, config))
         return Values(found)
 
     def render(self, config: Config, format: str | None = None) -> Written:
-        return Written(self.name, json.dumps(config.given.nested(), indent=2) + "\n", "json", launch=("kite", "fly", "CONFIG"))
+        return Written(self.name, json.dumps(config.given.as_nested(), indent=2) + "\n", "json", launch=("kite", "fly", "CONFIG"))
 
     def format_of(self, path: str | Path | None) -> str | None:
         return "json" if path is not None and Path(path).suffix == ".json" else None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridge.dialect import Config
-from bridge.moves import renamed
+from bridge.moves import rename_setting
 
 KNOWN = ("1.0", "2.0")
 ONLY = {"update.lr": "1.0", "update.rate": "2.0", "wind": "2.0"}
@@ -15,7 +15,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "1.0": {**ALWAYS, "update.lr": 0.001, "update.bound": 0.0},
     "2.0": {**ALWAYS, "update.rate": 0.001, "update.bound": 1.0, "wind": False},
 }
-MOVES = (renamed("update.lr", "update.rate", "2.0"),)
+MOVES = (rename_setting("update.lr", "update.rate", "2.0"),)
 
 
 def has(path: str, version: str) -> bool:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
 from bridge.config import fields
-from bridge.testing import Case, Part
+from bridge.testing import StrategyCase, StrategyPart
 from bridge.testing.strategies import Group
 
 
 @st.composite
-def core(draw: DrawFn, case: Case) -> Sequence[Group]:
+def core(draw: DrawFn, case: StrategyCase) -> Sequence[Group]:
     """Sizes whose product is the world size."""
     world = case.world_size or 8
     tensor = draw(st.sampled_from([size for size in (1, 2, 4) if world % size == 0]))
@@ -24,7 +24,7 @@ def core(draw: DrawFn, case: Case) -> Sequence[Group]:
     return [sizes, {"feed.each": draw(st.integers(1, 8)), "feed.times": draw(st.integers(1, 8))}]
 
 
-PART = Part(
+PART = StrategyPart(
     core=core,
     paths=lambda case: [path for path in fields(Kite) if has(path, case.version)],
     values=lambda case, path: st.floats(1e-5, 1e-1) if path in ("update.lr", "update.rate") else None,

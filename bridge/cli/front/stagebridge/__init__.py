@@ -14,7 +14,7 @@ OWN = {"bridge": "dialect.py", "compat": "megatron"}
 ADVICE = "move the other package away, change PYTHONPATH, or install stagebridge in an environment of its own"
 
 
-def taken() -> str:
+def hiding_package() -> str:
     """Return an error message if another package hides or has replaced `bridge` or `compat`; else return an empty string."""
     from importlib.util import find_spec
     from os.path import exists, join
@@ -39,6 +39,6 @@ def __getattr__(name: str) -> "Any":
     """Return the object of a public name of `bridge`."""
     if name.startswith("_") and name not in ("__all__", "__version__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if line := taken():
+    if line := hiding_package():
         raise ImportError(line)
     return getattr(sys.modules["bridge"], name)

@@ -23,10 +23,10 @@ def main() -> None:
     """Run the command line; print one line and end with exit code 1 if another package hides ours.
     """
     clear_path()
-    from stagebridge import taken
+    from stagebridge import hiding_package
 
     try:
-        line = taken()
+        line = hiding_package()
     except Exception as error:  # whatever another package of that name raises
         line = (
             "stagebridge needs its own package bridge, but another package of that name raised "

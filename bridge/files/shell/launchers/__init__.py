@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.files.shell.launchers.find import Walk, Word, walk
+from bridge.files.shell.launchers.find import LaunchWord, Walk, walk
 from bridge.files.shell.launchers.sizes import ranks
 from bridge.files.shell.launchers.tables import BATCH_SYSTEM, DIRECTIVE, STARTERS
 
-__all__ = ["BATCH_SYSTEM", "DIRECTIVE", "STARTERS", "Walk", "Word", "ranks", "walk"]
+__all__ = ["BATCH_SYSTEM", "DIRECTIVE", "STARTERS", "LaunchWord", "Walk", "ranks", "walk"]

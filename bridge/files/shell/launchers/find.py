@@ -25,7 +25,7 @@ from bridge.files.shell.launchers.tables import (
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Word:
+class LaunchWord:
     """A word of a command: its text, or None if that is not known, its spelling in the script, and
     whether it may expand to several words.
     """
@@ -64,7 +64,7 @@ class Walk:
     shell.
     """
 
-    words: Sequence[Word]
+    words: Sequence[LaunchWord]
     links: list[Link] = field(default_factory=list)
     kind: str = ""
     at: int = -1
@@ -337,6 +337,6 @@ class Walk:
         return self._end("file", at, start) if further is None else further
 
 
-def walk(words: Sequence[Word]) -> Walk:
+def walk(words: Sequence[LaunchWord]) -> Walk:
     """Follow the words of a command to the program that is started last."""
     return Walk(words).run()

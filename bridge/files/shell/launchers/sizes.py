@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from bridge.files.shell.launchers.find import Walk, Word
+from bridge.files.shell.launchers.find import LaunchWord, Walk
 from bridge.files.shell.launchers.tables import STARTERS, Starter
 
 DEVICES = re.compile(r"[\w.-]+:(\d+(?:,\d+)*)")
@@ -36,7 +36,7 @@ def ranks(found: Walk, job: Mapping[str, str]) -> tuple[int | None, Sequence[int
         return None, ()
     last = links[-1]
     row, words = STARTERS[last.name], found.words[last.start : last.end]
-    said = _said(words, row)
+    said = _sizes_by_role(words, row)
     if last.name in ("srun", "yhrun"):
         # The total of the batch job has no effect if the launcher sets sizes itself.
         found_job = {BY_NODE[name]: value for name, value in job.items() if name in BY_NODE}
@@ -49,7 +49,7 @@ def ranks(found: Walk, job: Mapping[str, str]) -> tuple[int | None, Sequence[int
     return size, () if size else sorted(unknown)
 
 
-def _said(words: Sequence[Word], row: Starter) -> Sizes:
+def _sizes_by_role(words: Sequence[LaunchWord], row: Starter) -> Sizes:
     """Return the sizes that options set.
 
     An unknown value leaves only its own option open. A word that may itself be an option leaves all
@@ -58,7 +58,7 @@ def _said(words: Sequence[Word], row: Starter) -> Sizes:
     said: Sizes = {}
     skip = 0
     before = ""
-    for place, (word, after) in enumerate(zip(words, [*words[1:], Word("", "")], strict=True)):
+    for place, (word, after) in enumerate(zip(words, [*words[1:], LaunchWord("", "")], strict=True)):
         option, tied, attached = word.spelling.partition("=")
         named = word.text is not None or (tied and NAME.fullmatch(option) is not None)
         if skip:

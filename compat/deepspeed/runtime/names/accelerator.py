@@ -144,7 +144,7 @@ class Processor(Accelerator):
         if name in ("Stream", "Event", "current_stream", "default_stream", "create_graph"):
             return lambda *_: None
         if name.startswith(("memory_", "max_memory_", "reset_max_memory_")):
-            return {"memory": self._held, "max": self._most, "reset": self._forget}[
+            return {"memory": self._memory_in_use, "max": self._most, "reset": self._forget}[
                 name.partition("_")[0]
             ]
         raise AttributeError(f"get_accelerator().{name}: a CPU does not have this attribute")
@@ -214,7 +214,7 @@ class Processor(Accelerator):
         """Return the memory of the process in bytes, under torch's names: the current value and the
         largest value measured so far.
         """
-        held, most = self._held(), self._most()
+        held, most = self._memory_in_use(), self._most()
         return {"allocated_bytes.all.current": held, "allocated_bytes.all.peak": most}
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
@@ -235,7 +235,7 @@ class Processor(Accelerator):
         """Return the tensor unchanged."""
         return tensor
 
-    def _held(self, device_index: int | None = None) -> int:
+    def _memory_in_use(self, device_index: int | None = None) -> int:
         if PAGES.is_file():
             held = int(PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         else:
@@ -244,7 +244,7 @@ class Processor(Accelerator):
         return held
 
     def _most(self, device_index: int | None = None) -> int:
-        self._held()
+        self._memory_in_use()
         return self._peak
 
     def _forget(self, device_index: int | None = None) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from bridge.errors import BridgeError, SourceError
-from bridge.state.folder import find
-from bridge.state.formats import read
+from bridge.state.folder import find_folder
+from bridge.state.formats import read_checkpoint
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",
@@ -32,7 +32,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
     parameter is its most precise copy in the checkpoint, and a tied parameter appears under each
     name. No pickle is executed.
     """
-    hub = read(find(Path(checkpoint_dir), tag))
+    hub = read_checkpoint(find_folder(Path(checkpoint_dir), tag))
     left = {
         name
         for name, held in hub.parameters.items()

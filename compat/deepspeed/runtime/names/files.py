@@ -89,19 +89,19 @@ class AIOHandle:
         """Start to write a tensor into a file, given by name or by its descriptor. Returns 0.
         `wait` later returns the number of finished transfers.
         """
-        return self._started(partial(_write, buffer, filename, file_offset), True)
+        return self._start_work(partial(_write, buffer, filename, file_offset), True)
 
     def pread(
         self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
     ) -> int:
         """Fill a tensor from a file, synchronously or asynchronously."""
-        return self._started(partial(_read, buffer, filename, file_offset), async_)
+        return self._start_work(partial(_read, buffer, filename, file_offset), async_)
 
     def pwrite(
         self, buffer: Tensor, filename: str, validate: bool, async_: bool, file_offset: int = 0
     ) -> int:
         """Write a tensor into a file, synchronously or asynchronously."""
-        return self._started(partial(_write, buffer, filename, file_offset), async_)
+        return self._start_work(partial(_write, buffer, filename, file_offset), async_)
 
     def wait(self) -> int:
         """Wait for all started transfers. Returns the number of transfers. Raises the error of a
@@ -126,7 +126,7 @@ class AIOHandle:
         """
         return self._locked.pop(locked_tensor.data_ptr(), None) is not None
 
-    def _started(self, work: Callable[[], int], beside: bool) -> int:
+    def _start_work(self, work: Callable[[], int], beside: bool) -> int:
         self._waiting.append(self._pool.submit(work))
         return 0 if beside else self.wait()
 

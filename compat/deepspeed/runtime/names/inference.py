@@ -91,7 +91,7 @@ def init_inference(
             f"init_inference: found {type(model).__name__}, expected a torch.nn.Module; if this"
             " is a pipeline of transformers, pass its model"
         )
-    ConfigError.raise_if(_refused(said))
+    ConfigError.raise_if(_refusals(said))
     for name in (name for name in KERNELS if said.get(name)):
         logger.warning(
             "init_inference: %s: torch's own kernels are used instead (same up to rounding)", name
@@ -100,7 +100,7 @@ def init_inference(
     return InferenceEngine(model, NAMES[wanted] if isinstance(wanted, str) else wanted)
 
 
-def _refused(said: Mapping[str, Any]) -> Any:
+def _refusals(said: Mapping[str, Any]) -> Any:
     split = said.get("tensor_parallel", said.get("tp")) or {}
     size = split.get("tp_size", 1) if isinstance(split, Mapping) else getattr(split, "tp_size", 1)
     sizes = {"tensor_parallel.tp_size": size, **{name: said.get(name) for name in SPLITS}}

@@ -118,16 +118,16 @@ def set_masters(native: Engine, values: Sequence[tuple[int, str, Tensor]]) -> No
     native.weights.settle()
 
 
-def computed(native: Engine, index: int, name: str) -> Tensor:
+def compute_parameter(native: Engine, index: int, name: str) -> Tensor:
     """Return a whole parameter in the compute format."""
     return master(native, index, name).to(TORCH[native.layout.flats[index].dtype])
 
 
-def trained(native: Engine, index: int) -> int:
+def trainable_index(native: Engine, index: int) -> int:
     """Return the index of a flat among the flats that are trained. Raises `BridgeError` for a
     frozen flat.
     """
-    flats = native.weights.trained()
+    flats = native.weights.trainable_flats()
     if index not in flats:
         raise BridgeError(
             f"{native.layout.flats[index].slots[0].parameter.name}: this parameter is frozen, so"
@@ -138,7 +138,7 @@ def trained(native: Engine, index: int) -> int:
 
 def moment(native: Engine, index: int, key: str) -> Tensor:
     """Return this rank's shard of a flat's optimizer state `key`, such as `exp_avg`."""
-    state = native.optimizer.state(trained(native, index))
+    state = native.optimizer.state(trainable_index(native, index))
     if key not in state:
         raise BridgeError(
             f"optimizer state: found no {key!r}, expected one of {', '.join(state) or 'none'}"

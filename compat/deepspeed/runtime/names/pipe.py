@@ -126,7 +126,7 @@ class PipelineModule(nn.Sequential):
         for index, spec in enumerate(specs):
             if seed_layers:
                 seed(base_seed + index)
-            built.append(_built(spec, ties, stages))
+            built.append(_build_layer(spec, ties, stages))
         super().__init__(*built)
         self.__dict__["loss_fn"] = loss_fn
         self.num_stages, self.partition_method, self.dynamic_shape = (
@@ -161,7 +161,7 @@ class PipelineModule(nn.Sequential):
         """Do nothing, because the engine itself reduces the gradients of tied weights."""
 
 
-def _built(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
+def _build_layer(spec: Any, ties: dict[str, nn.Module], stages: int) -> nn.Module:
     """Return the layer for `spec`, an entry in the list of layers. `ties` has the shared modules by
     key.
     """

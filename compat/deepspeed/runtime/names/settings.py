@@ -35,7 +35,7 @@ class DeepSpeedConfig:
     """
 
     def __init__(self, config: Any, mpu: Any = None, mesh_device: Any = None) -> None:
-        self.global_rank, self.world_size = comm.joined() or (0, 1)
+        self.global_rank, self.world_size = comm.rank_and_world() or (0, 1)
         read = DIALECT.read(config, None, self.world_size)
         self._param_dict, self._values = read.ds_config, read.effective  # type: ignore[attr-defined]
 

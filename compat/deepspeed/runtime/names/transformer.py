@@ -158,23 +158,23 @@ class DeepSpeedTransformerLayer(nn.Module):
         """
         before, stream = self.config.pre_layer_norm, hidden_states
         first, second = (self.norm_w, self.norm_b), (self.attn_nw, self.attn_nb)
-        stream = stream + self._attended(
-            self._normed(stream, *first) if before else stream, attention_mask
+        stream = stream + self._apply_attention(
+            self._apply_norm(stream, *first) if before else stream, attention_mask
         )
-        normed = self._normed(stream, *second)
+        normed = self._apply_norm(stream, *second)
         inner = functional.gelu(
             functional.linear(normed, self.inter_w, self.inter_b), approximate="tanh"
         )
-        added = self._dropped(functional.linear(inner, self.output_w, self.output_b))
-        found = stream + added if before else self._normed(normed + added, *first)
+        added = self._apply_dropout(functional.linear(inner, self.output_w, self.output_b))
+        found = stream + added if before else self._apply_norm(normed + added, *first)
         return (found,) if self.config.return_tuple else found
 
-    def _normed(self, stream: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def _apply_norm(self, stream: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return functional.layer_norm(
             stream, stream.shape[-1:], weight, bias, self.config.layer_norm_eps
         )
 
-    def _attended(self, stream: Tensor, mask: Tensor | None) -> Tensor:
+    def _apply_attention(self, stream: Tensor, mask: Tensor | None) -> Tensor:
         config = self.config
         shape = (*stream.shape[:2], 3, config.heads, config.hidden_size // config.heads)
         query, key, value = (
@@ -184,9 +184,9 @@ class DeepSpeedTransformerLayer(nn.Module):
         )
         dropout = max(config.attn_dropout_ratio, 0.0) if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(query, key, value, mask, dropout)
-        return self._dropped(
+        return self._apply_dropout(
             functional.linear(mixed.transpose(1, 2).flatten(2), self.attn_ow, self.attn_ob)
         )
 
-    def _dropped(self, stream: Tensor) -> Tensor:
+    def _apply_dropout(self, stream: Tensor) -> Tensor:
         return functional.dropout(stream, max(self.config.hidden_dropout_ratio, 0.0), self.training)

@@ -82,7 +82,7 @@ logger = _logger()
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
     """Log a message on the given ranks only. Without ranks, or with -1, log it on all ranks."""
-    rank, wanted = (comm.joined() or (-1, 1))[0], list(ranks or ())
+    rank, wanted = (comm.rank_and_world() or (-1, 1))[0], list(ranks or ())
     if not wanted or rank == -1 or -1 in wanted or rank in wanted:
         logger.log(level, "[Rank %s] %s", rank, message)
 
@@ -124,7 +124,7 @@ class OnDevice(AbstractContextManager[None]):
 
 def see_memory_usage(message: str, force: bool = False) -> None:
     """Log how much memory this process uses, on the first rank and only if `force` is true."""
-    if not force or (comm.joined() or (0, 1))[0]:
+    if not force or (comm.rank_and_world() or (0, 1))[0]:
         return
     place = get_accelerator()
     held, most = place.memory_allocated() / GIGABYTE, place.max_memory_allocated() / GIGABYTE
